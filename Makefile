@@ -1,0 +1,53 @@
+# Every target makes the virtual environment it needs: `make test` works on a fresh machine.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: help install test test-all lint format types wheel examples demo bench clean
+
+help:  ## show this
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/installed  ## make the virtual environment
+
+$(VENV)/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@touch $@
+
+test: install  ## run the tests; sweeps are sampled
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+test-all: install  ## run the tests; sweeps are complete (an hour and more)
+	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) -q
+
+lint: install  ## check layout and style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install  ## put layout and style right where a machine can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install  ## check the types, strictly
+	$(BIN)/mypy
+
+wheel: install  ## build the wheel, and use it in a clean environment
+	$(PYTHON) .ci/wheel.py $(BIN)/python
+
+examples: install  ## run the examples, each killed once and run again
+	$(BIN)/python -m pytest -n $(JOBS) -q tests/test_examples.py
+
+demo: install  ## see a program killed in the middle, run again, and go on
+	$(BIN)/stepwise demo
+
+bench: install  ## measure, side by side with the physical limits
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/checkpoint_cost.py
+	$(BIN)/python benchmarks/rewrite_cost.py
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,117 @@
+"""Durable execution for ordinary Python functions.
+
+Decorate them with ``@step``, ``@tool(side_effect=True)`` and ``@workflow``; run the script, kill it
+anywhere, run it again: it goes on where it stopped, and nothing that was done is done twice.
+
+The map, each layer importing only from those above it::
+
+    errors                               every exception and warning, as one tree
+    _config _notices _interrupts _tasks  settings, one-line messages, Ctrl-C, asyncio
+    _digest _codec _seal _records        digests; values to bytes; the envelope; what is recorded
+    _identity _threads rewrite           calls and runs told apart; new threads; source positions
+    stores                               where runs are kept: memory, disk
+    _lease _journal                      one owner per run; the append-only records
+    _matching _unwinding _origin         which record answers; failures; where a call is made
+    _run _doubt _attempts                a run in progress; side effects in doubt; retries
+    _perform _drive _adrive              one call from look-up to outcome; sync; async
+    _steps _map _runs _context           @step and @tool; map; looking at runs; current_step
+    _lifecycle _execute _process         a run begins, resumes, ends; what a process remembers
+    _invoke _workflow                    a call of a workflow; @workflow
+    testing cli                          for users' tests; the command line
+"""
+
+from __future__ import annotations
+
+from stepwise import errors
+from stepwise._config import configure
+from stepwise._context import CurrentStep, current_run, current_step
+from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
+from stepwise._history import StepRecord
+from stepwise._map import map  # noqa: A004
+from stepwise._resources import reenterable, resource
+from stepwise._run import background
+from stepwise._runs import Run, get_run, runs
+from stepwise._steps import step, tool
+from stepwise._workflow import Workflow, workflow
+from stepwise.errors import (
+    ArgumentMutatedWarning,
+    ArgumentsChangedWarning,
+    CodeChangedError,
+    ConfigurationError,
+    CorruptStoreError,
+    DigestError,
+    JournalLostError,
+    LeaseLostError,
+    NotRecordableError,
+    OutsideRunError,
+    RunConflictError,
+    RunNotFoundError,
+    RunOwnedError,
+    RunStopped,
+    RunWarning,
+    StepFailedError,
+    StepInDoubtError,
+    StepNotFoundError,
+    StepTimeoutError,
+    StepwiseError,
+    StepwiseWarning,
+    StoreError,
+    UnreadableValueError,
+    UnrecordedCallWarning,
+    UnusedRecordWarning,
+)
+
+__all__ = [
+    "ArgumentMutatedWarning",
+    "ArgumentsChangedWarning",
+    "CodeChangedError",
+    "ConfigurationError",
+    "CorruptStoreError",
+    "CurrentStep",
+    "DidNotHappen",
+    "DigestError",
+    "InDoubtCall",
+    "Inconclusive",
+    "JournalLostError",
+    "Landed",
+    "LeaseLostError",
+    "NotRecordableError",
+    "OutsideRunError",
+    "Run",
+    "RunConflictError",
+    "RunNotFoundError",
+    "RunOwnedError",
+    "RunStopped",
+    "RunWarning",
+    "StepFailedError",
+    "StepInDoubtError",
+    "StepNotFoundError",
+    "StepRecord",
+    "StepTimeoutError",
+    "StepwiseError",
+    "StepwiseWarning",
+    "StoreError",
+    "UnreadableValueError",
+    "UnrecordedCallWarning",
+    "UnusedRecordWarning",
+    "Workflow",
+    "background",
+    "configure",
+    "current_run",
+    "current_step",
+    "errors",
+    "get_run",
+    "map",
+    "reenterable",
+    "resource",
+    "runs",
+    "step",
+    "tool",
+    "workflow",
+]
+
+__version__ = "0.1.0"
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = "stepwise"  # tracebacks and pickles show the public name

@@ -1,0 +1,92 @@
+"""Awaits the operations of a call; the counterpart of ``_drive`` for coroutine functions.
+
+Imported at the first asynchronous call, so that a synchronous program does not load asyncio.
+Imports: perform, drive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+from stepwise._drive import PATIENCE, start, timed_out
+from stepwise._perform import Attempt, Core, Operation, Ready, Result, Sleep
+from stepwise._run import scope_variable
+
+__all__ = ["adrive", "aresume"]
+
+
+async def adrive(core: Core) -> Result:
+    """Await a call to its end."""
+    return await aresume(core, start(core))
+
+
+async def aresume(core: Core, operation: Operation | Result) -> Result:
+    """Await a call that has begun."""
+    while not isinstance(operation, Result):
+        try:
+            result = await _run(operation)
+        except BaseException:  # cancelled while it waits: nothing of the call may stay open
+            core.close()
+            raise
+        try:
+            operation = core.send(result)
+        except StopIteration as stop:
+            operation = stop.value
+    return operation
+
+
+async def _run(operation: Operation) -> Result:
+    if isinstance(operation, Attempt):
+        return await _attempt(operation)
+    if isinstance(operation, Ready):
+        return Result()
+    if isinstance(operation, Sleep):
+        await asyncio.sleep(operation.seconds)
+        return Result()
+    changed, loop = asyncio.Event(), asyncio.get_running_loop()
+    flows = operation.flows
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    with flows.watching(wake):
+        if flows.changes != operation.seen:
+            return Result(True)
+        try:
+            await asyncio.wait_for(changed.wait(), PATIENCE)
+        except asyncio.TimeoutError:
+            return Result(False)
+        return Result(True)
+
+
+async def _attempt(attempt: Attempt) -> Result:
+    token = scope_variable.set(attempt.scope)
+    try:
+        value = attempt.function(*attempt.args, **attempt.kwargs)
+        if not inspect.isawaitable(value):
+            return Result(value)  # a reconcile function may be a plain one
+        if attempt.timeout is None:
+            return Result(await value)
+        return await _limited(attempt, asyncio.ensure_future(value))
+    except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+        return Result(error=error)
+    finally:
+        scope_variable.reset(token)
+
+
+async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
+    # Not asyncio.wait_for: when time runs out just as the task ends, its value must not be lost.
+    try:
+        done, _ = await asyncio.wait({task}, timeout=attempt.timeout)
+        if done:
+            return Result(task.result())
+        task.cancel()
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if not task.cancelled() and task.exception() is None:
+        return Result(task.result())
+    return Result(error=timed_out(attempt))

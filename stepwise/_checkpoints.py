@@ -1,0 +1,193 @@
+"""Checkpoints: a position in the workflow function, its variables, and the journal's position.
+
+A checkpoint lies in the store beside the journal, needs no flush of its own (the journal is the
+truth; without a checkpoint the run resumes at an older one, or by replay), and is only ever loaded
+after it verified.  Imports: journal, matching, records, pickling, seal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from stepwise._journal import Journal, Position, read_one
+from stepwise._pickling import PYTHON
+from stepwise._records import Entry, RunFacts
+from stepwise._seal import DamagedError, Seal
+from stepwise.stores import Store
+
+__all__ = ["Checkpoint", "Checkpoints", "Loaded", "Retention", "State", "checkpoints_of"]
+
+Retention = Literal["latest_only", "prune_old", "all"]
+_PREFIX = "checkpoint/"
+_PRUNE_AT_LEAST = 200  # records at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
+
+    Args:
+        number: of the journal record that it follows.
+        step: how many steps were done.
+        position: ``file:line`` of the statement that was done last.
+        size: bytes.
+        created_at: seconds since 1970.
+        verified: its digest matches; otherwise the run resumes at an older one.
+    """
+
+    number: int
+    step: int
+    position: str
+    size: int
+    created_at: float
+    verified: bool
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds beside the local variables.
+
+    Args:
+        position: of the last finished statement, structurally; see ``rewrite.transform``.
+        line, file: of it.
+        prefix: fingerprint of what had been executed.
+        visited: paths of the branches that were entered.
+        step: how many steps were done.
+        calls: the highest number of a call.
+        ordinals: how many calls there were, by name.
+        children: how many equal calls of child workflows, by name and digest.
+        journal: last record, link to it, number of intents.
+        unused: records before it that no call had used: origin, last, handled, retry.
+        arguments: the objects that are kept by reference, name and kind.
+        python, at: the Python version that wrote it; when, in seconds since 1970.
+    """
+
+    position: str
+    line: int
+    file: str
+    prefix: str
+    visited: list[str]
+    step: int
+    calls: int
+    ordinals: dict[str, int]
+    children: list[list[Any]]
+    journal: list[Any]
+    unused: list[list[Any]]
+    arguments: dict[str, str]
+    python: str = PYTHON
+    at: float = 0.0
+
+    @property
+    def where(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def start(self) -> Position:
+        """Where in the journal it was taken."""
+        last, link, effects = self.journal
+        return Position(last, bytes.fromhex(link), effects)
+
+    def earlier(self, store: Store, seal: Seal, run_id: str) -> Iterator[tuple[Entry, bool, bool]]:
+        """The unused records before it, with their flags."""
+        for origin, last, handled, retry in self.unused:
+            for number in dict.fromkeys((origin, last)):
+                entry = read_one(store, seal, run_id, number)
+                if entry is not None:
+                    yield entry, handled, retry
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that verified: its name, its state, the pickled local variables."""
+
+    name: str
+    state: State
+    payload: bytes
+
+
+class Checkpoints:
+    """The checkpoints of a run that is in progress.
+
+    Args:
+        keep: how many ``prune_old`` keeps.
+        prune_journal: delete the records that no kept checkpoint needs.
+    """
+
+    def __init__(
+        self, journal: Journal, retention: Retention, keep: int, *, prune_journal: bool = False
+    ) -> None:
+        self._journal = journal
+        self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
+        self._prune_journal = prune_journal
+        self._names = journal.store.names(journal.run_id, _PREFIX)
+        self._refused: list[str] = []
+
+    def load(self) -> Iterator[Loaded | str]:
+        """From the newest to the oldest; the name alone of one that does not verify."""
+        for name in reversed(list(self._names)):
+            loaded = _load(self._journal.store, self._journal.seal, self._journal.run_id, name)
+            if loaded is None:
+                self.refuse(name)
+            yield loaded if loaded is not None else name
+
+    def refuse(self, name: str) -> None:
+        """This one is of no use: it is deleted with the next that is written, and not counted."""
+        if name in self._names:
+            self._names.remove(name)
+            self._refused.append(name)
+
+    def write(self, state: State, payload: bytes, facts: RunFacts) -> RunFacts:
+        """Keep a checkpoint, and prune; what a listing shows of the run afterwards."""
+        name = f"{_PREFIX}{state.journal[0]:012d}"
+        names = [*(each for each in self._names if each != name), name]
+        pruned = names[: -self._keep] if self._keep else []
+        kept = names[len(pruned) :]
+        behind = self._behind(kept[0], state) if self._prune_journal else 0
+        if behind - facts.pruned < _PRUNE_AT_LEAST:
+            behind = facts.pruned
+        after = replace(facts, pruned=behind)
+        self._journal.put(
+            name,
+            vars(state),
+            payload,
+            delete=(*pruned, *(each for each in self._refused if each != name)),
+            prune=behind if after != facts else 0,
+            head=after if after != facts else None,
+        )
+        self._names, self._refused = kept, []
+        return after
+
+    def _behind(self, oldest: str, state: State) -> int:
+        """The last record that neither the oldest checkpoint nor an unused call needs.
+
+        The record at the checkpoint itself stays: its link is what the rest hangs on.
+        """
+        needed: list[int] = [each[0] for each in state.unused]
+        return min(int(oldest.removeprefix(_PREFIX)), *needed, 1 << 62) - 1
+
+
+def _load(store: Store, seal: Seal, run_id: str, name: str) -> Loaded | None:
+    try:
+        opened = seal.open(f"{name}/{run_id}", store.get(run_id, name) or b"")
+        return Loaded(name, State(**opened.header), opened.payload)
+    except (DamagedError, TypeError):
+        return None
+
+
+def checkpoints_of(store: Store, seal: Seal, run_id: str) -> list[tuple[Checkpoint, Loaded | None]]:
+    """The checkpoints of a run, the oldest first, each with its content if it verifies."""
+    found: list[tuple[Checkpoint, Loaded | None]] = []
+    for name in store.names(run_id, _PREFIX):
+        size = len(store.get(run_id, name) or b"")
+        loaded = _load(store, seal, run_id, name)
+        number = int(name.removeprefix(_PREFIX))
+        if loaded is None:
+            found.append((Checkpoint(number, 0, "", size, 0.0, verified=False), None))
+            continue
+        state = loaded.state
+        listed = Checkpoint(number, state.step, state.where, size, state.at, verified=True)
+        found.append((listed, loaded))
+    return found

@@ -1,0 +1,99 @@
+"""Executes the operations of a call, one after the other, in this thread.
+
+Imports: perform.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+
+from stepwise._perform import Attempt, Core, Operation, Ready, Result, Sleep
+from stepwise._run import scope_variable
+from stepwise.errors import StepTimeoutError
+
+__all__ = ["PATIENCE", "drive", "resume", "start", "timed_out"]
+
+PATIENCE = 1.0  # seconds without any change after which a blocked call is given up
+
+
+def drive(core: Core) -> Result:
+    """Execute a call to its end."""
+    return resume(core, start(core))
+
+
+def start(core: Core) -> Operation | Result:
+    """Begin a call; its first operation, or its result if it needed none."""
+    try:
+        return next(core)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+def resume(core: Core, operation: Operation | Result) -> Result:
+    """Execute a call that has begun."""
+    while not isinstance(operation, Result):
+        try:
+            result = _run(operation)
+        except BaseException:  # Ctrl-C while it waits: nothing of the call may stay open
+            core.close()
+            raise
+        try:
+            operation = core.send(result)
+        except StopIteration as stop:
+            operation = stop.value
+    return operation
+
+
+def _run(operation: Operation) -> Result:
+    if isinstance(operation, Attempt):
+        return _attempt(operation) if operation.timeout is None else _in_thread(operation)
+    if isinstance(operation, Ready):
+        return Result()
+    if isinstance(operation, Sleep):
+        time.sleep(operation.seconds)
+        return Result()
+    changed = threading.Event()
+    flows = operation.flows
+    with flows.watching(changed.set):
+        return Result(flows.changes != operation.seen or changed.wait(PATIENCE))
+
+
+def _attempt(attempt: Attempt) -> Result:
+    token = scope_variable.set(attempt.scope)
+    try:
+        return Result(attempt.function(*attempt.args, **attempt.kwargs))
+    except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+        return Result(error=error)
+    finally:
+        scope_variable.reset(token)
+
+
+def _in_thread(attempt: Attempt) -> Result:
+    """A thread cannot be stopped: past the timeout it is abandoned and its result dropped."""
+    done = threading.Event()
+    results: list[Result] = []
+
+    def target() -> None:
+        results.append(_attempt(attempt))
+        done.set()
+
+    context = contextvars.copy_context()
+    # A daemon: what is abandoned must not keep the process alive.
+    threading.Thread(
+        target=context.run, args=(target,), name=f"stepwise {attempt.name}", daemon=True
+    ).start()
+    if done.wait(attempt.timeout):
+        return results[0]
+    return Result(error=timed_out(attempt))
+
+
+def timed_out(attempt: Attempt) -> StepTimeoutError:
+    """The error of an attempt that took too long."""
+    return StepTimeoutError(
+        f"an attempt of {attempt.name!r} took longer than its timeout of {attempt.timeout} s",
+        step=attempt.name,
+        timeout=attempt.timeout,
+    )

@@ -1,0 +1,222 @@
+"""Executes the workflow function of a run: plain, coroutine, generator or asynchronous generator.
+
+Imports: lifecycle, run, tasks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Generator
+from typing import TYPE_CHECKING, Any
+
+from stepwise import _tasks
+from stepwise._lifecycle import Opened, report_unused
+from stepwise._notices import warn
+from stepwise._run import ActiveRun, Scope, carrier, scope_variable
+from stepwise.errors import RunWarning
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["execute", "execute_async", "execute_async_generator", "execute_generator"]
+
+
+class _Attempt:
+    """A run, from the moment it is taken up to the moment its lease is given up."""
+
+    def __init__(self, active: ActiveRun) -> None:
+        self.active = active
+        self._token: Any = None
+
+    def __enter__(self) -> Self:
+        carrier.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self.active.close()
+        finally:
+            carrier.__exit__()
+
+    def enter_scope(self) -> None:
+        self._token = scope_variable.set(Scope(self.active))
+
+    def leave_scope(self) -> None:
+        scope_variable.reset(self._token)
+
+
+def execute(opened: Opened) -> Any:
+    """Run a plain workflow function to its end."""
+    active = opened.active
+    with _Attempt(active) as attempt:
+        active.unwinding.enter()
+        attempt.enter_scope()
+        try:
+            value = opened.body.run()
+        except BaseException as error:
+            active.flows.join(active.run_id)
+            opened.conclude(None, error)
+            raise
+        finally:
+            attempt.leave_scope()
+        active.flows.join(active.run_id)
+        opened.conclude(value)
+    report_unused(active)
+    return value
+
+
+# -- coroutines ----------------------------------------------------------------------------------
+
+
+async def execute_async(opened: Opened) -> Any:
+    """Run a coroutine workflow function to its end."""
+    active = opened.active
+    with _Attempt(active):
+        try:
+            value = await (_in_task(opened) if active.parent is None else _inline(opened))
+        except BaseException as error:
+            await _end_others(active, tell=False)
+            opened.conclude(None, error)
+            raise
+        await _end_others(active, tell=True)
+        opened.conclude(value)
+    report_unused(active)
+    return value
+
+
+async def _inline(opened: Opened) -> Any:
+    active = opened.active
+    active.unwinding.enter()
+    token = scope_variable.set(Scope(active))
+    try:
+        return await opened.body.arun()
+    finally:
+        scope_variable.reset(token)
+
+
+async def _in_task(opened: Opened) -> Any:
+    """In a task of its own, so that a cancellation of the caller is told from one inside the run.
+
+    Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
+    During the first, cleanup steps must not run (the run goes on later); during the second they do.
+    """
+    import asyncio
+
+    active, loop = opened.active, asyncio.get_running_loop()
+    active.waiter = waiter = loop.create_future()
+    active.task = task = loop.create_task(_inline(opened))
+    caller = asyncio.current_task()
+    if caller is not None:
+        task.set_name(caller.get_name())
+    task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
+    try:
+        await waiter
+    except asyncio.CancelledError:
+        task.cancel()
+        await _until_done(task)
+        raise
+    except BaseException:  # the caller's coroutine is closed: nothing can be awaited any more
+        task.cancel()
+        raise
+    return task.result()
+
+
+async def _until_done(task: Any) -> None:
+    """Wait for a cancelled task, even if the waiting is cancelled in its turn."""
+    import asyncio
+
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+    if not task.cancelled():
+        task.exception()  # seen: asyncio must not report it as never retrieved
+
+
+async def _end_others(active: ActiveRun, *, tell: bool) -> None:
+    """Cancel and await the tasks that are left, which could not record anything any more."""
+    import asyncio
+
+    if isinstance(sys.exc_info()[1], GeneratorExit):
+        return
+    me = asyncio.current_task()
+    left = [
+        task
+        for task, scope in _tasks.of_context(scope_variable)
+        if task is not me and scope.run.is_within(active)
+    ]
+    for task in left:
+        task.cancel()
+    for task in left:
+        await _until_done(task)
+    if active.flows.others_working():  # threads
+        await asyncio.get_running_loop().run_in_executor(None, active.flows.join, active.run_id)
+    if left and tell:
+        names = ", ".join(task.get_name() for task in left[:5])
+        warn(
+            f"run {active.run_id!r} ended while {len(left)} of its tasks were still running "
+            f"({names}); they were cancelled. Await them, or start what is not part of the run "
+            "under `with stepwise.background():`",
+            RunWarning,
+        )
+
+
+# -- generators: resumed by replay, so that they yield everything again --------------------------
+
+
+def execute_generator(opened: Opened) -> Generator[Any, Any, Any]:
+    """Run a generator workflow function; its scope is entered for each piece of it."""
+    active = opened.active
+    active.thread = 0  # between two pieces, the caller's code runs in it
+    with _Attempt(active) as attempt:
+        active.unwinding.enter()
+        generator = opened.body.run()
+        resume, sent = generator.send, None
+        while True:
+            attempt.enter_scope()
+            try:
+                item = resume(sent)
+            except StopIteration as stop:
+                value = stop.value
+                break
+            except BaseException as error:
+                opened.conclude(None, error)
+                raise
+            finally:
+                attempt.leave_scope()
+            try:
+                sent, resume = (yield item), generator.send
+            except BaseException as error:  # GeneratorExit too: the body unwinds in its scope
+                sent, resume = error, generator.throw
+        opened.conclude(value, again=True)
+    report_unused(active)
+    return value
+
+
+async def execute_async_generator(opened: Opened) -> AsyncGenerator[Any, Any]:
+    """Run an asynchronous generator workflow function; see :func:`execute_generator`."""
+    active = opened.active
+    active.thread = 0  # between two pieces, the caller's code runs in it
+    with _Attempt(active) as attempt:
+        active.unwinding.enter()
+        generator = opened.body.run()
+        resume, sent = generator.asend, None
+        while True:
+            attempt.enter_scope()
+            try:
+                item = await resume(sent)
+            except StopAsyncIteration:
+                break
+            except BaseException as error:
+                opened.conclude(None, error)
+                raise
+            finally:
+                attempt.leave_scope()
+            try:
+                sent, resume = (yield item), generator.asend
+            except BaseException as error:
+                sent, resume = error, generator.athrow
+        await _end_others(active, tell=True)
+        opened.conclude(None, again=True)
+    report_unused(active)

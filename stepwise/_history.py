@@ -1,0 +1,155 @@
+"""What the journal says happened: the steps of a run, its last attempt, what is in doubt.
+
+Imports: records, matching, codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwise import _codec
+from stepwise._inspection import look_into_value
+from stepwise._matching import Pool, Recorded
+from stepwise._records import Call, Ended, Entry, Forgotten, Intent, Outcome, Resumed, Settled
+
+__all__ = ["StepRecord", "in_doubt", "last_attempt", "steps_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One call of a step, tool or child workflow, as the journal has it.
+
+    Args:
+        number: in the run; what the command line calls STEP.
+        status: ``started``, ``completed``, ``failed``, ``cancelled``; ``in_doubt`` for a side
+            effect that was started, has no outcome, and whose owner is gone.
+        arguments, preview: shortened text of the arguments; of the value or exception.
+        attempts: how many tries of the body the outcome took.
+        started_at, finished_at: seconds since 1970; ``None`` while unfinished.
+        side_effect: it was announced before it ran.
+        site: ``file:line`` it was called from.
+        child: run id of a child workflow.
+    """
+
+    number: int
+    name: str
+    status: str
+    arguments: str
+    preview: str
+    attempts: int
+    started_at: float
+    finished_at: float | None
+    side_effect: bool
+    idempotency_key: str
+    site: str
+    child: str
+    _entry: Entry = field(repr=False)
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from the call to its outcome."""
+        return None if self.finished_at is None else max(0.0, self.finished_at - self.started_at)
+
+    @property
+    def result(self) -> Any:
+        """The value that a completed step returned; ``None`` otherwise.
+
+        Raises:
+            UnreadableValueError: it needs a class that this program does not have.
+        """
+        if self.status != "completed":
+            return None
+        record, payload = self._entry.record, self._entry.payload
+        if isinstance(record, Outcome) and record.changed:
+            return look_into_value(payload, record.python, record.changed)
+        return _codec.decode(payload, getattr(record, "python", None))
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that a failed step raised."""
+        record = self._entry.record
+        if isinstance(record, Outcome) and record.status != "completed":
+            return _codec.decode_error(self._entry.payload)
+        return None
+
+    @property
+    def traceback(self) -> str:
+        """The traceback of that exception, as text."""
+        record = self._entry.record
+        return record.traceback if isinstance(record, Outcome) else ""
+
+
+def in_doubt(entries: Iterable[Entry]) -> list[Recorded]:
+    """The calls of which it is not known whether their side effect happened."""
+    return [each for each in Pool(entries).all if each.in_doubt]
+
+
+def steps_of(entries: list[Entry], *, owned: bool) -> list[StepRecord]:
+    """Every recorded call, in the order in which they were first made.
+
+    Args:
+        owned: somebody is executing the run, so that what is open is not in doubt yet.
+    """
+    doubtful = set() if owned else {each.call.number for each in in_doubt(entries)}
+    calls: dict[int, Call] = {}
+    last: dict[int, Entry] = {}
+    for entry in entries:
+        record = entry.record
+        if isinstance(record, (Intent, Outcome)):
+            calls.setdefault(record.call.number, record.call)
+            last[record.call.number] = entry
+        elif isinstance(record, Settled):
+            last[record.number] = entry
+        elif isinstance(record, Forgotten):
+            for number in record.numbers:
+                calls.pop(number, None)
+    return [
+        _step(call, last[number], doubtful=number in doubtful)
+        for number, call in sorted(calls.items())
+    ]
+
+
+def _step(call: Call, entry: Entry, *, doubtful: bool) -> StepRecord:
+    record = entry.record
+    status, shown, attempts, finished = "started", "", 1, None
+    if isinstance(record, Outcome):
+        status, shown, attempts, finished = (
+            record.status,
+            record.preview,
+            record.attempts,
+            record.at,
+        )
+    elif isinstance(record, Settled) and record.landed:
+        status, shown, finished = "completed", record.preview, record.at
+    return StepRecord(
+        number=call.number,
+        name=call.name,
+        status="in_doubt" if doubtful else status,
+        arguments=call.arguments,
+        preview=shown,
+        attempts=attempts,
+        started_at=call.at,
+        finished_at=finished,
+        side_effect=call.effect and not call.child,
+        idempotency_key=call.key,
+        site=call.site,
+        child=call.child,
+        _entry=entry,
+    )
+
+
+def last_attempt(entries: Iterable[Entry]) -> tuple[int | None, int, int]:
+    """Of the last attempt: where it resumed, the steps it executed, those it skipped."""
+    resumed: int | None = None
+    executed = skipped = 0
+    for entry in entries:
+        record = entry.record
+        if isinstance(record, Resumed):
+            resumed, executed, skipped = record.step, 0, 0
+        elif isinstance(record, Outcome):
+            executed += 1
+        elif isinstance(record, Ended):
+            resumed, executed, skipped = record.resumed_from, record.executed, record.skipped
+    return resumed, executed, skipped

@@ -1,0 +1,161 @@
+"""Looking into recorded variables without the program that made them.
+
+A class, function or resource that is not there stands as a placeholder, and nothing is called that
+the program would call (no factory, no ``__reduce__`` of its own modules).  Imports: snapshot,
+checkpoints, pickling.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import deque
+from types import CellType
+from typing import Any
+
+from stepwise._checkpoints import Loaded
+from stepwise._pickling import PYTHON
+from stepwise._snapshot import FrameUnpickler, Surroundings, load_values
+from stepwise.errors import UnreadableValueError
+
+__all__ = ["Placeholder", "look_into", "look_into_value"]
+
+_EMPTY = {
+    "builtins:list": list,
+    "builtins:dict": dict,
+    "builtins:set": set,
+    "builtins:bytearray": bytearray,
+    "collections:deque": deque,
+}
+_OURS = ("stepwise._snapshot", "stepwise._resources", "stepwise._pickling")
+
+
+class Placeholder:
+    """Something that this program does not have, with what is known of it."""
+
+    _stands_for = "?"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) == 2:  # __dict__ and __slots__
+            state = {**(state[0] or {}), **(state[1] or {})}
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        shown = [f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_")]
+        shown = shown or [repr(each) for each in getattr(self, "_args", ())]
+        return f"<{self._stands_for}{' ' if shown else ''}{', '.join(shown)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self)(*args)
+
+    def append(self, item: Any) -> None:
+        """Take an item, as the list that it may stand for would."""
+        self.__dict__.setdefault("items", []).append(item)
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        self.__dict__.setdefault("items", {})[key] = item
+
+
+def _placeholder(name: str) -> type[Placeholder]:
+    return type(name.rpartition(".")[2], (Placeholder,), {"_stands_for": name})
+
+
+class _Unpickler(FrameUnpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "stepwise._pickling" and name == "from_module":
+            return _from_module
+        if module in _OURS:
+            return _STANDING_IN.get(name, getattr(sys.modules[module], name))
+        return _found(module, name)
+
+
+def _found(module: str, name: str) -> Any:
+    try:
+        if module != "__main__":
+            importlib.import_module(module)
+        found: Any = sys.modules[module]
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception:  # a module of somebody else may raise anything
+        return _placeholder(f"{module}.{name}")
+    return found
+
+
+def _from_module(module: str, name: str) -> Any:
+    return _found(module, name)
+
+
+def _make(factory: Any, args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+    return _placeholder(f"resource {getattr(factory, '__qualname__', factory)}")(*args)
+
+
+def _function(_code: Any, _module: str, name: str, _closure: Any) -> Any:
+    return _placeholder(f"function {name}")()
+
+
+def _set_attributes(function: Any, state: Any) -> None:
+    """A placeholder takes none."""
+
+
+_STANDING_IN = {
+    "_make": _make,
+    "_function": _function,
+    "_set_attributes": _set_attributes,
+    "_global": lambda name: _placeholder(f"global {name}")(),
+}
+
+
+class _Cells(dict[str, CellType]):
+    def __missing__(self, name: str) -> CellType:
+        return self.setdefault(name, CellType())
+
+
+def look_into(loaded: Loaded) -> dict[str, Any]:
+    """The local variables of a checkpoint, hidden ones left out.
+
+    Raises:
+        UnreadableValueError: they were written by another Python version, or are damaged.
+    """
+    state = loaded.state
+    if state.python != PYTHON:
+        raise UnreadableValueError(
+            f"the checkpoint was written by Python {state.python}, which Python {PYTHON} must not "
+            "load; look at it with that one"
+        )
+    values = _load(loaded.payload, state.arguments)
+    return {name: value for name, value in values.items() if not name.startswith("@")}
+
+
+def look_into_value(payload: bytes, python: str | None, kinds: dict[str, str]) -> Any:
+    """The value of a call that changed its arguments, which are of these kinds."""
+    if python not in (None, PYTHON):
+        raise UnreadableValueError(f"the value was recorded by Python {python}")
+    return _load(payload, kinds)["value"]
+
+
+def _load(payload: bytes, kinds: dict[str, str]) -> dict[str, Any]:
+    arguments = _Arguments(kinds)
+    try:
+        return load_values(payload, Surroundings(_Cells(), arguments), _Unpickler)
+    except Exception as error:
+        raise UnreadableValueError(
+            f"the variables cannot be loaded here: {type(error).__name__}: {error}"
+        ) from error
+
+
+class _Arguments(dict[str, Any]):
+    """Stand-ins for the objects that were kept by reference, made when they are asked for."""
+
+    def __init__(self, kinds: dict[str, str]) -> None:
+        super().__init__()
+        self._kinds = kinds
+
+    def __missing__(self, name: str) -> Any:
+        kind = self._kinds.get(name, "?")
+        made: Any = _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
+        self[name] = made
+        return made

@@ -1,0 +1,398 @@
+"""The append-only records of a run: sealed, chained, and read back only after they verify.
+
+Each envelope holds the link of the record before it (a hash chain) and the number of intents before
+it, and after each acknowledged batch the store keeps a *mark* apart from the database that says how
+far the journal went.  So a damaged record, a missing one, a lost tail and an emptied database are
+all noticed, and even then it is known whether a side effect is concerned.
+
+Imports: seal, records, interrupts, notices, stores.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from stepwise import _records
+from stepwise._interrupts import Uninterrupted
+from stepwise._notices import notice
+from stepwise._records import (
+    Ended,
+    Entry,
+    Forgotten,
+    Intent,
+    Outcome,
+    Record,
+    Resumed,
+    RunFacts,
+    Started,
+)
+from stepwise._seal import NO_LINK, DamagedError, ForeignKeyError, Seal
+from stepwise.errors import ConfigurationError, JournalLostError
+from stepwise.stores import Batch, Head, Store
+
+__all__ = [
+    "Journal",
+    "Lost",
+    "Position",
+    "facts_of",
+    "holds",
+    "open_head",
+    "read",
+    "read_one",
+    "seal_head",
+]
+
+_MARK = struct.Struct("<QQ8s")
+_MARK_SIZE = _MARK.size + 16
+
+
+class Position(NamedTuple):
+    """How far a journal goes: its last number, the link to it, the intents up to it."""
+
+    last: int = 0
+    link: bytes | None = NO_LINK  # None: the last record cannot be read
+    effects: int = 0
+
+
+class Lost(NamedTuple):
+    """A record that does not verify, or is missing between others."""
+
+    number: int
+
+
+def read(
+    store: Store, seal: Seal, run_id: str, start: Position | None = None
+) -> Iterator[tuple[Entry | Lost, Position]]:
+    """The records after a position, verified, each with the position that it makes.
+
+    Raises:
+        ConfigurationError: they were written with another key.
+    """
+    at = start or Position()
+    for number, data in store.read(run_id, after=at.last):
+        for missing in range(at.last + 1, number):
+            at = Position(missing, None, at.effects)
+            yield Lost(missing), at
+        try:
+            opened = seal.open(_identity(run_id, number), data)
+        except ForeignKeyError:
+            if number == 1 and not _knows(store, seal, run_id):
+                raise _foreign(store, run_id) from None
+            opened = None
+        except DamagedError:
+            opened = None
+        if opened is None or (at.link is not None and opened.previous != at.link):
+            at = Position(number, None, at.effects)
+            yield Lost(number), at
+            continue
+        record = _records.from_header(opened.header)
+        at = Position(number, opened.link, opened.effects + isinstance(record, Intent))
+        yield Entry(number, record, opened.payload), at
+
+
+def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
+    """Whether the journal goes at least to this position, and there is what it was."""
+    for number, data in store.read(run_id, after=at.last - 1):
+        try:
+            return number == at.last and seal.open(_identity(run_id, number), data).link == at.link
+        except DamagedError:
+            return False
+    return at.last == 0
+
+
+def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None:
+    """One record; ``None`` if it is not there or does not verify."""
+    for found, data in store.read(run_id, after=number - 1):
+        if found == number:
+            try:
+                opened = seal.open(_identity(run_id, number), data)
+            except DamagedError:
+                break
+            return Entry(number, _records.from_header(opened.header), opened.payload)
+        break
+    return None
+
+
+def _identity(run_id: str, number: int) -> str:
+    return f"record/{number}/{run_id}"
+
+
+def _knows(store: Store, seal: Seal, run_id: str) -> bool:
+    """Whether the run's head is under this key: then the key id of a record is what is damaged."""
+    head = store.head(run_id)
+    return head is not None and open_head(seal, head) is not None
+
+
+def _foreign(store: Store, run_id: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"run {run_id!r} in {store.url} was written with another key. Bring back the key file "
+        "($STEPWISE_HOME/key), or set STEPWISE_KEY to the key it was written with; to start over "
+        "with this key, give another store"
+    )
+
+
+class Journal:
+    """The journal of one run, for its one owner.
+
+    Args:
+        epoch: of the lease; goes with every write.
+        fsync: whether an acknowledged record must survive a power cut.
+
+    Attributes:
+        calls: the highest number of a call so far.
+        lost: the numbers of records that could not be read.
+        unknown_effects: how many of them may be intents of side effects that nothing else tells of.
+    """
+
+    def __init__(self, store: Store, seal: Seal, run_id: str, epoch: int, *, fsync: bool) -> None:
+        self.store = store
+        self.seal = seal
+        self.run_id = run_id
+        self.epoch = epoch
+        self.calls = 0
+        self.lost: list[int] = []
+        self.unknown_effects = 0
+        self.fsync = fsync
+        self._lock = threading.RLock()
+        self._at = Position()
+        self._known = True  # whether _at is where the store is
+        self._told: set[str] = set()
+
+    @property
+    def position(self) -> Position:
+        """Where the journal ends."""
+        return self._at
+
+    def load(self, start: Position | None = None) -> list[Entry]:
+        """Read and verify the records after ``start``.
+
+        Raises:
+            JournalLostError: acknowledged records of side effects are gone.
+        """
+        self._at = start or Position()
+        self.lost = []
+        self.unknown_effects = 0
+        entries: list[Entry] = []
+        for entry, at in read(self.store, self.seal, self.run_id, start):
+            self._at = at
+            if isinstance(entry, Lost):
+                self.lost.append(entry.number)
+            else:
+                entries.append(entry)
+                self._count(entry.record)
+        self._known = True
+        self._compare_marks()
+        if self.lost:
+            self._assess(entries, start or Position())
+        return entries
+
+    def _count(self, record: Record) -> None:
+        if isinstance(record, (Intent, Outcome)):
+            self.calls = max(self.calls, record.call.number, record.call.unwinding or 0)
+
+    def append(
+        self,
+        *items: tuple[Record, bytes],
+        durable: bool = True,
+        head: RunFacts | None = None,
+    ) -> list[Entry]:
+        """Append records in one transaction, and return them in their places.
+
+        Args:
+            items: records with their payloads.
+            durable: somebody relies on it; it is then acknowledged at the run's durability.
+            head: the run's new head.
+        """
+        with Uninterrupted(), self._lock:
+            if not self._known:
+                self._catch_up()
+            at, sealed, entries = self._at, [], []
+            for record, payload in items:
+                number = at.last + 1
+                data, link = self.seal.close(
+                    _identity(self.run_id, number),
+                    _records.to_header(record),
+                    payload,
+                    at.link or NO_LINK,
+                    at.effects,
+                )
+                at = Position(number, link, at.effects + isinstance(record, Intent))
+                sealed.append((number, data))
+                entries.append(Entry(number, record, payload))
+            self._known = False  # until the write has returned
+            self.store.write(
+                self.run_id,
+                self.epoch,
+                Batch(
+                    tuple(sealed),
+                    head=seal_head(self.seal, head) if head is not None else None,
+                    mark=self._mark(at) if durable else b"",
+                    durable=durable and self.fsync,
+                ),
+            )
+            self._at, self._known = at, True
+            return entries
+
+    def put(
+        self,
+        name: str,
+        header: dict[str, Any],
+        payload: bytes,
+        *,
+        delete: tuple[str, ...] = (),
+        prune: int = 0,
+        head: RunFacts | None = None,
+        durable: bool = False,
+    ) -> int:
+        """Write an object beside the records, and delete others; its size in bytes."""
+        data, _ = self.seal.close(f"{name}/{self.run_id}", header, payload)
+        with Uninterrupted(), self._lock:
+            self.store.write(
+                self.run_id,
+                self.epoch,
+                Batch(
+                    put={name: data},
+                    delete=delete,
+                    prune=prune,
+                    head=seal_head(self.seal, head) if head is not None else None,
+                    durable=durable and self.fsync,
+                ),
+            )
+        return len(data)
+
+    def next_call(self) -> int:
+        """A number for a new call."""
+        with self._lock:
+            self.calls += 1
+            return self.calls
+
+    def _catch_up(self) -> None:
+        """After a write that raised: whether it was done is read, not guessed."""
+        for entry, at in read(self.store, self.seal, self.run_id, self._at):
+            if isinstance(entry, Entry):
+                self._count(entry.record)
+            self._at = at
+        self._known = True
+
+    # -- what is gone ----------------------------------------------------------------------------
+
+    def _mark(self, at: Position) -> bytes:
+        data = _MARK.pack(at.last, at.effects, (at.link or NO_LINK)[:8])
+        return data + self.seal.tag(f"mark/{self.run_id}", data)
+
+    def _compare_marks(self) -> None:
+        at = self._at
+        last, effects = _newest_mark(self.store, self.seal, self.run_id)
+        if last <= at.last:
+            return
+        where = f"run {self.run_id!r}: the journal in {self.store.url} ends at record {at.last}"
+        if effects > at.effects:
+            raise self._effects_lost(
+                f"{where}, but records up to {last} were acknowledged, and {effects - at.effects} "
+                "of those that are gone announced a side effect"
+            )
+        self._tell(f"{where}, though {last} were acknowledged; what is gone runs again")
+
+    def _assess(self, entries: list[Entry], start: Position) -> None:
+        """Count the lost intents of which no outcome tells."""
+        intents = {e.record.call.number for e in entries if isinstance(e.record, Intent)}
+        orphans = {
+            e.record.call.number
+            for e in entries
+            if isinstance(e.record, Outcome) and e.record.call.effect
+        } - intents
+        seen = sum(isinstance(entry.record, Intent) for entry in entries)
+        marked_last, marked = _newest_mark(self.store, self.seal, self.run_id)
+        total = max(self._at.effects, marked) - start.effects
+        self.unknown_effects = max(0, total - seen - len(orphans))
+        if self._at.link is None and not marked_last:
+            self.unknown_effects += 1  # nothing says what the last record was
+        numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
+        self._tell(
+            f"run {self.run_id}: {len(self.lost)} of its records in {self.store.url} cannot be "
+            f"read ({numbers}); plain steps among them run again"
+        )
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            notice(text)
+
+    def refuse_effect(self, name: str) -> JournalLostError:
+        """The error for a new side effect that one of the lost records may be of."""
+        return self._effects_lost(
+            f"run {self.run_id!r}: {name} would run, but {self.unknown_effects} of the records "
+            f"that cannot be read in {self.store.url} announced a side effect, perhaps this one"
+        )
+
+    def _effects_lost(self, what: str) -> JournalLostError:
+        return JournalLostError(
+            f"{what}; running on could repeat it. Restore the store from a backup, or, if "
+            f"repeating is harmless, start over: stepwise forget {self.run_id}",
+            run_id=self.run_id,
+            path=self.store.url,
+            errno=None,
+        )
+
+
+def _newest_mark(store: Store, seal: Seal, run_id: str) -> tuple[int, int]:
+    """Last number and intents of the newest mark that verifies; zeros if there is none."""
+    newest = (0, 0)
+    for mark in store.marks(run_id):
+        data, tag = mark[: _MARK.size], mark[_MARK.size : _MARK_SIZE]
+        if len(data) == _MARK.size and tag == seal.tag(f"mark/{run_id}", data):
+            last, effects, _ = _MARK.unpack(data)
+            newest = max(newest, (last, effects))
+    return newest
+
+
+# -- heads ---------------------------------------------------------------------------------------
+
+
+def seal_head(seal: Seal, facts: RunFacts) -> Head:
+    """The head of a run, as the store keeps it."""
+    data, _ = seal.close(f"head/{facts.run_id}", asdict(facts))
+    return Head(facts.run_id, facts.workflow, facts.status == "completed", data)
+
+
+def open_head(seal: Seal, head: Head) -> RunFacts | None:
+    """What a head says; ``None`` if it does not verify."""
+    try:
+        return RunFacts(**seal.open(f"head/{head.run_id}", head.data).header)
+    except (DamagedError, TypeError):
+        return None
+
+
+def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
+    """What a listing shows of a run: from its head, or, if that is damaged, from its records.
+
+    ``None`` if there is no such run.
+    """
+    head = store.head(run_id)
+    facts = open_head(seal, head) if head is not None else None
+    if facts is not None:
+        return facts
+    for entry, _ in read(store, seal, run_id):
+        record = entry.record if isinstance(entry, Entry) else None
+        if isinstance(record, Started):
+            facts = RunFacts(
+                run_id=run_id,
+                workflow=record.workflow,
+                label=record.workflow.rpartition(":")[2],
+                status="running",
+                arguments=record.arguments,
+                digest=record.digest,
+                code=record.code,
+                parent=record.parent,
+                created_at=record.at,
+                updated_at=record.at,
+            )
+        elif isinstance(record, Ended) and facts is not None:
+            facts = replace(facts, status=record.status, end=entry.number, updated_at=record.at)
+        elif isinstance(record, (Resumed, Forgotten)) and facts is not None:
+            facts = replace(facts, status="running", end=0, updated_at=record.at)
+    return facts

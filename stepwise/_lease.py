@@ -1,0 +1,73 @@
+"""One owner per run: take the lease, name who has it instead, give it up.
+
+Imports: errors, interrupts, tasks, stores.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+from stepwise import _tasks
+from stepwise._interrupts import Uninterrupted
+from stepwise.errors import RunOwnedError
+from stepwise.stores import Owner, Store
+
+__all__ = ["Lease", "describe_owner", "here"]
+
+
+class Lease:
+    """The right to execute a run, held by this process until :meth:`release`.
+
+    Raises:
+        RunOwnedError: somebody alive holds it; names process, machine, since when, and the thread
+            or task if it is this process.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.epoch = 0
+        self._pid = os.getpid()
+        owner = Owner(self._pid, socket.gethostname(), time.time(), here())
+        try:
+            with Uninterrupted():
+                self.epoch = store.acquire(run_id, owner)
+        except RunOwnedError as error:
+            raise RunOwnedError(
+                f"run {run_id!r} is being executed {describe_owner(error.owner)}; "
+                "wait for it, or give this one another id: .options(run_id=...)",
+                run_id=run_id,
+                owner=error.owner,
+            ) from None
+        except KeyboardInterrupt:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the lease up, if it is held; not in a forked child, whose parent goes on."""
+        if self.epoch and self._pid == os.getpid():
+            with Uninterrupted():
+                epoch, self.epoch = self.epoch, 0
+                self.store.release(self.run_id, epoch)
+
+
+def here() -> str:
+    """The thread this is, and the asyncio task, by name."""
+    name = f"thread {threading.current_thread().name}"
+    task = _tasks.current()
+    return name if task is None else f"task {task.get_name()} in {name}"
+
+
+def describe_owner(owner: Owner | None) -> str:
+    """``by process 123 on host since 12:00:00``."""
+    if owner is None:
+        return "by another process"
+    since = ""
+    if owner.since:
+        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(owner.since))
+    if owner.pid == os.getpid() and owner.host == socket.gethostname():
+        return f"by this process, in {owner.thread or 'another thread'},{since}"
+    return f"by process {owner.pid} on {owner.host}{since}"

@@ -1,0 +1,371 @@
+"""How a run begins, resumes and ends, whatever form its workflow function has.
+
+:func:`open_run` gives either what a completed run returned or the run to execute;
+:func:`conclude` records what came of it.
+
+Imports: run, runs, steps (the names of those defined), arguments, journal, matching, origin.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwise import _codec
+from stepwise._journal import Journal, facts_of, open_head, read, read_one
+from stepwise._lease import Lease
+from stepwise._mutation import (
+    encode_changed,
+    record_arguments,
+    replay_changed,
+    surroundings,
+)
+from stepwise._notices import notice, warn
+from stepwise._origin import Locator
+from stepwise._records import Ended, Entry, Intent, RunFacts, Started, preview_arguments
+from stepwise._resume import Body, CheckpointPolicy
+from stepwise._run import ActiveRun, live_runs
+from stepwise._runs import seal_for
+from stepwise._seal import Seal
+from stepwise.errors import (
+    NotRecordableError,
+    RunConflictError,
+    RunOwnedError,
+    RunWarning,
+    UnusedRecordWarning,
+)
+from stepwise.rewrite import Points, Rewritten, Source, fingerprint
+from stepwise.stores import Store
+
+__all__ = ["Invocation", "Recall", "conclude", "open_run"]
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """A workflow, called.
+
+    Args:
+        name, label: of the workflow, full and short.
+        function: the plain function.
+        source: where it is defined.
+        bound: the arguments by parameter name, without ``self``.
+        instance: the object or class that a method is bound to.
+        digest: of the arguments.
+        run_id: of the run that is meant.
+        explicit: the run id was chosen by the user.
+        fsync: whether an acknowledged record must survive a power cut.
+        parent: the run that calls it as a child workflow.
+        args, kwargs: the call as it was made, ``self`` included.
+        rewritten: the function that can be entered in the middle.
+        arguments_changed: by an attempt that stopped, in this process.
+    """
+
+    name: str
+    label: str
+    function: Callable[..., Any]
+    source: Source
+    bound: Mapping[str, Any]
+    instance: Any
+    digest: str
+    store: Store
+    run_id: str
+    explicit: bool
+    fsync: bool
+    parent: ActiveRun | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rewritten: Rewritten | None = None
+    policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    arguments_changed: bool = False
+
+    @property
+    def code(self) -> str:
+        """Fingerprint of the function; empty without source."""
+        node = self.source.node()
+        return fingerprint(node) if node is not None else ""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The recorded result of a completed run.
+
+    Args:
+        changed: it changed the objects it was given, and so did the recalling.
+    """
+
+    value: Any
+    changed: bool = False
+
+
+@dataclass
+class Opened:
+    """A run to execute.
+
+    Args:
+        before: the contents of the arguments, encoded.
+        changed: it turned out to change them.
+    """
+
+    active: ActiveRun
+    body: Body
+    before: bytes
+    changed: bool = False
+
+    def conclude(
+        self, value: Any, error: BaseException | None = None, *, again: bool = False
+    ) -> None:
+        """Record how the attempt ended; see :func:`conclude`."""
+        self.changed = bool(conclude(self, value, error, again=again))
+
+
+def open_run(call: Invocation) -> Recall | Opened:
+    """Take a run up: recall its result, resume it, or start it.
+
+    Raises:
+        RunOwnedError: somebody is executing it.
+        RunConflictError: its id belongs to a run with other arguments.
+        JournalLostError: records of side effects are gone.
+    """
+    seal = seal_for(call.store)
+    recall = _recall(call, seal)
+    if recall is not None:
+        return recall
+    lease = _lease(call)
+    try:
+        recall = _recall(call, seal)  # its owner may have completed it a moment ago
+        if recall is None:
+            return _take_up(call, seal, lease)
+    except BaseException:
+        lease.release()
+        raise
+    lease.release()
+    return recall
+
+
+def _lease(call: Invocation) -> Lease:
+    try:
+        return Lease(call.store, call.run_id)
+    except RunOwnedError:
+        # A Ctrl-C in the very moment in which an attempt gave up its lease may have kept it.
+        for active in list(live_runs):
+            if active.run_id == call.run_id and active.is_over():
+                active.close()
+                return Lease(call.store, call.run_id)
+        raise
+
+
+# -- a completed run -----------------------------------------------------------------------------
+
+
+def _recall(call: Invocation, seal: Seal) -> Recall | None:
+    facts = facts_of(call.store, seal, call.run_id)
+    if facts is None:
+        return None
+    if call.explicit:
+        _check_conflict(call, facts)
+    if facts.status != "completed":
+        return None
+    entry = read_one(call.store, seal, call.run_id, facts.end)
+    if entry is None or not isinstance(entry.record, Ended) or not entry.record.recorded:
+        return None  # the result could not be recorded, or read: its journal makes it again
+    if entry.record.changed:
+        around = surroundings(call.bound, call.instance)
+        value = replay_changed(entry.payload, entry.record.python, around)
+    else:
+        value = _codec.decode(entry.payload, entry.record.python)
+    if call.parent is None:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.record.at))
+        change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
+        notice(
+            f"{call.run_id} already completed at {when}{change}; here is its recorded result. "
+            f"To run it afresh: .options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1, or: "
+            f"stepwise forget {shlex.quote(call.run_id)}"
+        )
+    return Recall(value, bool(entry.record.changed))
+
+
+def _has_changed(call: Invocation, code: str) -> bool:
+    return bool(code and call.code) and code != call.code
+
+
+def _check_conflict(call: Invocation, facts: RunFacts) -> None:
+    if (facts.workflow, facts.digest) == (call.name, call.digest):
+        return
+    given = f"{call.label}({preview_arguments(call.bound)})"
+    recorded = f"{facts.label}({facts.arguments})"
+    detail = "" if facts.workflow == call.name else f" of {facts.workflow}"
+    raise RunConflictError(
+        f"run id {call.run_id!r} belongs to another call{detail}:\n"
+        f"  recorded  {recorded}\n"
+        f"  given     {given}\n"
+        "Give this one another run id, leave out of the identity what may differ "
+        f"(@workflow(ignore=...)), or delete that run: stepwise forget {shlex.quote(call.run_id)}",
+        run_id=call.run_id,
+        recorded=recorded,
+        given=given,
+    )
+
+
+# -- taking a run up -----------------------------------------------------------------------------
+
+
+def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
+    journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
+    facts = facts_of(call.store, seal, call.run_id)
+    is_new = facts is None
+    before = record_arguments(surroundings(call.bound, call.instance))
+    if facts is None:
+        journal.load()  # there is nothing, or it says what is lost
+        facts = _start(call, journal, before)
+    node = call.source.node()
+    function = call.rewritten.function if call.rewritten is not None else call.function
+    active = ActiveRun(
+        lease=lease,
+        journal=journal,
+        facts=facts,
+        locator=Locator(function.__code__, Points(node) if node is not None else None),
+        parent=call.parent,
+    )
+    body = Body(
+        active,
+        plain=lambda: call.function(*call.args, **call.kwargs),
+        rewritten=call.rewritten,
+        source=call.source,
+        call=(call.args, call.kwargs),
+        bound=call.bound,
+        instance=call.instance,
+        policy=call.policy,
+        is_new=is_new,
+        code=call.code,
+        arguments_changed=call.arguments_changed,
+    )
+    return Opened(active, body, before)
+
+
+def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
+    if call.parent is None:
+        _tell_of_unfinished(call, journal.seal)
+    now = time.time()
+    facts = RunFacts(
+        run_id=call.run_id,
+        workflow=call.name,
+        label=call.label,
+        status="running",
+        arguments=preview_arguments(call.bound),
+        digest=call.digest,
+        code=call.code,
+        parent=call.parent.run_id if call.parent is not None else "",
+        created_at=now,
+        updated_at=now,
+    )
+    started = Started(
+        workflow=call.name,
+        digest=call.digest,
+        arguments=facts.arguments,
+        code=call.code,
+        file=call.source.filename,
+        parent=facts.parent,
+        at=now,
+    )
+    # Not durable: nothing is lost with it, and the first step's commit takes it along.
+    journal.append((started, arguments), durable=False, head=facts)
+    return facts
+
+
+def _tell_of_unfinished(call: Invocation, seal: Seal) -> None:
+    """A new run starts beside an unfinished one of the same workflow: that may be a mistake."""
+    unfinished = [
+        facts
+        for head in call.store.heads(call.name, unfinished=True)
+        if (facts := open_head(seal, head)) is not None
+        and not facts.parent
+        and call.store.owner(facts.run_id) is None
+    ]
+    if not unfinished:
+        return
+    newest = max(unfinished, key=lambda facts: facts.updated_at)
+    effects = Counter(
+        entry.record.call.name
+        for entry, _ in read(call.store, seal, newest.run_id)
+        if isinstance(entry, Entry)
+        and isinstance(entry.record, Intent)
+        and not entry.record.call.child
+    )
+    told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
+    more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
+    notice(
+        f"{call.run_id} starts; unfinished beside it: {newest.run_id}({newest.arguments})"
+        f"{f' with side effects {told}' if told else ''}{more}. "
+        "Same arguments would resume it; stepwise forget deletes it"
+    )
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def conclude(
+    opened: Opened, value: Any, error: BaseException | None, *, again: bool = False
+) -> dict[str, str]:
+    """Record how an attempt ended.
+
+    Args:
+        again: what it gave cannot be recalled, only made again (the items of a generator).
+
+    Returns:
+        the objects that it was given, if it changed them.
+
+    Raises:
+        RunStopped: the workflow went on although the run had stopped.
+    """
+    active = opened.active
+    if active.stopped is not None:
+        raise active.stopped from (None if error is active.stopped else error)
+    changed: dict[str, str] = {}
+    if error is None and again:
+        active.finish("completed", value, None)
+    elif error is None:
+        encoded, changed = _encode_result(opened, value)
+        active.finish("completed", value, encoded, changed=changed)
+    elif isinstance(error, Exception) and active.begun and not active.interrupted:
+        active.finish("failed", error, _codec.encode_error(error))
+    # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
+    return changed
+
+
+def _encode_result(opened: Opened, value: Any) -> tuple[_codec.Encoded | None, dict[str, str]]:
+    around = opened.body.arguments()
+    if record_arguments(around) != opened.before:
+        encoded = encode_changed(value, around)
+        if encoded is not None:
+            return encoded, around.kinds()
+    label = opened.active.facts.label
+    try:
+        return _codec.encode(value, f"the result of {label!r}"), {}
+    except NotRecordableError as problem:
+        warn(
+            f"{problem}. The run is complete; when it is called again, its journal makes the "
+            "result anew",
+            RunWarning,
+        )
+        return None, {}
+
+
+def report_unused(active: ActiveRun) -> None:
+    """Tell of the recorded calls that a completed run did not meet again."""
+    unused = active.pool.unused
+    effects = [each.call for each in unused if each.may_have_happened]
+    plain = Counter(each.call.name for each in unused if not each.may_have_happened)
+    if plain:
+        told = ", ".join(f"{name} x{count}" for name, count in plain.most_common(6))
+        notice(f"{active.run_id}: recorded steps that were not met again: {told}")
+    if effects:
+        told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in effects[:6])
+        warn(
+            f"run {active.run_id!r} completed without meeting these recorded side effects again, "
+            f"which have happened or may have: {told}",
+            UnusedRecordWarning,
+        )

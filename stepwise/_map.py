@@ -1,0 +1,127 @@
+"""``stepwise.map``: one step over many items, several at a time.
+
+Imports: steps, perform and its drivers, run.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar, overload
+
+from stepwise._drive import resume, start
+from stepwise._perform import Core, Operation, Result
+from stepwise._run import current_scope
+from stepwise._steps import step_of
+from stepwise.errors import ConfigurationError
+
+__all__ = ["map"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@overload
+def map(  # type: ignore[overload-overlap]  # noqa: A001
+    step: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], *, max_workers: int = 8
+) -> Coroutine[Any, Any, list[R]]: ...
+@overload
+def map(  # noqa: A001
+    step: Callable[[T], R], items: Iterable[T], *, max_workers: int = 8
+) -> list[R]: ...
+def map(step: Any, items: Iterable[Any], *, max_workers: int = 8) -> Any:  # noqa: A001
+    """Call a step (or a child workflow) with each item, at most ``max_workers`` at a time.
+
+    Plain functions run in threads, coroutine functions in tasks (the call is then awaited).  The
+    journal is asked in the order of the items, so that what answers is the same in every attempt.
+
+    Args:
+        step: a function of one argument.
+        items: what to call it with.
+        max_workers: how many at a time, 1 or more.
+
+    Returns:
+        the results, in the order of the items.
+
+    Raises:
+        Exception: what the first failing call (in the order of the items) raised, once the calls
+            that had begun have ended; calls not begun by then are not made.
+    """
+    if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
+        raise ConfigurationError(f"max_workers={max_workers!r} of map(): it is 1 or more")
+    if inspect.iscoroutinefunction(step):
+        return _amap(step, list(items), max_workers)
+    return _map(step, list(items), max_workers)
+
+
+Begun = tuple[Core, "Operation | Result"]
+
+
+def _begin(step: Any, items: list[Any]) -> list[Begun] | None:
+    """Have the journal asked for each item, in order; ``None`` where there is nothing to ask."""
+    scope, recorded = current_scope(), step_of(step)
+    if scope is None or recorded is None:
+        return None
+    cores = [recorded.core(scope, (item,), {}) for item in items]
+    return [(core, start(core)) for core in cores]
+
+
+def _map(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
+    from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+
+    begun = _begin(step, items)
+    if begun is None:
+        jobs: list[Callable[[], Any]] = [_plain(step, item) for item in items]
+    else:
+        jobs = [_recorded(each) for each in begun]
+    pool = ThreadPoolExecutor(max_workers, thread_name_prefix="stepwise map")
+    try:
+        futures: list[Future[Any]] = [
+            pool.submit(contextvars.copy_context().run, job) for job in jobs
+        ]
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        # After a failure, and after Ctrl-C: what has begun ends and is recorded.
+        pool.shutdown(wait=True, cancel_futures=True)
+    for future in futures:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            raise error
+    return [future.result() for future in futures]
+
+
+def _plain(step: Callable[[Any], Any], item: Any) -> Callable[[], Any]:
+    return lambda: step(item)
+
+
+def _recorded(begun: Begun) -> Callable[[], Any]:
+    return lambda: resume(*begun).unwrap()
+
+
+async def _amap(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
+    import asyncio
+
+    from stepwise._adrive import aresume
+
+    begun = _begin(step, items)
+    places = asyncio.Semaphore(max_workers)
+
+    async def one(index: int) -> Any:
+        async with places:
+            if begun is None:
+                return await step(items[index])
+            return (await aresume(*begun[index])).unwrap()
+
+    tasks = [asyncio.ensure_future(one(index)) for index in range(len(items))]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+    return [task.result() for task in tasks]

@@ -1,0 +1,327 @@
+"""Which recorded call answers which call of a resumed run.  Pure: no store, no clock, no threads.
+
+The *pool* holds the recorded calls that may still be met again.  A call is matched by name and
+argument digest; identity is a multiset, so two identical calls made on purpose are two.  What
+makes a side effect safe is the other half: one that matches nothing runs only if nothing recorded
+could be itself with other arguments.
+
+Imports: records.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from stepwise._records import (
+    Call,
+    Ended,
+    Entry,
+    Forgotten,
+    Handled,
+    Intent,
+    Outcome,
+    Settled,
+)
+
+__all__ = ["Match", "Pool", "Recorded", "Verdict"]
+
+
+class _Status(enum.Enum):
+    OPEN = "started, and nothing else is known"
+    COMPLETED = "returned a value"
+    FAILED = "raised"
+    CANCELLED = "was cancelled"
+    FREE = "did not happen, as somebody who looked said"
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A recorded call, and what became of it.
+
+    Args:
+        entry: the last record of it.
+        origin: the last record of it that has its arguments; mostly the same.
+        handled: the workflow went on after its failure, which is its outcome.
+        retry: it failed, and the run with it; it is tried again.
+    """
+
+    call: Call
+    status: _Status
+    entry: Entry
+    origin: Entry
+    handled: bool = False
+    retry: bool = False
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, if it did and nobody settled it since."""
+        record = self.entry.record
+        return record if isinstance(record, Outcome) else None
+
+    @property
+    def answers(self) -> bool:
+        """Whether its outcome answers a call."""
+        if self.status in (_Status.FAILED, _Status.CANCELLED):
+            return self.handled and not self.retry
+        return self.status is _Status.COMPLETED
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is not known if its side effect happened."""
+        if not self.call.effect or self.call.child or self.answers:
+            return False
+        return self.status is _Status.OPEN or self._unclean
+
+    @property
+    def may_have_happened(self) -> bool:
+        """Whether its effect is, or may be, out in the world."""
+        if not self.call.effect:
+            return False
+        return self.status in (_Status.OPEN, _Status.COMPLETED) or self._unclean
+
+    @property
+    def _unclean(self) -> bool:
+        outcome = self.outcome
+        return (
+            self.status in (_Status.FAILED, _Status.CANCELLED)
+            and outcome is not None
+            and not outcome.clean
+        )
+
+
+class Verdict(enum.Enum):
+    """What is to be done with a call."""
+
+    ANSWER = "return the recorded outcome"
+    CHANGED = "return the recorded outcome, and warn that the arguments changed"
+    AGAIN = "run it again under its recorded number and idempotency key"
+    DOUBT = "its side effect may have happened: decide"
+    BLOCKED = "it may be a recorded side effect with other arguments"
+    FRESH = "run it"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A verdict, and the recorded calls that it is about."""
+
+    verdict: Verdict
+    recorded: tuple[Recorded, ...] = ()
+
+
+_FRESH = Match(Verdict.FRESH)
+
+
+class Pool:
+    """The recorded calls of a run that no call of this attempt has used yet.
+
+    Args:
+        entries: the journal's records, in order.
+        known: the names (module, name) of steps this program defines now.  A record made by a
+            function of the same name in another module is not taken for a call of this one while
+            that other function is still there.
+        flags: what a checkpoint knew of earlier records, by their number: handled, retry.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        known: Container[tuple[str, str]] = (),
+        flags: Mapping[int, tuple[bool, bool]] | None = None,
+    ) -> None:
+        self._known = known
+        self._flags = flags or {}
+        self._unused: dict[int, Recorded] = {}
+        # Ordered dicts, not lists or dicts: the first of many equal calls leaves in constant time.
+        self._by_key: dict[tuple[str, str], OrderedDict[int, None]] = {}
+        self._by_ordinal: dict[tuple[str, str, int], int] = {}
+        self._by_name: dict[str, set[int]] = {}
+        self._covered: dict[int, int] = {}
+        for entry in entries:
+            self._load(entry)
+        for recorded in self._unused.values():
+            self._index(recorded)
+
+    def __len__(self) -> int:
+        return len(self._unused)
+
+    @property
+    def unused(self) -> list[Recorded]:
+        """What no call used, in order; calls made inside an unused completed one left out."""
+        return [each for number, each in self._unused.items() if number not in self._covered]
+
+    @property
+    def all(self) -> list[Recorded]:
+        """What no call used, in order."""
+        return list(self._unused.values())
+
+    def get(self, number: int) -> Recorded | None:
+        """The recorded call of that number, while unused."""
+        return self._unused.get(number)
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def _load(self, entry: Entry) -> None:
+        record = entry.record
+        loader = _LOADERS.get(type(record))
+        if loader is not None:
+            loader(self, entry)
+        if entry.number in self._flags:
+            number = getattr(record, "number", None) or record.call.number  # type: ignore[union-attr]
+            recorded = self._unused[number]
+            recorded.handled, recorded.retry = self._flags[entry.number]
+
+    def _load_intent(self, entry: Entry) -> None:
+        call = entry.record.call  # type: ignore[union-attr]
+        self._acted_on(call)
+        self._unused[call.number] = Recorded(call, _Status.OPEN, entry, entry)
+
+    def _load_outcome(self, entry: Entry) -> None:
+        outcome = entry.record
+        assert isinstance(outcome, Outcome)
+        self._acted_on(outcome.call)
+        self._unused[outcome.call.number] = Recorded(
+            outcome.call, _Status[outcome.status.upper()], entry, entry
+        )
+
+    def _acted_on(self, call: Call) -> None:
+        """A call made while handling a failure shows that the workflow acted on that failure."""
+        failed = self._unused.get(call.unwinding or 0)
+        if failed is not None:
+            failed.handled = True
+
+    def _load_handled(self, entry: Entry) -> None:
+        for number in entry.record.numbers:  # type: ignore[union-attr]
+            if number in self._unused:
+                self._unused[number].handled = True
+
+    def _load_settled(self, entry: Entry) -> None:
+        settled = entry.record
+        assert isinstance(settled, Settled)
+        recorded = self._unused.get(settled.number)
+        if recorded is not None:
+            status = _Status.COMPLETED if settled.landed else _Status.FREE
+            self._unused[settled.number] = Recorded(recorded.call, status, entry, recorded.origin)
+
+    def _load_forgotten(self, entry: Entry) -> None:
+        for number in entry.record.numbers:  # type: ignore[union-attr]
+            self._unused.pop(number, None)
+
+    def _load_ended(self, entry: Entry) -> None:
+        ended = entry.record
+        assert isinstance(ended, Ended)
+        for number in ended.retry:
+            if number in self._unused:
+                self._unused[number].retry = True
+        for number in ended.spent:
+            self._unused.pop(number, None)
+
+    def _index(self, recorded: Recorded) -> None:
+        call = recorded.call
+        self._by_key.setdefault((call.name, call.digest), OrderedDict())[call.number] = None
+        self._by_ordinal.setdefault((call.name, call.digest, call.ordinal), call.number)
+        self._by_name.setdefault(call.name, set()).add(call.number)
+        outcome = recorded.outcome
+        if outcome is not None and recorded.answers:
+            for inner in outcome.inner:
+                self._covered[inner] = call.number
+
+    # -- matching --------------------------------------------------------------------------------
+
+    def match(self, call: Call, *, directly: bool, alone: Callable[[], bool]) -> Match:
+        """Decide a call; the recorded calls it names stay in the pool until :meth:`take`.
+
+        Args:
+            call: what is being called; its ``number`` does not matter.
+            directly: it is made by the workflow's own statement, which makes it at most once.
+            alone: whether no other task or thread of the run could make the recorded call.
+        """
+        recorded = self._candidate(call)
+        if recorded is not None:
+            return Match(self._verdict(recorded), (recorded,))
+        if not call.effect:
+            return _FRESH
+        rivals = self._rivals(call)
+        if not rivals:
+            return _FRESH
+        only = rivals[0]
+        if (
+            directly
+            and len(rivals) == 1
+            and only.answers
+            and (only.call.name, only.call.place, only.call.site)
+            == (call.name, call.place, call.site)
+            and alone()
+        ):
+            return Match(Verdict.CHANGED, (only,))
+        return Match(Verdict.BLOCKED, tuple(rivals))
+
+    def _verdict(self, recorded: Recorded) -> Verdict:
+        if recorded.answers:
+            return Verdict.ANSWER
+        return Verdict.DOUBT if recorded.in_doubt else Verdict.AGAIN
+
+    def _candidate(self, call: Call) -> Recorded | None:
+        numbers = self._by_key.get((call.name, call.digest), ())
+        first = self._by_ordinal.get((call.name, call.digest, call.ordinal), 0)
+        for number in itertools.chain((first,) if first in numbers else (), numbers):
+            recorded = self._unused[number]
+            if self._fits(recorded, call):
+                return recorded
+        return None
+
+    def _fits(self, recorded: Recorded, call: Call) -> bool:
+        other = recorded.call
+        if other.unwinding != call.unwinding:
+            return False
+        if other.module != call.module and (other.module, other.name) in self._known:
+            return False
+        # What was called inside a completed step answers only inside a step of that name, unless
+        # the code was rearranged around it.
+        return other.scope == call.scope or other.number not in self._covered
+
+    def _rivals(self, call: Call) -> list[Recorded]:
+        """Recorded effects that this call could be, with other arguments."""
+        numbers = set(self._by_name.get(call.name, ()))
+        if call.place:
+            numbers.update(
+                number
+                for number, recorded in self._unused.items()
+                if recorded.call.place == call.place and recorded.in_doubt
+            )
+        return [
+            self._unused[number]
+            for number in sorted(numbers)
+            if number in self._unused
+            and number not in self._covered
+            and self._unused[number].may_have_happened
+        ]
+
+    def take(self, recorded: Recorded) -> None:
+        """A call uses this record; what was called inside it is used with it."""
+        self._remove(recorded.call.number)
+        outcome = recorded.outcome
+        if outcome is not None and recorded.answers:
+            for number in outcome.inner:
+                self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        recorded = self._unused.pop(number, None)
+        self._covered.pop(number, None)
+        if recorded is not None:
+            call = recorded.call
+            del self._by_key[call.name, call.digest][number]
+            self._by_name[call.name].discard(number)
+
+
+_LOADERS: dict[type, Callable[[Pool, Entry], None]] = {
+    Intent: Pool._load_intent,
+    Outcome: Pool._load_outcome,
+    Handled: Pool._load_handled,
+    Settled: Pool._load_settled,
+    Forgotten: Pool._load_forgotten,
+    Ended: Pool._load_ended,
+}

@@ -1,0 +1,370 @@
+"""One call of a step, tool or child workflow, from its first look into the journal to its outcome.
+
+:func:`perform` is a generator that decides; what takes time (an attempt of the body, a wait) it
+yields as an operation, which ``_drive`` executes for synchronous functions and ``_adrive`` awaits
+for coroutine functions.  So both forms are one text.
+
+Imports: run, attempts, doubt, and what they import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Union
+
+from stepwise import _codec, _tasks
+from stepwise._attempts import Attempts
+from stepwise._doubt import (
+    DidNotHappen,
+    Inconclusive,
+    InDoubt,
+    InDoubtCall,
+    Landed,
+    changed_text,
+    in_doubt,
+    may_be_another,
+)
+from stepwise._flows import Flows
+from stepwise._matching import Match, Recorded, Verdict
+from stepwise._mutation import replay_changed
+from stepwise._notices import notice, warn
+from stepwise._origin import Origin
+from stepwise._records import Call, preview_arguments
+from stepwise._run import Scope
+from stepwise._snapshot import Surroundings
+from stepwise.errors import (
+    ArgumentMutatedWarning,
+    ArgumentsChangedWarning,
+    NotRecordableError,
+    RunStopped,
+    UnreadableValueError,
+)
+
+__all__ = [
+    "Attempt",
+    "Change",
+    "Core",
+    "Operation",
+    "Performer",
+    "Ready",
+    "Result",
+    "Sleep",
+    "perform",
+]
+
+
+class Watches(Protocol):
+    """Notices that a call changes its arguments."""
+
+    def changed(self) -> list[str]:
+        """The names of those that are not as they were."""
+
+    @property
+    def around(self) -> Surroundings:
+        """The arguments that may be changed."""
+
+
+class Performer(Protocol):
+    """What is called: a step, a tool or a child workflow."""
+
+    name: str
+    module: str
+    effect: bool
+    idempotent: bool
+    in_doubt: InDoubt
+    fails_cleanly: tuple[type[BaseException], ...]
+    timeout: float | None
+    child: str  # run id, for a child workflow
+
+    def watch(self, bound: Mapping[str, Any]) -> Watches:
+        """What notices that the call changes its arguments."""
+
+    def attempts(self) -> Attempts:
+        """The attempts that one call may have."""
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """The function to execute for a call."""
+
+
+@dataclass
+class Result:
+    """What came of an operation: a value, or an exception that is yet to be raised.
+
+    Exceptions travel as values: thrown through a generator, a ``StopIteration`` would change type.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+
+    def unwrap(self) -> Any:
+        """The value; raises the exception."""
+        if self.error is None:
+            return self.value
+        try:
+            raise self.error
+        finally:
+            self.error = None  # no cycle through the traceback
+
+
+# -- operations ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of a body, inside the scope of its call."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    scope: Scope | None
+    name: str
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Wait between two attempts."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """Wait until another flow of control of the run did something; the value says if one did."""
+
+    flows: Flows
+    seen: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The journal has been asked, and nothing was done yet."""
+
+
+Operation = Union[Attempt, Sleep, Change, Ready]
+Core = Generator[Operation, Result, Result]
+
+
+# -- the call ------------------------------------------------------------------------------------
+
+
+def perform(
+    performer: Performer,
+    scope: Scope,
+    digest: str,
+    bound: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Core:
+    """Answer a call from the journal, or execute it and record its outcome.
+
+    Args:
+        digest: of the arguments.
+        bound: the arguments by parameter name.
+    """
+    active = scope.run
+    active.check(performer.name)
+    call, origin = active.begin(
+        scope,
+        performer.name,
+        performer.module,
+        digest,
+        preview_arguments(bound),
+        effect=performer.effect,
+    )
+    match = yield from _claim(scope, call, origin)
+    recorded = match.recorded[0] if match.recorded else None
+    if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
+        if match.verdict is Verdict.CHANGED:
+            warn(changed_text(call, recorded), ArgumentsChangedWarning)
+        answer = _answer(performer, scope, recorded, bound)
+        if answer is not None:
+            return answer
+    if recorded is None and call.effect and active.journal.unknown_effects:
+        raise active.stop(active.journal.refuse_effect(call.name))
+    yield Ready()
+    call = active.number(call, recorded, performer.child)
+    if recorded is not None and match.verdict is Verdict.DOUBT:
+        settled = yield from _decide(performer, scope, call, recorded, bound)
+        if settled is not None:
+            return settled
+    if call.effect:
+        active.intend(call)
+    with active.flows.working(call.number):
+        return (yield from _execute(performer, scope, call, bound, args, kwargs))
+
+
+def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result, Match]:
+    """Find what is recorded of the call, and take it out of the pool.
+
+    Where a recorded side effect could be this very call with other arguments, the other tasks and
+    threads of the run are first given the time to claim theirs.
+    """
+    active = scope.run
+    while True:
+        seen = active.flows.changes
+        match = active.match(call, origin)
+        if match.verdict is Verdict.BLOCKED:
+            with active.flows.blocked(scope.around):
+                if active.others_alive():
+                    changed = yield Change(active.flows, seen)
+                    if changed.value or active.flows.others_working():
+                        active.check(call.name)
+                        continue
+            raise active.stop(may_be_another(active, call, match))
+        if not match.recorded or active.take(match.recorded[0]):
+            return match
+
+
+def _answer(
+    performer: Performer, scope: Scope, recorded: Recorded, bound: Mapping[str, Any]
+) -> Result | None:
+    """The recorded outcome; ``None`` if it cannot be loaded and the call may run again."""
+    active = scope.run
+    call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
+    outcome = recorded.outcome
+    if outcome is not None and outcome.status != "completed":
+        result = Result(error=_codec.decode_error(payload))
+        assert result.error is not None
+        active.unwinding.failed(call.number, result.error, pending=False)
+    else:
+        try:
+            if outcome is not None and outcome.changed:
+                around = performer.watch(bound).around
+                result = Result(replay_changed(payload, outcome.python, around))
+            else:
+                result = Result(_codec.decode(payload, getattr(record, "python", None)))
+        except UnreadableValueError as error:
+            if call.effect and not call.child:
+                why = f"{call.name} returned, but {error}"
+                raise active.stop(in_doubt(active, recorded, why)) from error
+            notice(f"run {active.run_id}: {call.name} runs again, since {error}")
+            return None
+    active.answered(scope, recorded)
+    return result
+
+
+def _execute(
+    performer: Performer,
+    scope: Scope,
+    call: Call,
+    bound: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Core:
+    active, attempts = scope.run, performer.attempts()
+    function, watch = performer.body(call), performer.watch(bound)
+    while True:
+        number = attempts.number
+        inner = Scope(active, call, (*scope.around, call.number), number, [])
+        result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
+        if result.error is None:
+            changed = watch.changed()
+            if changed and not call.child:
+                _warn_mutated(call, changed)
+            try:
+                active.outcome(
+                    scope,
+                    call,
+                    "completed",
+                    result.value,
+                    inner=inner.inner,
+                    attempts=number,
+                    around=watch.around if changed else None,
+                )
+                return result
+            except NotRecordableError as error:
+                if call.child:  # its own journal can make the result again
+                    return result
+                result = Result(error=error)
+        assert result.error is not None
+        clean = isinstance(result.error, performer.fails_cleanly)
+        may_repeat = not call.effect or clean or performer.idempotent
+        delay = attempts.next_delay(result.error) if may_repeat else None
+        if delay is None:
+            _record_failure(scope, call, result.error, inner.inner, number, clean=clean)
+            return result
+        yield Sleep(delay)
+        active.check(call.name)
+
+
+def _warn_mutated(call: Call, changed: list[str]) -> None:
+    names = ", ".join(map(repr, changed))
+    warn(
+        f"{call.name!r} changed its argument {names}. What it became is recorded with the result, "
+        "and put back when the call is answered from the journal; return the change instead, which "
+        "costs less and is seen where it happens",
+        ArgumentMutatedWarning,
+    )
+
+
+def _record_failure(
+    scope: Scope,
+    call: Call,
+    error: BaseException,
+    inner: list[int],
+    attempts: int,
+    *,
+    clean: bool,
+) -> None:
+    """Record what a call raised, unless it is the run that is being stopped."""
+    active = scope.run
+    if isinstance(error, RunStopped):
+        active.stop(error)
+    elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
+        pass  # the call has no outcome: it runs again, or is in doubt
+    else:
+        status: Literal["cancelled", "failed"] = (
+            "cancelled" if _tasks.is_cancellation(error) else "failed"
+        )
+        active.outcome(scope, call, status, error, inner=inner, attempts=attempts, clean=clean)
+
+
+# -- doubt ---------------------------------------------------------------------------------------
+
+
+def _decide(
+    performer: Performer,
+    scope: Scope,
+    call: Call,
+    recorded: Recorded,
+    bound: Mapping[str, Any],
+) -> Generator[Attempt, Result, Result | None]:
+    """Settle a call in doubt as its tool says; ``None`` if it is to run (again)."""
+    active, policy = scope.run, performer.in_doubt
+    if policy == "raise":
+        raise active.stop(in_doubt(active, recorded))
+    if policy == "retry":
+        return None
+    if policy == "skip":
+        answer: Any = Landed(None)
+    else:
+        assert callable(policy)
+        outcome = recorded.outcome
+        error = _codec.decode_error(recorded.entry.payload) if outcome is not None else None
+        question = InDoubtCall(call.name, bound, call.key, recorded.call.at, error)
+        asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
+        if asked.error is not None:
+            why = f"asking whether {call.name} happened failed with {asked.error!r}"
+            raise active.stop(in_doubt(active, recorded, why)) from asked.error
+        answer = asked.value
+    if isinstance(answer, Landed):
+        active.settle(call, landed=True, value=answer.value)
+        active.answered(scope, recorded)
+        return Result(answer.value)
+    if _is(answer, DidNotHappen):
+        active.settle(call, landed=False)
+        return None
+    if _is(answer, Inconclusive):
+        why = f"{call.name} was started, and its reconcile could not tell whether it happened"
+    else:
+        why = (
+            f"the reconcile of {call.name} returned {answer!r} instead of Landed(value), "
+            "DidNotHappen or Inconclusive"
+        )
+    raise active.stop(in_doubt(active, recorded, why))
+
+
+def _is(answer: object, kind: type) -> bool:
+    return answer is kind or isinstance(answer, kind)

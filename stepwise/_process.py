@@ -1,0 +1,88 @@
+"""What this process remembers of the runs it executed.
+
+Two things decide which run a call means and are in no store: how many runs with equal arguments
+have completed here (a loop that calls a workflow five times means five runs), and which objects a
+run was given that stopped (it may have changed them; a call with the same objects means that run).
+
+Imports: digest, identity.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepwise.errors import DigestError
+
+__all__ = ["Given", "Memory", "memory"]
+
+_STOPPED = 32  # runs whose objects are held
+_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The objects a workflow was called with."""
+
+    name: str
+    bound: Mapping[str, Any]
+    instance: Any
+
+    def same_as(self, other: Given) -> bool:
+        """Whether these are the very same objects."""
+        return (
+            self.name == other.name
+            and self.instance is other.instance
+            and self.bound.keys() == other.bound.keys()
+            and all(_same(value, other.bound[name]) for name, value in self.bound.items())
+        )
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in _ATOMS and one == other)
+
+
+class Memory:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._completed: Counter[tuple[str, str]] = Counter()
+        self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
+
+    def ordinal(self, store: str, base: str) -> int:
+        """How many runs of this derived id have completed here."""
+        with self._mutex:
+            return self._completed[store, base]
+
+    def completed(self, store: str, base: str, run_id: str) -> None:
+        """A run has completed, or its result was recalled."""
+        with self._mutex:
+            self._completed[store, base] += 1
+            self._stopped.pop((store, run_id), None)
+
+    def stopped(self, store: str, run_id: str, given: Given, digest: Callable[[], str]) -> None:
+        """A run has failed or was interrupted; ``digest`` tells how it left its arguments."""
+        try:
+            now = digest()
+        except DigestError:
+            return
+        with self._mutex:
+            self._stopped[store, run_id] = given, now
+            self._stopped.move_to_end((store, run_id))
+            while len(self._stopped) > _STOPPED:
+                self._stopped.popitem(last=False)
+
+    def recognise(self, store: str, given: Given, digest: str) -> str | None:
+        """The stopped run that was given these objects, if they are as it left them."""
+        with self._mutex:
+            for (where, run_id), (before, left) in reversed(self._stopped.items()):
+                if where == store and left == digest and before.same_as(given):
+                    return run_id
+        return None
+
+
+memory = Memory()

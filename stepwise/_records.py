@@ -1,0 +1,334 @@
+"""What the journal is made of: frozen facts, and their form as a header.
+
+A record has a header (JSON, this module) and at most one payload (an encoded value or exception).
+Everything that a listing shows is in the header, so that looking at a run never unpickles.
+Imports: nothing of ours.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import reprlib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, NamedTuple
+
+__all__ = [
+    "Call",
+    "Ended",
+    "Entry",
+    "Forgotten",
+    "Handled",
+    "Intent",
+    "Outcome",
+    "Record",
+    "Resumed",
+    "RunFacts",
+    "Settled",
+    "Started",
+    "from_header",
+    "preview",
+    "preview_arguments",
+    "to_header",
+]
+
+StepStatus = Literal["completed", "failed", "cancelled"]
+
+ANY_ERROR = 0
+"""``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a step, tool or child workflow in a run.
+
+    Args:
+        number: unique in the run, growing; what ``stepwise show`` lists.
+        name: the step's name.
+        module: where the step is defined.
+        digest: of its arguments.
+        ordinal: how many-th call of that name in the run.
+        scope: name of the step that made the call; empty for the workflow itself.
+        unwinding: number of the failed call that was being handled, ``ANY_ERROR`` for another
+            exception, ``None`` if none was.
+        place: structural path of the workflow's statement; empty if unknown.
+        site: ``file:line`` of the caller.
+        arguments: shortened text of them.
+        effect: it has side effects, or is a child workflow.
+        key: idempotency key.
+        child: run id, for a child workflow.
+        at: when it began, seconds since 1970.
+    """
+
+    number: int
+    name: str
+    module: str
+    digest: str
+    ordinal: int
+    scope: str = ""
+    unwinding: int | None = None
+    place: str = ""
+    site: str = ""
+    arguments: str = ""
+    effect: bool = False
+    key: str = ""
+    child: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run begins.  Payload: its arguments, where they can be recorded."""
+
+    workflow: str
+    digest: str
+    arguments: str
+    code: str = ""
+    file: str = ""
+    parent: str = ""
+    python: str | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """An attempt after the first one begins."""
+
+    epoch: int
+    how: str
+    step: int
+    code: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A side effect is about to happen."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A call ended.  Payload: its value or its exception.
+
+    Args:
+        clean: a failure that proves that nothing happened.
+        inner: numbers of the calls that it made or was answered, to any depth.
+        preview: the value or the exception, shortened.
+        changed: objects that it was given, name and kind, if it changed any; the payload then
+            holds what they became, too.
+        python: see :class:`stepwise._codec.Encoded`.
+    """
+
+    call: Call
+    status: StepStatus
+    attempts: int = 1
+    clean: bool = False
+    inner: tuple[int, ...] = ()
+    preview: str = ""
+    traceback: str = ""
+    changed: dict[str, str] = field(default_factory=dict)
+    python: str | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The workflow went on after these failed or cancelled calls: that is their outcome."""
+
+    numbers: tuple[int, ...]
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Somebody who looked settled a call in doubt.  Payload, if it landed: its value."""
+
+    number: int
+    landed: bool
+    preview: str = ""
+    python: str | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """These calls are to run again."""
+
+    numbers: tuple[int, ...]
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt ended by returning or raising.  Payload: the result or the exception.
+
+    Args:
+        recorded: there is a payload; a result that cannot be recorded is computed again.
+        changed: as in an outcome.
+        retry: failed calls in the chain of the exception.
+        spent: calls made while it unwound; they answer nobody.
+    """
+
+    status: Literal["completed", "failed"]
+    recorded: bool = True
+    changed: dict[str, str] = field(default_factory=dict)
+    retry: tuple[int, ...] = ()
+    spent: tuple[int, ...] = ()
+    resumed_from: int | None = None
+    executed: int = 0
+    skipped: int = 0
+    preview: str = ""
+    python: str | None = None
+    at: float = 0.0
+
+
+Record = Started | Resumed | Intent | Outcome | Handled | Settled | Forgotten | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a listing shows of a run; kept in the store's head, derived from the journal.
+
+    Args:
+        workflow: its full name (``/path/agent.py:agent``).
+        label: its short name (``agent``).
+        digest: of the arguments.
+        code: fingerprint of the workflow's code.
+        parent: run id of the run that called it; empty for none.
+        end: number of the record that ended it; 0 while there is none.
+        pruned: number of the last record that was pruned.
+        created_at, updated_at: seconds since 1970.
+    """
+
+    run_id: str
+    workflow: str
+    label: str
+    status: Literal["running", "completed", "failed"]
+    arguments: str
+    digest: str
+    code: str = ""
+    parent: str = ""
+    error: str = ""
+    end: int = 0
+    pruned: int = 0
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+
+class Entry(NamedTuple):
+    """A record in its place in the journal."""
+
+    number: int
+    record: Record
+    payload: bytes
+
+
+# -- headers -------------------------------------------------------------------------------------
+
+_KINDS: dict[str, type] = {
+    cls.__name__.lower(): cls
+    for cls in (Started, Resumed, Intent, Outcome, Handled, Settled, Forgotten, Ended)
+}
+_FIELDS = {
+    cls: [
+        (f.name, f.default if f.default_factory is MISSING else f.default_factory())
+        for f in fields(cls)
+    ]
+    for cls in (*_KINDS.values(), Call)
+}  # fmt: skip
+_NAMES = {cls: name for name, cls in _KINDS.items()}
+
+
+def to_header(record: Record) -> dict[str, Any]:
+    """The record as JSON-able facts; those that are at their default are left out."""
+    return {"kind": _NAMES[type(record)], **_facts(record)}
+
+
+def _facts(record: Any) -> dict[str, Any]:
+    facts = {}
+    for name, default in _FIELDS[type(record)]:
+        value = getattr(record, name)
+        if default is MISSING or value != default:
+            facts[name] = _facts(value) if name == "call" else value
+    return facts
+
+
+def from_header(header: Mapping[str, Any]) -> Record:
+    """The inverse of :func:`to_header`.  Facts that this version does not know are ignored."""
+    cls = _KINDS[header["kind"]]
+    facts = {}
+    for name, _ in _FIELDS[cls]:
+        if name in header:
+            value = header[name]
+            if name == "call":
+                value = Call(**{k: v for k, v in value.items() if k in Call.__slots__})
+            facts[name] = tuple(value) if type(value) is list else value
+    record: Record = cls(**facts)
+    return record
+
+
+# -- previews ------------------------------------------------------------------------------------
+
+
+class _Repr(reprlib.Repr):
+    """``reprlib``, with the large and the address-bearing kept short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
+        self.maxdict = 8
+        self.maxstring = self.maxother = 80
+        self.maxlong = 40
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        cls = type(x)
+        shape = getattr(x, "shape", None)
+        if isinstance(shape, tuple):
+            return f"<{cls.__name__} {'x'.join(map(str, shape))}>"
+        state = getattr(x, "__dict__", None)
+        if hasattr(cls, "__dataclass_fields__") or hasattr(cls, "__pydantic_validator__"):
+            if level <= 0 or not isinstance(state, dict):
+                return f"{cls.__name__}(...)"
+            shown = [f"{n}={self.repr1(v, level - 1)}" for n, v in list(state.items())[:4]]
+            return f"{cls.__name__}({', '.join(shown + ['...'] * (len(state) > 4))})"
+        if getattr(cls, "__repr__", None) is object.__repr__:
+            return f"<{cls.__name__}>"
+        return super().repr_instance(x, level)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        # The inherited one sorts all the keys first.
+        if level <= 0 and x:
+            return "{...}"
+        shown = [
+            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}"
+            for key, item in itertools.islice(x.items(), self.maxdict)
+        ]
+        return f"{{{', '.join(shown + ['...'] * (len(x) > self.maxdict))}}}"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return builtins.repr(x) if len(x) <= 40 else f"<{len(x)} bytes>"
+
+    def repr_function(self, x: Any, level: int) -> str:
+        return f"<function {x.__qualname__}>"
+
+
+_repr = _Repr()
+
+
+def preview(value: object, limit: int = 200) -> str:
+    """``repr(value)``, shortened to ``limit`` characters; never raises."""
+    try:
+        text = _repr.repr(value)
+    except Exception as error:  # somebody's __getattr__ or __len__
+        text = f"<{type(value).__name__}: {type(error).__name__} in repr>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def preview_arguments(arguments: Mapping[str, object], limit: int = 400) -> str:
+    """``name=value, name=value``, shortened."""
+    text = ", ".join(f"{name}={preview(value, 160)}" for name, value in arguments.items())
+    return text if len(text) <= limit else text[: limit - 3] + "..."

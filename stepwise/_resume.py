@@ -1,0 +1,251 @@
+"""Where a run goes on: inside its function at the newest checkpoint that fits, else from the top.
+
+Imports: frames, checkpoints, run, mutation, journal, matching.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepwise._checkpoints import Checkpoints, Loaded, Retention, State
+from stepwise._frames import RestoreFailedError, WorkflowFrame, Workplace
+from stepwise._journal import Position, holds
+from stepwise._matching import Pool
+from stepwise._mutation import surroundings
+from stepwise._notices import count, notice
+from stepwise._pickling import PYTHON
+from stepwise._records import Ended, Entry, Forgotten, Outcome, Resumed, Started
+from stepwise._run import ActiveRun
+from stepwise._snapshot import Surroundings, load_values
+from stepwise._steps import known_steps
+from stepwise.errors import CodeChangedError
+from stepwise.rewrite import Rewritten, Source, pending, prefix_fingerprint
+
+__all__ = ["Body", "CheckpointPolicy"]
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When checkpoints are taken and how many are kept.
+
+    Args:
+        every: after this many steps, and after every side effect.
+        keep: how many, for the retention ``prune_old``.
+        prune_journal: delete the records that no kept checkpoint needs.
+    """
+
+    every: int = 1
+    retention: Retention = "prune_old"
+    keep: int = 3
+    prune_journal: bool = False
+
+
+class Body:
+    """The workflow function of a run, called so that it goes on where the run stopped.
+
+    Args:
+        plain: the call of the plain function.
+        rewritten: the function that can be entered in the middle; ``None`` if there is none.
+        why: it is not there, for the warning.
+        call: with what the rewritten function is called.
+        arguments_changed: the objects it is called with are not as they were in the beginning.
+    """
+
+    def __init__(
+        self,
+        active: ActiveRun,
+        *,
+        plain: Callable[[], Any],
+        rewritten: Rewritten | None,
+        source: Source,
+        call: tuple[tuple[Any, ...], Mapping[str, Any]],
+        bound: Mapping[str, Any],
+        instance: Any,
+        policy: CheckpointPolicy,
+        is_new: bool,
+        code: str,
+        arguments_changed: bool,
+    ) -> None:
+        self.active = active
+        self._plain = plain
+        self._rewritten = rewritten
+        self._source = source
+        self._call = call
+        self._bound, self._instance = bound, instance
+        self._policy = policy
+        self._is_new = is_new
+        self._code = code
+        self._arguments_changed = arguments_changed
+        self._told = ""
+        self._reasons: list[str] = []
+        self._checkpoints = Checkpoints(
+            active.journal, policy.retention, policy.keep, prune_journal=policy.prune_journal
+        )
+
+    def arguments(self) -> Surroundings:
+        """The mutable objects that the function was called with."""
+        return surroundings(self._bound, self._instance)
+
+    def run(self) -> Any:
+        """Call the function, or enter it in the middle."""
+        while True:
+            try:
+                return self._enter()
+            except RestoreFailedError as error:
+                self._restore_failed(error)
+            finally:
+                pending.set(None)
+
+    async def arun(self) -> Any:
+        """The same for a coroutine function."""
+        while True:
+            try:
+                return await self._enter()
+            except RestoreFailedError as error:
+                self._restore_failed(error)
+            finally:
+                pending.set(None)
+
+    def _enter(self) -> Any:
+        """Prepare what fits best; the call itself is left to the function's own first line."""
+        loaded = None if self._is_new else self._choose()
+        if loaded is None and not self._is_new:
+            self._replay()
+        if self._rewritten is None:
+            self._begun()
+            return self._plain()
+        target = self._rewritten.number(loaded.state.position) if loaded is not None else 0
+        place = Workplace(
+            self._rewritten, self._source, self._bound, self._instance, self._policy.every
+        )
+        frame = WorkflowFrame(
+            self.active, place, self._checkpoints, self._begun, loaded, target or 0
+        )
+        self.active.frame = frame
+        pending.set(frame)
+        args, kwargs = self._call
+        return self._rewritten.function(*args, **kwargs)
+
+    def _restore_failed(self, error: RestoreFailedError) -> None:
+        frame = self.active.frame
+        assert isinstance(frame, WorkflowFrame)
+        assert frame.loaded is not None
+        self._checkpoints.refuse(frame.loaded.name)
+        self._reasons.append(
+            f"the variables at {frame.loaded.state.where} cannot be loaded ({error})"
+        )
+
+    # -- choosing --------------------------------------------------------------------------------
+
+    def _choose(self) -> Loaded | None:
+        """The newest checkpoint that verifies, fits the code, and lies before what is to be redone.
+
+        With it, the journal after it is loaded and the pool filled.
+        """
+        for loaded in self._checkpoints.load():
+            if isinstance(loaded, str):
+                self._reasons.append("the newest checkpoint does not verify")
+                continue
+            if self._rewritten is None:
+                return None
+            state = loaded.state
+            if state.python != PYTHON:
+                self._reasons.append(
+                    f"the checkpoint at {state.where} was written by Python {state.python}"
+                )
+                continue
+            if self._rewritten.number(state.position) is None or not self._prefix_holds(state):
+                self._reasons.append(f"the code before {state.where} has changed")
+                continue
+            journal = self.active.journal
+            if not holds(journal.store, journal.seal, journal.run_id, state.start):
+                self._reasons.append(f"the journal before {state.where} is damaged")
+                continue
+            entries = journal.load(state.start)
+            if not _redoes(state, entries):
+                self._fill(state, entries)
+                return loaded
+        return None
+
+    def _prefix_holds(self, state: State) -> bool:
+        node = self._source.node()
+        if node is None:
+            return False
+        return prefix_fingerprint(node, state.position, state.visited) == state.prefix
+
+    def _fill(self, state: State, entries: list[Entry]) -> None:
+        journal = self.active.journal
+        earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
+        flags = {entry.number: (handled, retry) for entry, handled, retry in earlier}
+        pool = Pool([*(entry for entry, _, _ in earlier), *entries], known_steps, flags)
+        self.active.go_on_at(state, pool)
+        edited = bool(self._code) and self._code != self.active.facts.code
+        self._told = (
+            f"goes on at {state.where}, after {count(state.step, 'step')}"
+            f"{' (the code below it was edited)' if edited else ''}"
+        )
+
+    def _replay(self) -> None:
+        """From the top, answered by the journal."""
+        active = self.active
+        if active.facts.pruned:
+            raise CodeChangedError(
+                f"run {active.run_id!r} cannot go on: {'; '.join(self._reasons)}, and its journal "
+                "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
+                "Bring back the code as it was, or start over: "
+                f"stepwise forget {active.run_id}",
+                run_id=active.run_id,
+            )
+        entries = active.journal.load(Position())
+        pool = Pool(entries, known_steps)
+        done = sum(each.answers for each in pool.all)
+        active.pool = pool
+        active.progress.resumed_from = 0
+        self._told = f"replays from the top, {count(done, 'step')} answered by the journal"
+        if self._arguments_changed:
+            self._put_arguments_back(entries)
+
+    def _put_arguments_back(self, entries: list[Entry]) -> None:
+        started = next((entry for entry in entries if isinstance(entry.record, Started)), None)
+        around = self.arguments()
+        if started is not None and started.payload:
+            load_values(started.payload, around)
+        else:
+            notice(
+                f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
+                "the stopped attempt did to them stays"
+            )
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def _begun(self) -> None:
+        """The frame stands; nothing of the function has run."""
+        self.active.begun = True
+        if self._is_new:
+            return
+        active, now = self.active, time.time()
+        step = active.progress.resumed_from or 0
+        active.facts = replace(
+            active.facts, status="running", end=0, error="", code=self._code, updated_at=now
+        )
+        resumed = Resumed(active.journal.epoch, how=self._told, step=step, code=self._code, at=now)
+        active.write((resumed, b""), durable=False, head=active.facts)
+        if active.parent is None:
+            why = f" ({'; '.join(dict.fromkeys(self._reasons))})" if self._reasons else ""
+            notice(f"{active.run_id} {self._told}{why}")
+
+
+def _redoes(state: State, entries: list[Entry]) -> bool:
+    """Whether a step done before the checkpoint is to be done again."""
+    again: set[int] = set()
+    for entry in entries:
+        if isinstance(entry.record, Ended):
+            again = set(entry.record.retry)
+        elif isinstance(entry.record, Outcome):
+            again.discard(entry.record.call.number)
+        elif isinstance(entry.record, Forgotten):
+            again.update(entry.record.numbers)
+    return any(number <= state.calls for number in again)

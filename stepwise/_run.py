@@ -1,0 +1,496 @@
+"""A run in progress, and the context variable that finds it.
+
+Everything that happens to the run's calls goes through here: whether a call may be made now, which
+record answers it, what is written when it ends.  What is *done* with a call (attempts, timeouts,
+doubt) is the business of ``_perform``.
+
+Imports: journal, matching, unwinding, origin, flows, lease, threads, codec, identity, records.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+from stepwise import _codec, _config, _tasks
+from stepwise._checkpoints import State
+from stepwise._flows import Flows
+from stepwise._identity import idempotency_key
+from stepwise._journal import Journal
+from stepwise._lease import Lease
+from stepwise._matching import Match, Pool, Recorded
+from stepwise._mutation import encode_changed
+from stepwise._notices import warn
+from stepwise._origin import Locator, Origin
+from stepwise._records import (
+    Call,
+    Ended,
+    Handled,
+    Intent,
+    Outcome,
+    Record,
+    RunFacts,
+    Settled,
+    StepStatus,
+    preview,
+)
+from stepwise._snapshot import Surroundings
+from stepwise._threads import Carrier
+from stepwise._unwinding import Unwinding
+from stepwise.errors import OutsideRunError, RunStopped, UnrecordedCallWarning
+
+__all__ = [
+    "ActiveRun",
+    "Progress",
+    "Scope",
+    "background",
+    "carrier",
+    "current_scope",
+    "live_runs",
+    "scope_variable",
+    "warn_if_unseen",
+]
+
+
+class Scope(NamedTuple):
+    """Where in a run this code is: inside which call, and what was called there so far.
+
+    Args:
+        call: the step that is being executed; ``None`` in the workflow's own code.
+        around: numbers of the steps being executed here, the outermost first.
+        attempt: of the step, from 1.
+        inner: numbers of the calls made or answered inside it.
+    """
+
+    run: ActiveRun
+    call: Call | None = None
+    around: tuple[int, ...] = ()
+    attempt: int = 1
+    inner: list[int] = []  # noqa: RUF012
+
+
+scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
+current_scope = scope_variable.get
+live_runs: set[ActiveRun] = set()
+carrier = Carrier(scope_variable)
+
+
+_NOWHERE = object()
+
+
+def warn_if_unseen(what: str) -> None:
+    """A step is called where no run is visible: say so, if it may belong to one in progress.
+
+    In a task it does not: tasks inherit the context.  Nor in a thread that was started outside
+    (there the variable is set, to ``None``).  That leaves threads that were there before the run,
+    and calls in an emptied context.
+    """
+    here = threading.get_ident()
+    for run in list(live_runs):
+        if run.thread == here or (
+            scope_variable.get(_NOWHERE) is _NOWHERE
+            and threading.current_thread() is not threading.main_thread()
+        ):
+            break
+    else:
+        return
+    if _tasks.current() is None:
+        warn(
+            f"{what} was called where no run is visible, while run {run.run_id!r} is in progress: "
+            "it ran without being recorded. If it belongs to the run, call it with "
+            "contextvars.copy_context().run(...), or start the thread inside the workflow; if not, "
+            "put it under `with stepwise.background():`",
+            UnrecordedCallWarning,
+        )
+
+
+@contextmanager
+def background() -> Iterator[None]:
+    """What is called, and the tasks and threads that are started, in here are not part of the run.
+
+    For a tracer, a client's keep-alive, a metrics thread: steps called there are plain functions,
+    and nobody waits for them.
+    """
+    token = scope_variable.set(None)
+    try:
+        yield
+    finally:
+        scope_variable.reset(token)
+
+
+class WatchesSteps(Protocol):
+    """The workflow function's frame."""
+
+    def done(self, *, effect: bool) -> None:
+        """A step of the workflow's own code ended."""
+
+
+@dataclass
+class Progress:
+    """What this attempt did so far.
+
+    Args:
+        executed, skipped: steps that it executed; that it did not, since they were done.
+        resumed_from: how many were done where it went on; ``None`` for a first attempt.
+    """
+
+    executed: int = 0
+    skipped: int = 0
+    resumed_from: int | None = None
+
+    @property
+    def done(self) -> int:
+        """How many steps are done, whoever did them."""
+        return self.executed + self.skipped
+
+
+class ActiveRun:
+    """A run that this process is executing.
+
+    Args:
+        facts: what a listing shows of it.
+        locator: finds the workflow's statement that makes a call.
+        parent: the run that called it.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease: Lease,
+        journal: Journal,
+        facts: RunFacts,
+        locator: Locator,
+        parent: ActiveRun | None,
+    ) -> None:
+        self.lease = lease
+        self.journal = journal
+        self.facts = facts
+        self.pool = Pool()
+        self.parent = parent
+        self.progress = Progress()
+        self.flows = Flows()
+        self.unwinding = Unwinding(facts.run_id)
+        self.frame: WatchesSteps | None = None
+        self.stopped: RunStopped | None = None
+        self.begun = False  # its function has been entered
+        self.ended = False
+        self.thread = threading.get_ident()  # in which a plain workflow function runs
+        self.task: Any = None  # in which an asynchronous workflow runs
+        self.waiter: Any = None  # the future at which its caller waits
+        self._locator = locator
+        self._ordinals: dict[str, int] = {}
+        self._children: dict[tuple[str, str], int] = {}
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        live_runs.add(self)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.facts.run_id
+
+    @property
+    def store_option(self) -> str:
+        """What a command line needs to find the run's store; empty for the default one."""
+        url = self.journal.store.url
+        return "" if url == _config.store() else f" --store {shlex.quote(url)}"
+
+    @property
+    def root(self) -> ActiveRun:
+        """The run at the top, which no other run called."""
+        run = self
+        while run.parent is not None:
+            run = run.parent
+        return run
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the caller of an asynchronous run was cancelled (Ctrl-C, a shutdown).
+
+        A cancellation inside the run (a timeout, a task group) leaves the caller alone.
+        """
+        waiter = self.root.waiter
+        return waiter is not None and waiter.cancelled()
+
+    # -- whether a call may be made --------------------------------------------------------------
+
+    def check(self, name: str) -> None:
+        """Raise if no call may be made now: the run stopped, ended, or is being interrupted."""
+        if os.getpid() != self._pid:
+            raise OutsideRunError(
+                f"{name} was called in a forked process of run {self.run_id!r}, which only the "
+                "process that started it can record. Call it there, or start a workflow in here",
+                run_id=self.run_id,
+            )
+        if self.stopped is not None:
+            raise self.stopped
+        if self.ended:
+            raise OutsideRunError(
+                f"{name} was called after run {self.run_id!r} had ended, by a task or thread that "
+                "outlived it. Await or join what the workflow starts before it returns",
+                run_id=self.run_id,
+            )
+        interrupt = self.unwinding.interrupt()
+        if interrupt is not None:
+            raise interrupt
+        if self.interrupted:
+            raise _tasks.cancellation()
+
+    def stop(self, error: RunStopped) -> RunStopped:
+        """Make ``error`` what every later call of this run, and of those around it, raises."""
+        run: ActiveRun | None = self
+        while run is not None:
+            run.stopped = run.stopped or error
+            run.flows.change()
+            run = run.parent
+        return error
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def note_handled(self) -> None:
+        """Record which failed calls the workflow turns out to have gone on from."""
+        handled = self.unwinding.gone_on()
+        if handled:
+            self.write((Handled(handled, time.time()), b""), durable=False)
+
+    def begin(
+        self, scope: Scope, name: str, module: str, digest: str, arguments: str, *, effect: bool
+    ) -> tuple[Call, Origin]:
+        """A call is about to be made: its identity, as yet without a number."""
+        self.note_handled()
+        origin = self._locator.origin() if effect else Origin(self._locator.site())
+        with self._lock:
+            ordinal = self._ordinals[name] = self._ordinals.get(name, 0) + 1
+        return Call(
+            number=0,
+            name=name,
+            module=module,
+            digest=digest,
+            ordinal=ordinal,
+            scope=scope.call.name if scope.call is not None else "",
+            unwinding=self.unwinding.label(),
+            place=origin.place,
+            site=origin.site,
+            arguments=arguments,
+            effect=effect,
+            key=idempotency_key(self.run_id, name, digest, ordinal),
+            at=time.time(),
+        ), origin
+
+    def next_child(self, name: str, digest: str) -> int:
+        """How many-th equal call of a child workflow this is."""
+        with self._lock:
+            ordinal = self._children[name, digest] = self._children.get((name, digest), 0) + 1
+            return ordinal
+
+    def match(self, call: Call, origin: Origin) -> Match:
+        """What is recorded of this call."""
+        with self._lock:
+            return self.pool.match(
+                call, directly=origin.directly, alone=lambda: not self.others_alive()
+            )
+
+    def take(self, recorded: Recorded) -> bool:
+        """Use a record; False if another task or thread was faster."""
+        with self._lock:
+            if self.pool.get(recorded.call.number) is not recorded:
+                return False
+            self.pool.take(recorded)
+        self.flows.change()
+        return True
+
+    def answered(self, scope: Scope, recorded: Recorded) -> None:
+        """A call was answered from the journal."""
+        outcome = recorded.outcome
+        inner = outcome.inner if outcome is not None else ()
+        self._note(scope, recorded.call.number, inner)
+        with self._lock:
+            self.progress.skipped += 1
+
+    def number(self, call: Call, recorded: Recorded | None, child: str) -> Call:
+        """Give a call its number: that of the record it continues, else a new one."""
+        if recorded is not None:
+            old = recorded.call
+            return replace(call, number=old.number, key=old.key, child=old.child or child)
+        return replace(call, number=self.journal.next_call(), child=child)
+
+    def intend(self, call: Call) -> None:
+        """Announce a side effect; durable when this returns."""
+        self.write((Intent(call), b""))
+
+    def outcome(
+        self,
+        scope: Scope,
+        call: Call,
+        status: StepStatus,
+        value: Any,
+        *,
+        inner: list[int],
+        attempts: int,
+        clean: bool = False,
+        around: Surroundings | None = None,
+    ) -> None:
+        """Record how a call ended; durable when this returns.
+
+        Args:
+            around: the arguments, if the call changed them.
+
+        Raises:
+            NotRecordableError: its value cannot be recorded.
+        """
+        failed = status != "completed"
+        changed = encode_changed(value, around) if around is not None else None
+        if changed is not None:
+            encoded = changed
+        elif failed:
+            encoded = _codec.encode_error(value)
+        else:
+            encoded = _codec.encode(value, f"the value returned by {call.name!r}")
+        outcome = Outcome(
+            call,
+            status,
+            attempts=attempts,
+            clean=clean,
+            inner=tuple(inner),
+            preview=preview(value),
+            traceback=_codec.traceback_text(value) if failed else "",
+            changed=around.kinds() if around is not None and changed is not None else {},
+            python=encoded.python,
+            at=time.time(),
+        )
+        self.write((outcome, encoded.data), durable=call.effect or status != "cancelled")
+        self._note(scope, call.number, tuple(inner))
+        with self._lock:
+            self.progress.executed += 1
+        if failed:
+            self.unwinding.failed(call.number, value)
+        if self.frame is not None and scope.call is None:
+            self.frame.done(effect=call.effect)
+
+    def settle(self, call: Call, *, landed: bool, value: Any = None) -> None:
+        """Record the answer of a ``reconcile`` function, or the decision to skip."""
+        encoded = _codec.encode(value, f"the value of {call.name!r}") if landed else None
+        settled = Settled(
+            call.number,
+            landed,
+            preview=preview(value) if landed else "",
+            python=encoded.python if encoded is not None else None,
+            at=time.time(),
+        )
+        self.write((settled, encoded.data if encoded is not None else b""))
+
+    def _note(self, scope: Scope, number: int, inner: tuple[int, ...]) -> None:
+        self.unwinding.made(number)
+        if scope.call is not None:
+            scope.inner.extend((number, *inner))
+
+    def write(
+        self, *items: tuple[Record, bytes], durable: bool = True, head: RunFacts | None = None
+    ) -> None:
+        """Append to the journal; if that fails, the run stops."""
+        try:
+            self.journal.append(*items, durable=durable, head=head)
+        except RunStopped as error:
+            raise self.stop(error) from error.__cause__
+
+    def others_alive(self) -> bool:
+        """Whether another task or thread of this run could make a call."""
+        here = _tasks.who()
+        return self.flows.others_working() or any(
+            scope.run.is_within(self)
+            for task, scope in _tasks.of_context(scope_variable)
+            if id(task) not in (here, self.unwinding.main)
+        )
+
+    def is_within(self, other: ActiveRun) -> bool:
+        """Whether this run is ``other`` or was called by it, at any distance."""
+        run: ActiveRun | None = self
+        while run is not None and run is not other:
+            run = run.parent
+        return run is other
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def state(self, **place: Any) -> State:
+        """What a checkpoint holds of the run; ``place`` is what it holds of the frame."""
+        at = self.journal.position
+        with self._lock:
+            return State(
+                step=self.progress.done,
+                calls=self.journal.calls,
+                ordinals=dict(self._ordinals),
+                children=[[*key, count] for key, count in self._children.items()],
+                journal=[at.last, (at.link or b"").hex(), at.effects],
+                unused=[
+                    [each.origin.number, each.entry.number, each.handled, each.retry]
+                    for each in self.pool.all
+                ],
+                at=time.time(),
+                **place,
+            )
+
+    def go_on_at(self, state: State, pool: Pool) -> None:
+        """Be where the run was when a checkpoint was taken."""
+        self.pool = pool
+        self.journal.calls = max(self.journal.calls, state.calls)
+        self.progress = Progress(skipped=state.step, resumed_from=state.step)
+        self._ordinals = dict(state.ordinals)
+        self._children = {(name, digest): count for name, digest, count in state.children}
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        status: Literal["completed", "failed"],
+        value: Any,
+        encoded: _codec.Encoded | None,
+        *,
+        changed: dict[str, str] | None = None,
+    ) -> None:
+        """Record how this attempt ended: ``value`` is what it returned or raised."""
+        error = value if status == "failed" else None
+        retry, handled = self.unwinding.end(error)
+        now = time.time()
+        items: list[tuple[Record, bytes]] = [(Handled(handled, now), b"")] if handled else []
+        ended = Ended(
+            status,
+            recorded=encoded is not None,
+            changed=changed or {},
+            retry=retry,
+            spent=self.unwinding.spent(error) if error is not None else (),
+            resumed_from=self.progress.resumed_from,
+            executed=self.progress.executed,
+            skipped=self.progress.skipped,
+            preview=preview(value),
+            python=encoded.python if encoded is not None else None,
+            at=now,
+        )
+        items.append((ended, encoded.data if encoded is not None else b""))
+        self.facts = replace(
+            self.facts,
+            status=status,
+            error=preview(error) if error is not None else "",
+            end=self.journal.position.last + len(items),
+            updated_at=now,
+        )
+        self.write(*items, head=self.facts)
+
+    def is_over(self) -> bool:
+        """Whether the workflow's code is certainly no longer running, though nobody closed it."""
+        if self.task is not None:
+            return bool(self.task.done())
+        return self.thread == threading.get_ident() and current_scope() is None
+
+    def close(self) -> None:
+        """Nothing more is recorded; the lease is given up."""
+        self.ended = True
+        live_runs.discard(self)
+        self._locator.close()
+        self.lease.release()

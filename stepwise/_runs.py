@@ -1,0 +1,368 @@
+"""Looking at runs: :class:`Run`, :func:`runs`, :func:`get_run`, and settling what is in doubt.
+
+A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
+unless a result or an exception is asked for.  Imports: journal, matching, lease, codec, stores.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from stepwise import _codec, _config
+from stepwise._checkpoints import Checkpoint, checkpoints_of
+from stepwise._doubt import DidNotHappen, Landed
+from stepwise._history import StepRecord, in_doubt, last_attempt, steps_of
+from stepwise._inspection import look_into, look_into_value
+from stepwise._journal import Journal, Lost, Position, facts_of, open_head, read, read_one
+from stepwise._lease import Lease
+from stepwise._matching import Pool, Recorded
+from stepwise._records import (
+    Ended,
+    Entry,
+    Forgotten,
+    RunFacts,
+    Settled,
+    preview,
+)
+from stepwise._run import live_runs
+from stepwise._seal import Seal, ephemeral_seal, load_seal
+from stepwise.errors import (
+    ConfigurationError,
+    RunNotFoundError,
+    StepNotFoundError,
+)
+from stepwise.stores import Owner, Store, open_store
+
+__all__ = ["Run", "get_run", "runs", "seal_for"]
+
+RunStatus = Literal["running", "completed", "failed", "crashed"]
+_UNSET: Any = object()
+_ephemeral = ephemeral_seal()
+
+
+def seal_for(store: Store) -> Seal:
+    """The seal of a store's records."""
+    return load_seal() if store.persistent else _ephemeral
+
+
+class Run:
+    """One execution of a workflow, across any number of crashes.
+
+    Got from ``workflow.execute(...)``, :func:`get_run`, :func:`runs` and :func:`current_run`.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store = store
+        self.id = run_id
+        self._seal = seal_for(store)
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        return f"<Run {self.id} {self.status}: {facts.label}({facts.arguments})>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and (self.id, self.store) == (other.id, other.store)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    def _facts(self) -> RunFacts:
+        facts = facts_of(self.store, self._seal, self.id)
+        if facts is None:
+            raise RunNotFoundError(f"run {self.id!r} is gone from {self.store.url}", run_id=self.id)
+        return facts
+
+    @property
+    def workflow(self) -> str:
+        """The workflow's full name, ``module:name`` or ``/path/script.py:name``."""
+        return self._facts().workflow
+
+    @property
+    def label(self) -> str:
+        """The workflow's short name."""
+        return self._facts().label
+
+    @property
+    def arguments(self) -> str:
+        """The arguments, as shortened text."""
+        return self._facts().arguments
+
+    @property
+    def parent(self) -> str | None:
+        """The run that called this one as a child workflow."""
+        return self._facts().parent or None
+
+    @property
+    def status(self) -> RunStatus:
+        """``running``, ``completed``, ``failed``; ``crashed`` if it runs and its owner is gone."""
+        status = self._facts().status
+        return "crashed" if status == "running" and self.owner is None else status
+
+    @property
+    def owner(self) -> Owner | None:
+        """The process that is executing it, if one is."""
+        return self.store.owner(self.id)
+
+    @property
+    def created_at(self) -> float:
+        """When it began, in seconds since 1970."""
+        return self._facts().created_at
+
+    @property
+    def updated_at(self) -> float:
+        """When its status last changed, in seconds since 1970."""
+        return self._facts().updated_at
+
+    # -- what happened ---------------------------------------------------------------------------
+
+    def _entries(self) -> Iterator[Entry]:
+        start = Position(self._facts().pruned, None)
+        for entry, _ in read(self.store, self._seal, self.id, start):
+            if not isinstance(entry, Lost):
+                yield entry
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """Every recorded call, in the order in which they were first made."""
+        return steps_of(list(self._entries()), owned=self.owner is not None)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Its checkpoints, the oldest first; it resumes at the newest that is verified."""
+        return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
+
+    def locals(self, at: int | None = None) -> dict[str, Any]:
+        """The local variables at a checkpoint.
+
+        What is not there in this program stands as a placeholder: instances of classes that it
+        does not have, clients and resources.
+
+        Args:
+            at: the checkpoint after this many steps, or the last one before; by default the newest.
+
+        Raises:
+            StepNotFoundError: there is no verified checkpoint (so early).
+            UnreadableValueError: it was written by another Python version.
+        """
+        found = [
+            loaded
+            for listed, loaded in checkpoints_of(self.store, self._seal, self.id)
+            if loaded is not None and (at is None or listed.step <= at)
+        ]
+        if not found:
+            when = "" if at is None else f" at or before step {at}"
+            steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
+            raise StepNotFoundError(
+                f"run {self.id!r} has no checkpoint{when}; it has some after steps "
+                f"{steps or '(none)'}",
+                run_id=self.id,
+                step=at or 0,
+            )
+        return look_into(found[-1])
+
+    @property
+    def result(self) -> Any:
+        """What it returned; ``None`` while it has not completed."""
+        ended = self._ended()
+        if ended is None or not isinstance(ended.record, Ended):
+            return None
+        if ended.record.status != "completed" or not ended.record.recorded:
+            return None
+        if ended.record.changed:
+            return look_into_value(ended.payload, ended.record.python, ended.record.changed)
+        return _codec.decode(ended.payload, ended.record.python)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it raised, if it failed."""
+        ended = self._ended()
+        if ended is None or not isinstance(ended.record, Ended) or ended.record.status != "failed":
+            return None
+        return _codec.decode_error(ended.payload)
+
+    def _ended(self) -> Entry | None:
+        end = self._facts().end
+        return read_one(self.store, self._seal, self.id, end) if end else None
+
+    def _attempt(self) -> tuple[int | None, int, int]:
+        for active in list(live_runs):
+            if active.run_id == self.id and active.journal.store is self.store:
+                progress = active.progress
+                return progress.resumed_from, progress.executed, progress.skipped
+        return last_attempt(self._entries())
+
+    @property
+    def resumed_from_step(self) -> int | None:
+        """How many steps were done at the point where its last attempt went on.
+
+        0 if that went on from the top, ``None`` if there was only one attempt.
+        """
+        return self._attempt()[0]
+
+    @property
+    def steps_executed(self) -> int:
+        """How many steps its last attempt executed."""
+        return self._attempt()[1]
+
+    @property
+    def steps_skipped(self) -> int:
+        """How many steps its last attempt did not execute, since they were done."""
+        return self._attempt()[2]
+
+    # -- settling and forgetting -----------------------------------------------------------------
+
+    def resolve(
+        self,
+        step: int | str,
+        answer: Landed | DidNotHappen | type[DidNotHappen] | None = None,
+        *,
+        landed: Any = _UNSET,
+        did_not_happen: bool = False,
+    ) -> None:
+        """Settle a step in doubt; the next call of the workflow goes on with it.
+
+        Args:
+            step: its number, or its name if only one call of that name is in doubt.
+            landed: it happened, and returned this.
+            did_not_happen: it did not, and may run.
+            answer: the same as an object: ``Landed(value)`` or ``DidNotHappen``.
+
+        Raises:
+            StepNotFoundError: no such step is in doubt.
+            RunOwnedError: the run is being executed.
+        """
+        happened, value = _answer(answer, landed, did_not_happen)
+        with self._journal() as (journal, entries):
+            recorded = self._choose(step, in_doubt(entries), "in doubt")
+            encoded = _codec.encode(value, "the landed value") if happened else None
+            settled = Settled(
+                recorded.call.number,
+                happened,
+                preview=preview(value) if happened else "",
+                python=encoded.python if encoded is not None else None,
+                at=time.time(),
+            )
+            journal.append((settled, encoded.data if encoded is not None else b""))
+
+    def forget(self, step: int | str) -> None:
+        """Have a recorded step run again the next time the workflow is called.
+
+        Args:
+            step: its number, or its name if there is only one call of that name.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+            RunOwnedError: the run is being executed.
+        """
+        with self._journal() as (journal, entries):
+            recorded = self._choose(step, Pool(entries).all, "recorded")
+            outcome = recorded.outcome
+            inner = outcome.inner if outcome is not None else ()
+            forgotten = Forgotten((recorded.call.number, *inner), time.time())
+            facts = replace(self._facts(), status="running", end=0, updated_at=time.time())
+            journal.append((forgotten, b""), head=facts)
+
+    def delete(self) -> None:
+        """Delete the run, its journal and its child runs; calling the workflow starts afresh.
+
+        Raises:
+            RunOwnedError: it, or a child run of it, is being executed.
+        """
+        for head in list(self.store.heads()):
+            facts = open_head(self._seal, head)
+            if facts is not None and facts.parent == self.id:
+                Run(self.store, facts.run_id).delete()
+        lease = Lease(self.store, self.id)
+        try:
+            self.store.delete(self.id, lease.epoch)
+        finally:
+            lease.release()
+
+    @contextmanager
+    def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
+        self._facts()  # a run that is not there is not made by looking at it
+        lease = Lease(self.store, self.id)
+        try:
+            journal = Journal(self.store, self._seal, self.id, lease.epoch, fsync=True)
+            yield journal, journal.load(Position(self._facts().pruned, None))
+        finally:
+            lease.release()
+
+    def _choose(self, step: int | str, among: list[Recorded], what: str) -> Recorded:
+        number = int(step) if isinstance(step, int) or step.isdecimal() else None
+        found = [each for each in among if step == each.call.name or number == each.call.number]
+        if len(found) == 1:
+            return found[0]
+        listed = ", ".join(f"{each.call.number} ({each.call.name})" for each in among[:20])
+        problem = f"is no step {what}" if not found else "names more than one; give its number"
+        raise StepNotFoundError(
+            f"{step!r} of run {self.id!r} {problem}. Steps {what}: {listed or 'none'}",
+            run_id=self.id,
+            step=step,
+        )
+
+
+def _answer(answer: Any, landed: Any, did_not_happen: bool) -> tuple[bool, Any]:
+    given = [answer is not None, landed is not _UNSET, did_not_happen]
+    if sum(given) != 1:
+        raise ConfigurationError(
+            "say one thing: resolve(step, landed=value) or resolve(step, did_not_happen=True)"
+        )
+    if isinstance(answer, Landed):
+        return True, answer.value
+    if answer is DidNotHappen or isinstance(answer, DidNotHappen) or did_not_happen:
+        return False, None
+    if answer is not None:
+        raise ConfigurationError(f"resolve() takes Landed(value) or DidNotHappen, not {answer!r}")
+    return True, landed
+
+
+def get_run(run_id: str, *, store: Any = None) -> Run:
+    """The run of that id.
+
+    Args:
+        store: a URL, path or store object; by default the configured one.
+
+    Raises:
+        RunNotFoundError: there is none; names those with a similar id.
+    """
+    opened = open_store(store if store is not None else _config.store())
+    run = Run(opened, run_id)
+    if facts_of(opened, seal_for(opened), run_id) is None:
+        ids = [head.run_id for head in opened.heads()]
+        near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise RunNotFoundError(
+            f"there is no run {run_id!r} in {opened.url}, which holds {len(ids)} runs.{hint}",
+            run_id=run_id,
+        )
+    return run
+
+
+def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = None) -> list[Run]:
+    """The runs in the store, newest first.
+
+    Args:
+        workflow: only those of this workflow: the workflow itself, its name or its full name.
+        status: only those of this status.
+        store: a URL, path or store object; by default the configured one.
+    """
+    opened = open_store(store if store is not None else _config.store())
+    seal = seal_for(opened)
+    wanted = getattr(workflow, "full_name", workflow)
+    found = []
+    for head in opened.heads():
+        facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
+        if facts is None or wanted not in (None, facts.workflow, facts.label):
+            continue
+        run = Run(opened, facts.run_id)
+        if status is None or run.status == status:
+            found.append((facts.created_at, run))
+    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]

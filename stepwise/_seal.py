@@ -1,0 +1,236 @@
+"""The envelope around every stored byte: verified before anything in it is parsed.
+
+::
+
+    0   2  magic "SW"
+    2   1  format version
+    3   1  zero
+    4   4  how many intents of side effects the journal holds before this record
+    8   8  key id
+    16  16 the first 16 bytes of the previous record's MAC (the hash chain), or zeros
+    32  32 HMAC-SHA-256 over the identity and everything but itself
+    64  4  length of the header, little-endian
+    68  .. header (JSON), payload
+
+The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
+record is refused in any place but its own.  The key is made at first use and lives outside the
+store's folder.  Imports: errors and settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import secrets
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stepwise import _config
+from stepwise.errors import ConfigurationError, StoreError
+
+__all__ = [
+    "FORMAT",
+    "NO_LINK",
+    "DamagedError",
+    "ForeignKeyError",
+    "Opened",
+    "Seal",
+    "ephemeral_seal",
+    "load_seal",
+]
+
+FORMAT = 1
+_MAGIC = b"SW"
+_FRONT = struct.Struct("<2sBxI8s16s")
+_BACK = struct.Struct("<I")
+_MAC_AT = _FRONT.size
+_BACK_AT = _MAC_AT + 32
+_HEADER_AT = _BACK_AT + _BACK.size
+NO_LINK = bytes(16)
+
+
+class DamagedError(Exception):
+    """These bytes do not verify."""
+
+
+class ForeignKeyError(DamagedError):
+    """These bytes were sealed with a key that is not at hand."""
+
+
+class Opened(NamedTuple):
+    """A verified envelope: header, payload, what it says of those before it, the link to it."""
+
+    header: dict[str, Any]
+    payload: bytes
+    previous: bytes
+    effects: int
+    link: bytes
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Seals with the first key, opens with any of them (older keys stay behind it)."""
+
+    keys: tuple[bytes, ...]
+
+    @property
+    def key_id(self) -> bytes:
+        """Eight bytes that tell keys apart and say nothing about them."""
+        return _key_id(self.keys[0])
+
+    def close(
+        self,
+        identity: str,
+        header: dict[str, Any],
+        payload: bytes = b"",
+        previous: bytes = NO_LINK,
+        effects: int = 0,
+    ) -> tuple[bytes, bytes]:
+        """Seal a header and a payload; the sealed bytes and the link for the next record."""
+        front = _FRONT.pack(_MAGIC, FORMAT, effects, self.key_id, previous)
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode(
+            "utf-8", "surrogatepass"
+        )
+        back = _BACK.pack(len(text)) + text
+        mac = _mac(self.keys[0], identity, front, back, payload)
+        return b"".join((front, mac, back, payload)), mac[:16]
+
+    def open(self, identity: str, data: bytes) -> Opened:
+        """Verify sealed bytes, then take them apart.
+
+        Raises:
+            ForeignKeyError: sealed with another key, or the key id itself is damaged.
+            DamagedErrorError: not what was sealed under this identity.
+        """
+        if len(data) < _HEADER_AT or data[:2] != _MAGIC:
+            raise DamagedError("not a sealed record")
+        _, version, effects, key_id, previous = _FRONT.unpack_from(data)
+        key = next((key for key in self.keys if _key_id(key) == key_id), None)
+        if key is None:
+            raise ForeignKeyError("sealed with another key")
+        view = memoryview(data)
+        mac = _mac(key, identity, view[:_MAC_AT], view[_BACK_AT:], b"")
+        if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
+            raise DamagedError("the digest does not match")
+        if version != FORMAT:
+            raise DamagedError(f"format {version}; this version of stepwise reads format {FORMAT}")
+        (length,) = _BACK.unpack_from(data, _BACK_AT)
+        end = _HEADER_AT + length
+        header = json.loads(data[_HEADER_AT:end].decode("utf-8", "surrogatepass"))
+        return Opened(header, data[end:], previous, effects, mac[:16])
+
+    def tag(self, identity: str, data: bytes) -> bytes:
+        """Sixteen bytes that only who has the key can make for ``data``."""
+        return _mac(self.keys[0], identity, data)[:16]
+
+
+def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
+    named = identity.encode("utf-8", "surrogatepass")
+    mac = hmac.new(key, _BACK.pack(len(named)) + named, "sha256")
+    for part in parts:
+        mac.update(part)
+    return mac.digest()
+
+
+def _key_id(key: bytes) -> bytes:
+    found = _key_ids.get(key)
+    if found is None:
+        found = _key_ids[key] = hashlib.sha256(b"stepwise key id" + key).digest()[:8]
+    return found
+
+
+_key_ids: dict[bytes, bytes] = {}
+
+
+# -- where the key comes from --------------------------------------------------------------------
+
+
+def ephemeral_seal() -> Seal:
+    """A seal for what does not outlive the process."""
+    return Seal((secrets.token_bytes(32),))
+
+
+def load_seal() -> Seal:
+    """The user's seal: from ``STEPWISE_KEY``, else from the key file, made at first use.
+
+    Raises:
+        ConfigurationError: the key is unusable; says why and what to do.
+        StoreError: the key file cannot be read or made.
+    """
+    text = os.environ.get("STEPWISE_KEY")
+    if text:
+        return Seal(tuple(_from_text(part) for part in text.split(",")))
+    path = _config.home() / "key"
+    try:
+        return Seal(_from_file(path))
+    except FileNotFoundError:
+        try:
+            _make(path)
+            return Seal(_from_file(path))
+        except OSError as error:
+            raise _unusable(path, error) from error
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: pathlib.Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"the key file {path} cannot be used: {error.strerror}. Set STEPWISE_HOME to a folder of "
+        "yours, or STEPWISE_KEY to a secret",
+        path=str(path),
+        errno=error.errno,
+    )
+
+
+def _from_text(text: str) -> bytes:
+    text = text.strip()
+    if len(text) < 16:
+        raise ConfigurationError(
+            "STEPWISE_KEY is shorter than 16 characters; make one with: "
+            "python -c 'import secrets; print(secrets.token_hex(32))'"
+        )
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
+    mode = path.stat().st_mode
+    if mode & 0o077:
+        path.chmod(0o600)  # made readable for others by a copy or a restore
+    lines = path.read_text("ascii", "replace").split()
+    try:
+        keys = tuple(bytes.fromhex(line) for line in lines)
+    except ValueError:
+        keys = ()
+    if not keys or any(len(key) != 32 for key in keys):
+        raise ConfigurationError(
+            f"the key file {path} is damaged: it should hold 64 hexadecimal digits. Restore it "
+            "from a backup; without it the runs in the store cannot be verified"
+        )
+    return keys
+
+
+def _make(path: pathlib.Path) -> None:
+    """Create the key file whole or not at all, and only one, however many processes try."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return  # another process was first: its key is the key
+    finally:
+        draft.unlink()
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,360 @@
+"""The local variables of a workflow function, to bytes and back into a live frame.
+
+One pickle of all of them, so that what is shared stays shared.  By reference, not by value:
+
+- *cells*: the frame's own and those its function closes over, so that nested functions go on
+  sharing variables with the frame;
+- the *arguments*, and what ``self`` holds, where they are mutable: the caller's objects keep their
+  identity and get their contents back in place; attributes of ``self`` that do not pickle keep the
+  value of the fresh object;
+- functions of the workflow's own modules run on the live globals, not on a copy of them;
+- instances that do not pickle but that a global of the workflow's module names (a client): the
+  resumed run gets today's object;
+- what a ``@stepwise.resource`` factory made: the factory is called again.
+
+Bytes are only ever loaded after their envelope was verified.  Imports: pickling, identity.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stepwise._identity import attributes
+from stepwise._pickling import Reducers, by_name, dump
+from stepwise._resources import made_by
+
+__all__ = ["Surroundings", "UnpicklableError", "dump_values", "load_values"]
+
+_NATIVE = (list, dict, set, bytearray)  # pickled without asking the reducers
+_COLLECTIONS = (*_NATIVE, deque)
+
+
+class UnpicklableError(Exception):
+    """Variables that cannot be part of a checkpoint: name -> (object, reason)."""
+
+    def __init__(self, culprits: dict[str, tuple[Any, str]]) -> None:
+        super().__init__(", ".join(culprits))
+        self.culprits = culprits
+
+
+@dataclass
+class Surroundings:
+    """What the variables of one frame may refer to.
+
+    Args:
+        cells: of the frame, by the name of the variable; those its function closes over under
+            ``.name``.
+        arguments: mutable objects that the caller handed in, by name; those that ``self`` holds
+            under ``self.name``.
+        namespace: the globals of the workflow's module.
+        kept: attributes of arguments (``self.name``) found not to pickle, with the reason.
+    """
+
+    cells: dict[str, types.CellType] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    namespace: Mapping[str, Any] = field(default_factory=dict)
+    kept: dict[str, tuple[Any, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        function: types.FunctionType,
+        captured: Callable[[], Any] | None,
+        bound: Mapping[str, Any],
+        instance: object,
+    ) -> Surroundings:
+        """Those of a call of ``function``.
+
+        Args:
+            captured: closes over the variables of the frame that nested functions share.
+            bound: the arguments by name, without ``self``.
+            instance: ``self``.
+        """
+        cells = _cells_of(captured) if captured is not None else {}
+        cells.update({f".{name}": cell for name, cell in _cells_of(function).items()})
+        return cls(cells, cls.mutable(bound, instance), function.__globals__)
+
+    @staticmethod
+    def mutable(bound: Mapping[str, Any], instance: object) -> dict[str, Any]:
+        """The mutable objects that a call was given, by name."""
+        arguments = {name: value for name, value in bound.items() if _is_mutable(value)}
+        if instance is not None and _is_mutable(instance):
+            arguments["self"] = instance
+            for name, value in attributes(instance).items():
+                if _is_mutable(value):
+                    arguments[f"self.{name}"] = value
+        return arguments
+
+    def kinds(self) -> dict[str, str]:
+        """The arguments by name, each with the name of its class."""
+        return {name: _kind(value) for name, value in self.arguments.items()}
+
+    def only(self, kinds: Mapping[str, str]) -> Surroundings:
+        """With those arguments alone that were there, and of that kind."""
+        found = {
+            name: value
+            for name, value in self.arguments.items()
+            if kinds.get(name) == _kind(value)
+        }  # fmt: skip
+        return replace(self, arguments=found)
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _cells_of(function: Any) -> dict[str, types.CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def _is_mutable(value: object) -> bool:
+    return type(value) in _COLLECTIONS or _is_plain(value)
+
+
+def _is_plain(value: object) -> bool:
+    """An instance whose class leaves pickling and state to Python."""
+    cls = type(value)
+    return (
+        getattr(cls, "__reduce_ex__", None) is object.__reduce_ex__
+        and getattr(cls, "__reduce__", None) is object.__reduce__
+        and "__getnewargs__" not in dir(cls)
+        and not isinstance(value, (type, types.ModuleType, types.FunctionType))
+        and (hasattr(value, "__dict__") or hasattr(cls, "__slots__"))
+    )
+
+
+# -- out -----------------------------------------------------------------------------------------
+
+
+class _FrameReducers(Reducers):
+    def __init__(self, around: Surroundings) -> None:
+        self.around = around
+        self.cells = {id(cell): name for name, cell in around.cells.items()}
+        self.arguments = {id(value): name for name, value in around.arguments.items()}
+        self.globals: dict[int, str] | None = None
+        self.identifies = any(type(value) in _NATIVE for value in around.arguments.values())
+
+    def identity(self, obj: Any) -> Any:
+        return self.arguments.get(id(obj))
+
+    def special(self, obj: Any) -> Any:
+        cls = type(obj)
+        if cls is types.CellType:
+            return self.cell(obj)
+        if cls is types.FunctionType:
+            return self.function(obj)
+        name = self.arguments.get(id(obj))
+        form = (_argument, (name,)) if name is not None else made_by(obj)
+        if form is None and not isinstance(obj, (type, types.ModuleType)):
+            name = self.global_name(obj)
+            if name is not None and not _pickles(obj):
+                form = _global, (name,)
+        return NotImplemented if form is None else form
+
+    def cell(self, cell: types.CellType) -> Any:
+        name = self.cells.get(id(cell))
+        if name is not None:
+            return _cell, (name,)
+        try:
+            content: tuple[Any, ...] = (cell.cell_contents,)
+        except ValueError:
+            content = ()
+        # With a state setter: a function is often in the cell that it closes over.
+        return types.CellType, (), content, None, None, _fill_cell
+
+    def function(self, function: types.FunctionType) -> Any:
+        """A function that has no name to go by runs on the live globals of its module."""
+        module = function.__module__
+        if by_name(function, module) is not None:
+            return NotImplemented
+        holder = sys.modules.get(module)
+        if holder is None or function.__globals__ is not holder.__dict__:
+            return NotImplemented
+        state = {
+            "__defaults__": function.__defaults__,
+            "__kwdefaults__": function.__kwdefaults__,
+            "__qualname__": function.__qualname__,
+            "__doc__": function.__doc__,
+            "__annotations__": function.__annotations__,
+            "__dict__": function.__dict__,
+        }
+        made = (function.__code__, module, function.__name__, function.__closure__)
+        return _function, made, state, None, None, _set_attributes
+
+    def global_name(self, obj: Any) -> str | None:
+        if self.globals is None:
+            namespace = self.around.namespace
+            self.globals = {id(value): name for name, value in namespace.items()}
+        return self.globals.get(id(obj))
+
+
+def _pickles(obj: object) -> bool:
+    try:
+        dump(obj, Reducers())
+    except Exception:
+        return False
+    return True
+
+
+def dump_values(values: Mapping[str, Any], around: Surroundings) -> bytes:
+    """Pickle local variables, and the contents of the arguments.
+
+    Raises:
+        UnpicklableError: variables that do not pickle; says which, and why.
+    """
+    for _ in range(2):
+        contents = {name: _content(name, value, around) for name, value in around.arguments.items()}
+        whole = (dict(values), contents, _links(values, around.namespace))
+        try:
+            return dump(whole, _FrameReducers(around))
+        except Exception as error:
+            found = _culprits(values, around)
+            kept = _culprits(_attributes(contents), around)
+            found.update(_culprits(_collections(contents), around))
+            if found or not kept.keys() - around.kept.keys():
+                raise UnpicklableError(found or {"?": (None, str(error))}) from error
+            around.kept.update(kept)
+    raise AssertionError  # pragma: no cover
+
+
+def _content(name: str, value: Any, around: Surroundings) -> Any:
+    """What an argument holds, as a value of its own: a copy, or attributes and names of more."""
+    if type(value) is deque:
+        return deque(value, value.maxlen)
+    if type(value) in _COLLECTIONS:
+        return type(value)(value)
+    held = attributes(value)
+    kept = [key for key in held if f"{name}.{key}" in around.kept]
+    return {key: item for key, item in held.items() if key not in kept}, tuple(kept)
+
+
+def _attributes(contents: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}.{key}": item
+        for name, content in contents.items()
+        if type(content) is tuple
+        for key, item in content[0].items()
+    }
+
+
+def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: content for name, content in contents.items() if type(content) is not tuple}
+
+
+def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that hold a container which a global names as well."""
+    held = {name: value for name, value in values.items() if type(value) in _COLLECTIONS}
+    if not held:
+        return {}
+    names = {id(value): name for name, value in namespace.items() if type(value) in _COLLECTIONS}
+    return {name: names[id(value)] for name, value in held.items() if id(value) in names}
+
+
+def _culprits(values: Mapping[str, Any], around: Surroundings) -> dict[str, tuple[Any, str]]:
+    found = {}
+    for name, value in values.items():
+        try:
+            dump(value, _FrameReducers(around))
+        except Exception as error:
+            found[name] = value, str(error) or type(error).__name__
+    return found
+
+
+# -- in ------------------------------------------------------------------------------------------
+
+_restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", default=None)
+"""Where the frame is that variables are being loaded for; the functions below look there."""
+
+
+class FrameUnpickler(pickle.Unpickler):
+    """Finds the arguments that are kept by reference."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        """The argument of that name."""
+        return _around().arguments[pid]
+
+
+def load_values(
+    data: bytes, around: Surroundings, unpickler: type[FrameUnpickler] = FrameUnpickler
+) -> dict[str, Any]:
+    """Local variables for a live frame, from verified bytes; arguments get their contents back.
+
+    Raises:
+        Exception: whatever unpickling raises; nothing was changed then.
+    """
+    token = _restoring.set(around)
+    try:
+        values, contents, links = unpickler(io.BytesIO(data)).load()
+    finally:
+        _restoring.reset(token)
+    for name, content in contents.items():
+        if name in around.arguments:
+            _refill(around.arguments[name], content)
+    for name, other in links.items():
+        today = around.namespace.get(other)
+        if type(today) is type(values[name]) and today == values[name]:
+            values[name] = today
+    loaded: dict[str, Any] = values
+    return loaded
+
+
+def _around() -> Surroundings:
+    around = _restoring.get()
+    assert around is not None
+    return around
+
+
+def _cell(name: str) -> types.CellType:
+    return _around().cells[name]
+
+
+def _argument(name: str) -> Any:
+    return _around().arguments[name]
+
+
+def _global(name: str) -> Any:
+    return _around().namespace[name]
+
+
+def _fill_cell(cell: types.CellType, content: tuple[Any, ...]) -> None:
+    if content:
+        cell.cell_contents = content[0]
+
+
+def _function(
+    code: types.CodeType, module: str, name: str, closure: tuple[types.CellType, ...] | None
+) -> types.FunctionType:
+    function = types.FunctionType(code, sys.modules[module].__dict__, name, None, closure)
+    function.__module__ = module
+    return function
+
+
+def _set_attributes(function: types.FunctionType, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(function, name, value)
+
+
+def _refill(live: Any, content: Any) -> None:
+    """Give a mutable object what :func:`_content` took from it."""
+    if type(live) in (list, bytearray):
+        live[:] = content
+    elif type(live) in (dict, set):
+        live.clear()
+        live.update(content)
+    elif type(live) is deque:
+        live.clear()
+        live.extend(content)
+    else:
+        held, kept = content
+        for name in attributes(live).keys() - held.keys() - set(kept):
+            object.__delattr__(live, name)
+        for name, value in held.items():
+            object.__setattr__(live, name, value)

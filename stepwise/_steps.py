@@ -1,0 +1,291 @@
+"""``@step`` and ``@tool``.
+
+What they hand out is a real function in the manner of ``functools.wraps``, around a small
+:class:`Step`.  A wrapt proxy was measured and rejected here: stock cloudpickle loses it in
+``__main__``, function-keyed caches take it for the raw function, and SDKs that rebuild a function
+from its ``__code__`` bypass it.
+
+Imports: perform and its drivers, identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
+
+from stepwise import _attempts
+from stepwise._attempts import Attempts, Backoff, RetryOn
+from stepwise._doubt import InDoubt
+from stepwise._drive import drive
+from stepwise._identity import Key, Parameters, label_of
+from stepwise._mutation import Watch
+from stepwise._perform import Core, perform
+from stepwise._records import Call
+from stepwise._run import Scope, current_scope, live_runs, warn_if_unseen
+from stepwise.errors import ConfigurationError
+
+__all__ = ["Step", "known_steps", "step", "step_of", "tool"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+
+known_steps: set[tuple[str, str]] = set()
+"""(module, name) of the steps that this program has defined."""
+
+_STEP = "__stepwise_step__"
+
+
+class Step:
+    """A function that is recorded once per run, and its options."""
+
+    child = ""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        kind: str,
+        name: str | None = None,
+        retries: int = 0,
+        retry_on: RetryOn = Exception,
+        backoff: Backoff = None,
+        timeout: float | None = None,
+        key: Key = None,
+        ignore: Iterable[str] = (),
+        effect: bool = False,
+        in_doubt: InDoubt = "raise",
+        fails_cleanly: Exceptions = (),
+        idempotent: bool = False,
+    ) -> None:
+        self.function = function
+        self.kind = kind
+        self.name = name or label_of(function)
+        self.module = function.__module__
+        self.effect = effect
+        self.in_doubt = in_doubt
+        self.fails_cleanly = fails_cleanly if isinstance(fails_cleanly, tuple) else (fails_cleanly,)
+        self.idempotent = idempotent
+        self.timeout = timeout
+        self.retries = retries
+        self.retry_on = retry_on
+        self.backoff = backoff
+        self._check()
+        self.parameters = Parameters(function, ignore=ignore, key=key, what=self.what)
+        self._bindings: dict[type, bool] = {}
+        known_steps.add((self.module, self.name))
+
+    @property
+    def what(self) -> str:
+        """For messages: ``step 'think'``."""
+        return f"{self.kind} {self.name!r}"
+
+    def _check(self) -> None:
+        _attempts.check(self.retries, self.retry_on, self.backoff, self.what)
+        timeout, in_doubt = self.timeout, self.in_doubt
+        if timeout is not None and not (
+            isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
+        ):
+            raise ConfigurationError(f"timeout={timeout!r} of {self.what}: it is seconds, above 0")
+        if in_doubt not in ("raise", "retry", "skip") and not callable(in_doubt):
+            raise ConfigurationError(
+                f"in_doubt={in_doubt!r} of {self.what}: it is 'raise', 'retry', 'skip', or a "
+                "function reconcile(call) that returns Landed(value), DidNotHappen or Inconclusive"
+            )
+        for kind in self.fails_cleanly:
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise ConfigurationError(
+                    f"fails_cleanly={self.fails_cleanly!r} of {self.what}: it is an exception "
+                    "class or a tuple of them"
+                )
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            raise ConfigurationError(
+                f"{self.what} is a generator function, and a step is recorded when it returns: "
+                "return a list instead, or make the generator a @workflow of steps"
+            )
+
+    # -- what perform() asks of it ---------------------------------------------------------------
+
+    def watch(self, bound: Mapping[str, Any]) -> Watch:
+        """What notices that a call changes its arguments."""
+        return Watch(bound)
+
+    def attempts(self) -> Attempts:
+        """The attempts that one call may have."""
+        return Attempts(self.retries, self.retry_on, self.backoff)
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """The plain function."""
+        return self.function
+
+    # -- calling ---------------------------------------------------------------------------------
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function: recorded inside a run, plainly outside."""
+        scope = current_scope()
+        if scope is None:
+            if live_runs:
+                warn_if_unseen(self.what)
+            return self.function(*args, **kwargs)
+        return drive(self.core(scope, args, kwargs)).unwrap()
+
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Await the coroutine function: recorded inside a run, plainly outside."""
+        scope = current_scope()
+        if scope is None:
+            if live_runs:
+                warn_if_unseen(self.what)
+            return await self.function(*args, **kwargs)
+        from stepwise._adrive import adrive  # a synchronous program does not load asyncio
+
+        return (await adrive(self.core(scope, args, kwargs))).unwrap()
+
+    def core(self, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Core:
+        """What executes a call inside a run."""
+        bound = self.parameters.bind(args, kwargs)
+        if args and self._binds(args[0]):
+            bound.pop(self.parameters.first or "", None)  # self is not part of the identity
+        digest = self.parameters.digest(bound, (args, kwargs))
+        return perform(self, scope, digest, bound, args, kwargs)
+
+    def _binds(self, first: object) -> bool:
+        """Whether the first argument is the instance or class that this method is bound to."""
+        cls = first if isinstance(first, type) else type(first)
+        found = self._bindings.get(cls)
+        if found is None:
+            found = self._bindings[cls] = any(
+                not isinstance(held, staticmethod)
+                and step_of(getattr(held, "__func__", held)) is self
+                for base in cls.__mro__
+                for held in [base.__dict__.get(self.function.__name__)]
+            )
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bindings": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        known_steps.add((self.module, self.name))
+
+
+def step_of(function: object) -> Step | None:
+    """The step behind what ``@step`` or ``@tool`` handed out."""
+    found = getattr(function, _STEP, None)
+    return found if isinstance(found, Step) else None
+
+
+# -- decorators ----------------------------------------------------------------------------------
+
+
+@overload
+def step(function: F, /) -> F: ...
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retries: int = 0,
+    retry_on: RetryOn = Exception,
+    backoff: Backoff = None,
+    timeout: float | None = None,
+    key: Key = None,
+    ignore: Iterable[str] = (),
+) -> Callable[[F], F]: ...
+def step(function: Any = None, /, **options: Any) -> Any:
+    """Record a function's calls: each is made once per run, and answered from the journal after.
+
+    Outside a run the decorated function behaves as the plain one.
+
+    Args:
+        name: what it is called in the journal; by default its qualified name.
+        retries: how many more attempts may follow a failed one.
+        retry_on: what is worth another attempt: an exception class, a tuple of them, or a function
+            of the exception.
+        backoff: seconds between two attempts, or a function of the number of the failed attempt, or
+            a tenacity wait strategy; by default 0.1 s, doubling up to 30 s, with jitter.
+        timeout: seconds that one attempt may take.  A coroutine is cancelled; a plain function
+            cannot be stopped, so it is abandoned in its thread and its late result dropped.
+        key: what tells two calls apart instead of their arguments: names of parameters, or a
+            function that gets the arguments and returns a value.
+        ignore: names of parameters that do not tell calls apart.
+
+    Raises:
+        ConfigurationError: an option cannot mean anything.
+    """
+    return _decorate(function, "step", options)
+
+
+@overload
+def tool(function: F, /) -> F: ...
+@overload
+def tool(
+    *,
+    side_effect: bool = False,
+    in_doubt: InDoubt = "raise",
+    fails_cleanly: Exceptions = (),
+    idempotent: bool = False,
+    name: str | None = None,
+    retries: int = 0,
+    retry_on: RetryOn = Exception,
+    backoff: Backoff = None,
+    timeout: float | None = None,
+    key: Key = None,
+    ignore: Iterable[str] = (),
+) -> Callable[[F], F]: ...
+def tool(function: Any = None, /, *, side_effect: bool = False, **options: Any) -> Any:
+    """A step that an agent may choose.  Takes all the options of :func:`step`, and these.
+
+    Args:
+        side_effect: repeating a call would double something outside.  An intent is recorded,
+            durable, before the body runs; a call whose outcome is not recorded is *in doubt*.
+        in_doubt: what is then done on resume: ``"raise"`` :class:`StepInDoubtError` and let
+            somebody look; ``"retry"`` with the recorded idempotency key; ``"skip"`` and return
+            ``None``; or a function ``reconcile(call)`` that looks itself and returns
+            ``Landed(value)``, ``DidNotHappen`` or ``Inconclusive``.
+        fails_cleanly: exceptions that prove that nothing happened.  Any other leaves the call in
+            doubt, unless the workflow handles it.
+        idempotent: repeating a call with the same ``current_step().idempotency_key`` is safe, so
+            that ``retries`` apply to every exception.
+
+    Raises:
+        ConfigurationError: an option cannot mean anything.
+    """
+    needing = sorted({"in_doubt", "fails_cleanly", "idempotent"} & options.keys())
+    if needing and not side_effect:
+        raise ConfigurationError(
+            f"{needing[0]}= says what is done about a side effect: write "
+            f"@tool(side_effect=True, {needing[0]}=...)"
+        )
+    return _decorate(function, "tool", {**options, "effect": side_effect})
+
+
+def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
+    if function is None:
+        return lambda function: _decorate(function, kind, options)
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(_decorate(function.__func__, kind, options))
+    if not callable(function) or not hasattr(function, "__qualname__") or inspect.isclass(function):
+        raise ConfigurationError(f"@{kind} decorates a function, not {function!r}")
+    if step_of(function) is not None or hasattr(function, "run_id_for"):
+        raise ConfigurationError(
+            f"{label_of(function)!r} is a step or workflow already; one decorator is enough"
+        )
+    recorded = Step(function, kind=kind, **options)
+    wrapper: Any
+    # The wrappers touch nothing but ``recorded``: pickled by value in __main__, a function takes
+    # along every global that it names.
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await recorded.acall(*args, **kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return recorded(*args, **kwargs)
+
+    setattr(wrapper, _STEP, recorded)
+    return wrapper

@@ -1,0 +1,67 @@
+"""What asyncio is doing, asked without importing it: a synchronous program never pays for it.
+
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import sys
+import threading
+from typing import Any
+
+__all__ = ["cancellation", "current", "is_cancellation", "of_context", "who"]
+
+
+def current() -> Any:
+    """The asyncio task that is running in this thread, or ``None``."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop is running here
+        return None
+
+
+def who() -> int:
+    """What tells this flow of control from the others: the task, else the thread."""
+    task = current()
+    return id(task) if task is not None else threading.get_ident()
+
+
+def is_cancellation(error: BaseException | None) -> bool:
+    """Whether ``error`` is asyncio's ``CancelledError``."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
+def cancellation() -> BaseException:
+    """A new ``CancelledError``."""
+    error: BaseException = sys.modules["asyncio"].CancelledError()
+    return error
+
+
+def of_context(variable: contextvars.ContextVar[Any]) -> list[tuple[Any, Any]]:
+    """The unfinished tasks of this thread's loop in which ``variable`` is set, with its value."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or current() is None:
+        return []
+    found = []
+    for task in asyncio.all_tasks():
+        context = _context_of(task)
+        value = context.get(variable) if context is not None else None
+        if value is not None:
+            found.append((task, value))
+    return found
+
+
+def _context_of(task: Any) -> contextvars.Context | None:
+    if hasattr(task, "get_context"):  # Python 3.12
+        context: contextvars.Context = task.get_context()
+        return context
+    for held in gc.get_referents(task):
+        if isinstance(held, contextvars.Context):
+            return held
+    return None

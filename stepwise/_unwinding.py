@@ -1,0 +1,135 @@
+"""Which failures the workflow is handling right now, and which it has gone on from.
+
+A recorded failure is an outcome only once the workflow has gone on from it.  That is seen without
+any help from the workflow: at a later call in the same flow of control, the exception is no longer
+among those being handled (``sys.exc_info`` and its contexts).  Each exception that leaves a step
+carries the number of the call in an attribute.
+
+Imports: records, tasks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from stepwise import _tasks
+from stepwise._records import ANY_ERROR
+
+__all__ = ["Unwinding", "chain"]
+
+_ATTRIBUTE = "_stepwise_calls"
+
+
+def chain(
+    error: BaseException | None, ambient: BaseException | None = None
+) -> Iterator[BaseException]:
+    """An exception, its causes and contexts, and the members of groups, up to ``ambient``."""
+    todo, seen = [error], {id(None), id(ambient)}
+    while todo:
+        each = todo.pop(0)
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+class Unwinding:
+    """The failures of one run in progress.
+
+    Args:
+        run_id: whose calls the exceptions' attributes name.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.main = _tasks.who()
+        # What the caller was handling when it called the workflow is none of its business.
+        self._ambient = sys.exc_info()[1]
+        self._pending: dict[int, int] = {}  # number of a failed call -> flow it failed in
+        self._made: dict[int, list[tuple[int, BaseException]]] = {}  # flow -> calls, with the error
+
+    def enter(self) -> None:
+        """The workflow's code runs in this flow of control."""
+        self.main = _tasks.who()
+        self._ambient = sys.exc_info()[1]
+
+    def failed(self, number: int, error: BaseException, *, pending: bool = True) -> None:
+        """A call ends with ``error``; ``pending`` unless that is known to be its outcome."""
+        calls = error.__dict__.get(_ATTRIBUTE, ())
+        error.__dict__[_ATTRIBUTE] = (*calls, (self._run_id, number))
+        if pending:
+            self._pending[number] = _tasks.who()
+
+    def numbers(self, error: BaseException | None) -> list[int]:
+        """The calls that failed with an exception of this chain, the nearest first."""
+        return [
+            number
+            for each in chain(error, self._ambient)
+            for run_id, number in reversed(each.__dict__.get(_ATTRIBUTE, ()))
+            if run_id == self._run_id
+        ]
+
+    def handling(self) -> BaseException | None:
+        """The exception being handled in this flow of control, if it arose in the workflow."""
+        error = sys.exc_info()[1]
+        return None if error is self._ambient else error
+
+    def label(self) -> int | None:
+        """What a call made now belongs to; see ``Call.unwinding``."""
+        error = self.handling()
+        if error is None:
+            return None
+        numbers = self.numbers(error)
+        return numbers[0] if numbers else ANY_ERROR
+
+    def interrupt(self) -> BaseException | None:
+        """The Ctrl-C, exit or closing that is unwinding this flow of control."""
+        for error in chain(self.handling(), self._ambient):
+            if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+                return error
+        return None
+
+    def gone_on(self) -> tuple[int, ...]:
+        """The failed calls that the workflow turns out to have handled; each is told once.
+
+        A failure in a task or thread of its own is told when the workflow's own flow goes on.
+        """
+        here = _tasks.who()
+        if not self._pending and here not in self._made:
+            return ()
+        handling = self.handling()
+        current = {id(error) for error in chain(handling, self._ambient)}
+        if here in self._made:
+            self._made[here] = [each for each in self._made[here] if id(each[1]) in current]
+            if not self._made[here]:
+                del self._made[here]
+        still = set(self.numbers(handling))
+        handled = tuple(
+            number
+            for number, flow in self._pending.items()
+            if number not in still and here in (flow, self.main)
+        )
+        for number in handled:
+            del self._pending[number]
+        return handled
+
+    def made(self, number: int) -> None:
+        """A call was made or answered; note if it was while an exception is being handled."""
+        error = self.handling()
+        if error is not None:
+            self._made.setdefault(_tasks.who(), []).append((number, error))
+
+    def spent(self, error: BaseException) -> tuple[int, ...]:
+        """The calls made while ``error``, with which the run ends, unwound."""
+        errors = {id(each) for each in chain(error, self._ambient)}
+        made = [number for calls in self._made.values() for number, e in calls if id(e) in errors]
+        return tuple(sorted(made))
+
+    def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """At the end of the run: the calls to try again, and those that were handled."""
+        retry = tuple(sorted(set(self.numbers(error))))
+        handled = tuple(number for number in self._pending if number not in retry)
+        self._pending.clear()
+        return retry, handled

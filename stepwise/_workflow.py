@@ -1,0 +1,305 @@
+"""``@workflow``: a function whose progress survives the process.
+
+The :class:`Workflow` object is a wrapt ``FunctionWrapper``: binding to instances and classes is
+what wrapt does best.  Three things are different: it reports its own class, so that stock
+cloudpickle does not take it for the bare function; it is equal only to itself; and it pickles.
+
+Imports: invoke.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import fields, replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    overload,
+)
+
+from stepwise._checkpoints import Retention
+from stepwise._identity import Key
+from stepwise._invoke import Definition, Options, derived_run_id, invoke
+from stepwise._runs import Run
+from stepwise._steps import step_of
+from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    class FunctionWrapper:
+        """For the type checker only: wrapt's own annotations say less than ours."""
+
+    BoundFunctionWrapper = FunctionWrapper
+else:
+    from wrapt import BoundFunctionWrapper, FunctionWrapper
+
+__all__ = ["Workflow", "workflow"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+T = TypeVar("T")
+
+Operation = Callable[[Definition, Any, tuple[Any, ...], dict[str, Any]], Any]
+_give_result: Operation = functools.partial(invoke, want_run=False)
+_give_run: Operation = functools.partial(invoke, want_run=True)
+
+
+class _Offers(Generic[P, R]):
+    """What a workflow offers, bound or not; and it is never taken for its function."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @property
+    def definition(self) -> Definition:
+        """The function and its options."""
+        raise AssertionError
+
+    def _with(self, definition: Definition, operation: Operation) -> Any:
+        raise AssertionError
+
+    @overload
+    def execute(  # type: ignore[overload-overlap]
+        self: _Offers[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Run]: ...
+    @overload
+    def execute(self, *args: P.args, **kwargs: P.kwargs) -> Run: ...
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the workflow; gives its :class:`Run`, awaitable if the function is a coroutine."""
+        return self._with(self.definition, _give_run)(*args, **kwargs)
+
+    def options(self, **changes: Any) -> Self:
+        """A copy of the workflow with other options: those of :func:`workflow`, and these.
+
+        Args:
+            run_id: the run that a call means, instead of the one derived from its arguments.
+            fresh: each call from outside a run starts a new run, with a generated id.
+
+        Raises:
+            ConfigurationError: there is no such option, or it cannot have this value.
+        """
+        definition = self.definition
+        return self._with(  # type: ignore[no-any-return]
+            Definition(definition.function, _options(definition.options, changes), definition),
+            _give_result,
+        )
+
+    def run_id_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The id of the run that a call with these arguments means."""
+        run_id: str = self._with(self.definition, derived_run_id)(*args, **kwargs)
+        return run_id
+
+    @property
+    def full_name(self) -> str:
+        """``module:name``, or ``/path/script.py:name`` for a workflow of a script."""
+        return self.definition.full_name
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.full_name}>"
+
+
+class _BoundWorkflow(_Offers[P, R], BoundFunctionWrapper):
+    """A workflow that was got from an instance or a class."""
+
+    if TYPE_CHECKING:
+        _self_parent: Workflow[..., Any]
+        _self_instance: Any
+        _self_owner: Any
+
+    @property
+    def definition(self) -> Definition:
+        return self._self_parent.definition
+
+    def _with(self, definition: Definition, operation: Operation) -> Any:
+        unbound: Any = Workflow(self._self_parent.__wrapped__, definition, operation)
+        return unbound.__get__(self._self_instance, self._self_owner)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        holder = self._self_owner if self._self_instance is None else self._self_instance
+        return getattr, (holder, self.definition.function.__name__)
+
+
+class Workflow(_Offers[P, R], FunctionWrapper):
+    """A workflow function; made by :func:`workflow`."""
+
+    __bound_function_wrapper__ = _BoundWorkflow
+
+    if TYPE_CHECKING:
+        __wrapped__: Any
+        _self_definition: Definition
+
+        @overload
+        def __get__(self, instance: None, owner: type[Any], /) -> Workflow[P, R]: ...
+        @overload
+        def __get__(
+            self: Workflow[Concatenate[T, Q], R], instance: T, owner: type[Any] | None = None, /
+        ) -> Workflow[Q, R]: ...
+        def __get__(self, *args: Any) -> Any: ...
+
+    def __init__(
+        self, wrapped: Any, definition: Definition, operation: Operation = _give_result
+    ) -> None:
+        def call(_: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            return operation(definition, instance, args, kwargs)
+
+        super().__init__(wrapped, call)  # type: ignore[call-arg]
+        self._self_definition = definition
+
+    @property
+    def definition(self) -> Definition:
+        return self._self_definition
+
+    def _with(self, definition: Definition, operation: Operation) -> Any:
+        return Workflow(self.__wrapped__, definition, operation)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        function = self.definition.function
+        module, name = function.__module__, function.__qualname__
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        # By name, as pickle does with functions; but cloudpickle takes what __main__ defines by
+        # value, since another process has another __main__.
+        if found is self and not (module == "__main__" and _pickled_by_value()):
+            return name
+        return _rebuild, (function, self.definition.options)
+
+
+def _pickled_by_value() -> bool:
+    """Whether it is a cloudpickle (a framework's own copy of it, too) that asks."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if "cloudpickle" in str(frame.f_globals.get("__name__")):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _rebuild(function: Callable[..., Any], options: Options) -> Any:
+    return Workflow(function, Definition(function, options))
+
+
+# -- the decorator -------------------------------------------------------------------------------
+
+
+@overload
+def workflow(function: Callable[P, R], /) -> Workflow[P, R]: ...
+@overload
+def workflow(
+    *,
+    name: str | None = None,
+    checkpoint_every: int = 1,
+    retention: Retention = "prune_old",
+    keep: int = 3,
+    prune_journal: bool = False,
+    durability: Literal["fsync", "os"] = ...,
+    store: Any = None,
+    key: Key = None,
+    ignore: Iterable[str] = (),
+) -> Callable[[Callable[P, R]], Workflow[P, R]]: ...
+def workflow(function: Any = None, /, **options: Any) -> Any:
+    """Make a function durable: called again after a crash, it goes on where it stopped.
+
+    Args:
+        name: what it is called, instead of its qualified name; part of its runs' identity.
+        checkpoint_every: a checkpoint of position and local variables after this many steps, at
+            the next statement boundary; always after a side effect.  What was executed since the
+            last checkpoint is executed again after a crash, on the variables as they were then.
+        retention: ``"latest_only"``, ``"prune_old"`` (the newest ``keep``), or ``"all"``.
+        keep: how many checkpoints ``"prune_old"`` keeps.
+        prune_journal: delete the records that no kept checkpoint needs, for loops without end.
+            The run can then not be replayed from the top.
+        store: where its runs are kept: a URL, a path or a store object.
+        durability: ``"fsync"``: what is acknowledged survives a power cut; ``"os"``: a killed
+            process, not a power cut.  A child workflow has its caller's.
+        key: what tells two runs apart instead of the arguments: names of parameters, or a function
+            that gets the arguments and returns a value.
+        ignore: names of parameters that do not tell runs apart.
+
+    Raises:
+        ConfigurationError: an option cannot mean anything.
+    """
+    chosen = _options(Options(), options)
+    decorate = functools.partial(_decorate, options=chosen)
+    return decorate if function is None else decorate(function)
+
+
+def _decorate(function: Any, options: Options) -> Any:
+    plain = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
+    if not callable(plain) or not hasattr(plain, "__code__"):
+        raise ConfigurationError(f"@workflow decorates a function, not {function!r}")
+    if step_of(plain) is not None or isinstance(plain, _Offers):
+        raise ConfigurationError(
+            f"{plain.__qualname__!r} is a step or workflow already; one decorator is enough"
+        )
+    return Workflow(function, Definition(plain, options))
+
+
+def _options(before: Options, changes: dict[str, Any]) -> Options:
+    known = sorted(field.name for field in fields(Options))
+    for name, value in changes.items():
+        allowed = _ALLOWED.get(name)
+        if name not in known:
+            raise ConfigurationError(
+                f"a workflow has no option {name!r}; its options are {', '.join(known)}"
+            )
+        if allowed is not None and not allowed[0](value):
+            raise ConfigurationError(f"{name}={value!r} of a workflow: it is {allowed[1]}")
+    if "ignore" in changes:
+        names = changes["ignore"]
+        changes = {**changes, "ignore": (names,) if isinstance(names, str) else tuple(names)}
+    return replace(before, **changes)
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and bool(value.strip()) and "\0" not in value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_text, "a name"),
+    "run_id": (_is_text, "a string, not empty"),
+    "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
+    "keep": (_is_count, "a number of checkpoints, 1 or more"),
+    "retention": (
+        lambda value: value in ("latest_only", "prune_old", "all"),
+        "'latest_only', 'prune_old' or 'all'",
+    ),
+    "durability": (lambda value: value in (None, "fsync", "os"), "'fsync' or 'os'"),
+    "store": (
+        lambda value: (
+            value is None or isinstance(value, (str, os.PathLike)) or hasattr(value, "acquire")
+        ),
+        "a URL ('disk:/path'), a path or a store object",
+    ),
+}

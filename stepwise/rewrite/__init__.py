@@ -1,0 +1,34 @@
+"""Functions that can be entered in the middle: pure syntax tree in, function out.
+
+Knows no store and no run.
+
+``source``     a function's source, taken when its decorator runs, and its syntax tree
+``points``     structural positions of statements, and a fingerprint of the code
+``transform``  the rewrite of a body
+``frame``      what the rewritten function asks while it runs
+``build``      from the rewritten tree to a function
+"""
+
+from __future__ import annotations
+
+from stepwise.rewrite.build import Rewritten, UnsupportedError, build, rewrite
+from stepwise.rewrite.frame import Frame, pending
+from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
+from stepwise.rewrite.source import Source, capture
+from stepwise.rewrite.transform import Point
+
+__all__ = [
+    "Frame",
+    "Place",
+    "Point",
+    "Points",
+    "Rewritten",
+    "Source",
+    "UnsupportedError",
+    "build",
+    "capture",
+    "fingerprint",
+    "pending",
+    "prefix_fingerprint",
+    "rewrite",
+]

@@ -1,0 +1,133 @@
+"""What a rewritten function asks while it runs: the protocol between it and whoever resumes it.
+
+The base class saves nothing; a function that runs under it behaves as the original, guards and all.
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["Frame", "enter", "pending"]
+
+pending: ContextVar[Frame | None] = ContextVar("stepwise_pending_frame", default=None)
+"""The frame that the next rewritten function to be entered in this context takes."""
+
+
+def enter() -> Frame | None:
+    """Called at the entry of every rewritten function: its frame, or ``None`` to run plainly."""
+    frame = pending.get()
+    if frame is not None:
+        pending.set(None)
+    return frame
+
+
+class Frame:
+    """One execution of a rewritten function.
+
+    Attributes:
+        due: a checkpoint is wanted at the next boundary.
+        values: the local variables to begin with, on resume.
+        visit: gets the number of each branch that is entered.
+        locals: the builtin, called in the rewritten function's own frame.
+    """
+
+    __slots__ = ("due", "locals", "target", "values", "visit", "visited")
+
+    def __init__(self) -> None:
+        self.due = False
+        self.target = 0
+        self.values: Mapping[str, Any] = {}
+        self.visited: set[int] = set()
+        self.visit: Callable[[int], None] = self.visited.add
+        self.locals = builtins.locals
+
+    def begin(self, captured: Callable[[], Any] | None = None) -> int:
+        """The number of the point to go on after; 0 to begin at the beginning.
+
+        Args:
+            captured: a function that closes over every variable of the frame that a nested
+                function shares; its closure holds the frame's cells.
+        """
+        return self.target
+
+    def save(self, number: int, values: dict[str, Any]) -> None:
+        """A point was reached while a checkpoint was due."""
+        self.due = False
+
+    # -- loops -----------------------------------------------------------------------------------
+
+    def iter(self, iterable: Any) -> Iterator[Any]:
+        """The iterator of a loop, which is part of the state."""
+        iterator = builtins.iter(iterable)
+        # A loop wants no more than __next__, but ours calls iter() once more.
+        return iterator if hasattr(type(iterator), "__iter__") else _Iterator(iterator)
+
+    def again(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """For a resumed loop: its first pass takes no item."""
+        return itertools.chain((None,), iterator)
+
+    def nothing(self) -> tuple[()]:
+        """For a resumed loop that had ended."""
+        return ()
+
+    def aiter(self, iterable: Any) -> AsyncIterator[Any]:
+        """The iterator of an asynchronous loop."""
+        iterator: AsyncIterator[Any] = type(iterable).__aiter__(iterable)
+        return iterator
+
+    def aagain(self, iterator: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """For a resumed asynchronous loop: its first pass takes no item."""
+        return _AsyncAgain(iterator)
+
+    def anothing(self) -> AsyncIterator[Any]:
+        """For a resumed asynchronous loop that had ended."""
+        return _AsyncAgain(None)
+
+    # -- with ------------------------------------------------------------------------------------
+
+    def opening(self, number: int) -> None:
+        """The managers of a ``with`` statement are about to be evaluated."""
+
+    def manager(self, number: int, index: int, manager: Any) -> Any:
+        """One of them was; it is returned."""
+        return manager
+
+
+class _Iterator:
+    """An iterator around one that has no ``__iter__``."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        return builtins.next(self.iterator)
+
+
+class _AsyncAgain:
+    """Nothing to take at first, then the items of an iterator; without one, no pass at all.
+
+    Not an asynchronous generator: one that a ``break`` leaves is closed by the event loop, later.
+    """
+
+    def __init__(self, iterator: AsyncIterator[Any] | None) -> None:
+        self.iterator = iterator
+        self.first = True
+
+    def __aiter__(self) -> _AsyncAgain:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self.iterator is None:
+            raise StopAsyncIteration
+        if self.first:
+            self.first = False
+            return None
+        return await type(self.iterator).__anext__(self.iterator)

@@ -1,0 +1,250 @@
+"""Structural positions: ``body[3].orelse[0]`` is a statement, whatever lines it moves to.
+
+Imports: source.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stepwise.rewrite.source import FunctionNode
+
+__all__ = [
+    "TRIES",
+    "Place",
+    "Points",
+    "any_calls",
+    "calls",
+    "fingerprint",
+    "opens",
+    "prefix_fingerprint",
+]
+
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # source order
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_CALLS = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)
+TRIES: tuple[type[ast.stmt], ...] = (ast.Try,)
+if hasattr(ast, "TryStar"):
+    TRIES += (ast.TryStar,)
+_REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+
+
+# -- what contains a call ------------------------------------------------------------------------
+
+
+def calls(node: ast.AST) -> bool:
+    """Whether executing this node may call something (operators and attributes are not asked)."""
+    if isinstance(node, _CALLS):
+        return True
+    if isinstance(node, _SCOPES):
+        return any(calls(child) for child in _evaluated_now(node))
+    if isinstance(node, ast.comprehension) and node.is_async:
+        return True
+    return any(calls(child) for child in ast.iter_child_nodes(node))
+
+
+def _evaluated_now(node: ast.AST) -> Iterator[ast.AST]:
+    """Of a nested function: its decorators and defaults, not its body."""
+    arguments = node.args  # type: ignore[attr-defined]
+    yield from getattr(node, "decorator_list", ())
+    yield from arguments.defaults
+    yield from (default for default in arguments.kw_defaults if default is not None)
+
+
+def any_calls(nodes: Iterable[ast.AST]) -> bool:
+    """Whether executing any of these may call something."""
+    return any(calls(node) for node in nodes)
+
+
+def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
+    """The blocks of a compound statement in which there can be resume points."""
+    if isinstance(node, (ast.If, ast.While, ast.For, ast.AsyncFor, *TRIES)):
+        return [node.body, node.orelse]  # type: ignore[attr-defined]
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        return [node.body]
+    if isinstance(node, ast.Match):
+        return [case.body for case in node.cases]
+    return []
+
+
+def opens(node: ast.stmt) -> bool:
+    """Whether there are resume points inside this statement; otherwise it is one piece."""
+    if isinstance(node, ast.While) and calls(node.test):
+        return True
+    return any(any_calls(block) for block in _inner_blocks(node))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A statement of a function.
+
+    Args:
+        path: its structural position.
+        line: where it begins.
+        once: entering the function makes it run at most once, and what it calls itself likewise.
+    """
+
+    path: str
+    line: int
+    end_line: int
+    once: bool
+
+
+class Points:
+    """The statements of a function, by line."""
+
+    def __init__(self, node: FunctionNode) -> None:
+        self.places = list(_places(node, "", in_loop=False))
+
+    def at(self, line: int) -> Place | None:
+        """The innermost statement on a line of the file."""
+        found = None
+        for place in self.places:  # in source order: the last that holds it is the innermost
+            if place.line <= line <= place.end_line:
+                found = place
+        return found
+
+
+def _places(parent: ast.AST, prefix: str, *, in_loop: bool) -> Iterator[Place]:
+    for block in _BLOCKS:
+        for index, node in enumerate(getattr(parent, block, ())):
+            path = f"{prefix}{block}[{index}]"
+            if isinstance(node, ast.stmt):
+                once = not in_loop and not any(isinstance(n, _REPEATING) for n in _heads(node))
+                yield Place(path, node.lineno, node.end_lineno or node.lineno, once)
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                yield from _places(node, f"{path}.", in_loop=in_loop or isinstance(node, _LOOPS))
+
+
+def _heads(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement without those of the statements inside it."""
+    for name, value in ast.iter_fields(node):
+        if name in _BLOCKS and isinstance(node, ast.stmt):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield child
+                yield from _heads(child)
+
+
+def fingerprint(node: FunctionNode) -> str:
+    """Digest of what a function does; comments, layout, docstrings and annotations do not count."""
+    return hashlib.sha256(_canonical(node).encode()).hexdigest()[:32]
+
+
+def _canonical(node: Any) -> str:
+    if isinstance(node, list):
+        return "[" + ",".join(_canonical(item) for item in node) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.arg):
+        return f"arg({node.arg})"
+    if isinstance(node, ast.AnnAssign):
+        if node.value is None:
+            return "Pass()"
+        return _canonical(ast.Assign(targets=[node.target], value=node.value))
+    parts = []
+    for name, value in ast.iter_fields(node):
+        if name in ("returns", "type_comment", "type_params", "ctx", "decorator_list", "kind"):
+            continue
+        is_definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        content = _without_docstring(value) if name == "body" and is_definition else value
+        parts.append(f"{name}={_canonical(content)}")
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0]
+    value = first.value if isinstance(first, ast.Expr) else None
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return body[1:]
+    return body
+
+
+def prefix_fingerprint(node: FunctionNode, position: str, visited: Iterable[str]) -> str | None:
+    """Digest of what had been executed when a position was reached.
+
+    The statements before it, and the heads of those around it; of earlier statements without the
+    branches that were not entered.  Equal digests mean that local variables saved there are what
+    this code would have made of them.
+
+    Args:
+        position: ``after PATH`` or ``enter PATH``; see ``transform``.
+        visited: paths of the blocks that were entered.
+
+    Returns:
+        ``None`` if the function has no such position.
+    """
+    kind, _, path = position.partition(" ")
+    entered = frozenset(visited)
+    parts = [_canonical(node.args)]
+    here: Any = node
+    prefix = ""
+    for block, index in _split(path):
+        stmts = getattr(here, block, None)
+        if not isinstance(stmts, list) or (index is not None and index >= len(stmts)):
+            return None
+        if isinstance(here, ast.stmt) and here is not node:
+            parts.append(_head(here))
+        prefix = f"{prefix}.{block}" if prefix else block
+        if index is None:  # the position is the beginning of this block
+            return _digest(parts)
+        before = stmts[:index] if block != "cases" else []
+        parts += [_taken(stmt, f"{prefix}[{n}]", entered) for n, stmt in enumerate(before)]
+        here, prefix = stmts[index], f"{prefix}[{index}]"
+    if kind == "after":
+        parts.append(_taken(here, prefix, entered))
+    return _digest(parts)
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _split(path: str) -> Iterator[tuple[str, int | None]]:
+    for part in path.split("."):
+        block, bracket, index = part.partition("[")
+        yield block, int(index[:-1]) if bracket else None
+
+
+def _head(node: ast.AST) -> str:
+    """A compound statement without its blocks; of ``match``, with all the patterns."""
+    fields = [
+        f"{name}={_canonical(value)}"
+        for name, value in ast.iter_fields(node)
+        if name not in (*_BLOCKS, "type_comment")
+    ]
+    if isinstance(node, ast.Match):
+        fields += [f"{_canonical(c.pattern)} if {_canonical(c.guard)}" for c in node.cases]
+    return f"{type(node).__name__}({','.join(fields)})"
+
+
+def _taken(node: Any, path: str, entered: frozenset[str]) -> str:
+    """A statement without the branches that were not entered.
+
+    Only of statements that are executed piece by piece is it known what was entered; the others
+    count whole.
+    """
+    if not opens(node):
+        return _canonical(node)
+    inside = f"{path}."
+    parts = [_head(node)]
+    for block in _BLOCKS:
+        items = getattr(node, block, ())
+        for index, item in enumerate(items):
+            here = f"{inside}{block}[{index}]"
+            if block in ("cases", "handlers"):
+                if f"{here}.body" in entered:
+                    parts.append(_head(item))
+                    parts += [
+                        _taken(stmt, f"{here}.body[{n}]", entered)
+                        for n, stmt in enumerate(item.body)
+                    ]
+            elif block == "finalbody" or f"{inside}{block}" in entered:
+                parts.append(_taken(item, here, entered))
+    return f"{type(node).__name__}<{';'.join(parts)}>"

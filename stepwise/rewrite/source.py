@@ -1,0 +1,62 @@
+"""A function's source, taken when its decorator runs.
+
+Later is too late: a notebook cell is edited, a file is saved while the program runs.
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+__all__ = ["FunctionNode", "Source", "capture"]
+
+FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+@dataclass
+class Source:
+    """Where a function was defined, and the lines of that file as they were then."""
+
+    filename: str
+    name: str
+    first_line: int
+    lines: list[str] = field(repr=False)
+    _node: FunctionNode | None = field(default=None, repr=False)
+
+    def node(self) -> FunctionNode | None:
+        """The function's syntax tree with the line numbers of the file; ``None`` without source.
+
+        It is shared: copy it before changing it.
+        """
+        if self._node is None and self.lines:
+            self._node = self._parse()
+        return self._node
+
+    def _parse(self) -> FunctionNode | None:
+        try:
+            block = inspect.getblock(self.lines[self.first_line - 1 :])
+            # Indented code parses under a block of its own; dedenting would change the text of
+            # strings that span lines.
+            module = ast.parse(
+                "if 1:\n" + "".join(block) if block[0][:1].isspace() else "".join(block)
+            )
+        except (SyntaxError, IndexError):
+            return None
+        shift = self.first_line - (2 if block[0][:1].isspace() else 1)
+        for node in ast.walk(module):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == self.name:
+                ast.increment_lineno(node, shift)
+                return node
+        return None
+
+
+def capture(function: Callable[..., Any]) -> Source:
+    """Take the source of a function now; its ``lines`` are empty where there is none."""
+    code = function.__code__
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    return Source(code.co_filename, code.co_name, code.co_firstlineno, lines)

@@ -1,0 +1,60 @@
+"""Stores, chosen by URL: ``memory:``, ``memory:NAME``, ``disk:/path``, or a path alone.
+
+Imports: the protocol; a store's own module when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+
+from stepwise.errors import ConfigurationError
+from stepwise.stores.base import Batch, Head, Owner, Store
+
+__all__ = ["Batch", "Head", "Owner", "Store", "open_store"]
+
+_open: dict[str, Store] = {}
+_mutex = threading.Lock()
+
+
+def open_store(where: str | os.PathLike[str] | Store) -> Store:
+    """The store for a URL or a path; one object for each in this process.
+
+    Raises:
+        ConfigurationError: the URL's scheme is not known, or its path cannot be used.
+    """
+    if isinstance(where, Store):
+        return where
+    text = os.fspath(where)
+    scheme, rest = _split(text)
+    with _mutex:
+        store = _open.get(f"{scheme}:{rest}")
+        if store is None:
+            store = _open[f"{scheme}:{rest}"] = _make(scheme, rest)
+        return store
+
+
+def _split(text: str) -> tuple[str, str]:
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?(.*)", text, re.DOTALL)
+    scheme, rest = match.groups() if match else ("disk", text)
+    if scheme not in ("memory", "disk"):
+        raise ConfigurationError(
+            f"no store for {text!r}: the URL begins with 'disk:' (disk:/path/to/folder) or "
+            "'memory:'"
+        )
+    if scheme == "disk":
+        if not rest:
+            raise ConfigurationError("the store's URL has no path: write disk:/path/to/folder")
+        rest = os.path.realpath(os.path.expanduser(rest))
+    return scheme, rest
+
+
+def _make(scheme: str, rest: str) -> Store:
+    if scheme == "memory":
+        from stepwise.stores.memory import MemoryStore
+
+        return MemoryStore(rest)
+    from stepwise.stores.disk import DiskStore
+
+    return DiskStore(rest)

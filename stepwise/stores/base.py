@@ -1,0 +1,139 @@
+"""What a store is: bytes under a run, written in atomic batches by the one owner of the run.
+
+A store knows nothing of steps or pickles.  It keeps, for each run,
+
+- *records*: sealed bytes under the sequence numbers 1, 2, 3, ..., only ever appended;
+- *objects*: sealed bytes under a name, replaced and deleted (checkpoints);
+- one *head*: what a listing needs, replaced at each change of status;
+- one *mark*: a few sealed bytes kept apart from the records, that tell how far these went, so that
+  a lost tail or an emptied database is noticed;
+- a *lease*: who executes the run.  Its *epoch* grows with every acquisition and goes with every
+  write; a store refuses a write that carries an older one, so that a paused process that wakes up
+  after a takeover can write nothing (a fencing token).
+
+Everything is drawn so that a database on another machine can serve it: a batch is one transaction,
+no call holds anything open between two others but the lease, and the owner is a record of the
+store, not of the operating system.  ``stepwise.testing.StoreContract`` is the executable form of
+this page.  Imports: errors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+__all__ = ["Batch", "Head", "Owner", "Store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who executes a run: process, machine, since when (seconds since 1970), thread or task."""
+
+    pid: int
+    host: str
+    since: float
+    thread: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """One row of the listing of runs.  ``data`` is sealed; the rest is what a store may index.
+
+    ``workflow`` is an opaque string, equal for the runs of one workflow.
+    """
+
+    run_id: str
+    workflow: str
+    finished: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction writes.  Either all of it is there afterwards, or none.
+
+    Args:
+        records: (sequence number, bytes).  Writing again what is there already, with the same
+            bytes, is no error: a caller that does not know whether a commit happened repeats it.
+        put: objects to write, by name.
+        delete: names of objects to delete; a name that is not there is no error.
+        prune: delete the records up to and including this sequence number (0: none).
+        head: the run's new head.
+        mark: written after the rest, outside the transaction and without waiting for the disk.
+        durable: on stable storage when ``write`` returns.  Otherwise it survives the process but
+            not a power cut, and is made durable by the next durable batch at the latest.
+    """
+
+    records: tuple[tuple[int, bytes], ...] = ()
+    put: Mapping[str, bytes] = field(default_factory=dict)
+    delete: tuple[str, ...] = ()
+    prune: int = 0
+    head: Head | None = None
+    mark: bytes = b""
+    durable: bool = True
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Where runs are kept.  Every method may raise :class:`~stepwise.errors.StoreError`.
+
+    Methods are called from any thread, and never with two batches of one run at the same time.
+    """
+
+    @property
+    def url(self) -> str:
+        """How to open this store again: ``disk:/path``."""
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it outlives the process."""
+
+    def acquire(self, run_id: str, owner: Owner) -> int:
+        """Take the lease of a run, which need not exist yet; returns the new epoch (1, 2, ...).
+
+        Succeeds at once when the last owner's process is dead.
+
+        Raises:
+            RunOwnedError: somebody alive holds it, in this process or another.
+        """
+
+    def release(self, run_id: str, epoch: int) -> None:
+        """Give the lease up.  Giving up what is no longer held is no error."""
+
+    def owner(self, run_id: str) -> Owner | None:
+        """Who holds the lease now and is alive; ``None`` if nobody does."""
+
+    def write(self, run_id: str, epoch: int, batch: Batch) -> None:
+        """Write a batch.
+
+        Raises:
+            LeaseLostError: ``epoch`` is not that of the newest lease; nothing was written.
+        """
+
+    def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        """The records with a number greater than ``after``, in order.
+
+        A record that cannot be read whole comes as ``b""``: damaged is not the same as missing.
+        """
+
+    def get(self, run_id: str, name: str) -> bytes | None:
+        """One object; ``None`` if there is none, ``b""`` if it cannot be read whole."""
+
+    def names(self, run_id: str, prefix: str = "") -> list[str]:
+        """The names of the run's objects that begin with ``prefix``, sorted."""
+
+    def head(self, run_id: str) -> Head | None:
+        """The head of one run."""
+
+    def marks(self, run_id: str) -> list[bytes]:
+        """The last two marks of a run, in any order; a damaged or torn one may be among them."""
+
+    def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
+        """The heads of all runs, or of those of one workflow, or of those not finished."""
+
+    def delete(self, run_id: str, epoch: int) -> None:
+        """Delete everything of a run but its epoch, which keeps growing; needs the lease."""
+
+    def close(self) -> None:
+        """Release connections and leases.  Not used afterwards."""

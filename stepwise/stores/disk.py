@@ -1,0 +1,364 @@
+"""``disk:/path``: the store on one machine, on diskcache (SQLite in WAL mode).
+
+Rows: ``r/RUN/000000000001`` a record, ``o/RUN/NAME`` an object, ``h/RUN`` the head,
+``u/WORKFLOW/RUN`` the same while unfinished, ``l/RUN`` epoch and owner; RUN and WORKFLOW are
+hashes.  Beside the database, ``leases`` is the lock file and ``marks/RUN`` two slots written in
+turn.
+
+One process writes through one connection behind one lock, which a fork waits for.  Imports: the
+protocol, cache, folder and locks, errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Concatenate, ParamSpec, TypeVar
+
+from stepwise.errors import ConfigurationError, LeaseLostError, RunOwnedError, StoreError
+from stepwise.stores._cache import Cache, open_cache
+from stepwise.stores._folder import inode, make_folder, store_error
+from stepwise.stores._locks import LockFile, lock_file
+from stepwise.stores.base import Batch, Head, Owner
+
+__all__ = ["DiskStore"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PAGE = 1000  # rows
+_SLOT = 64  # bytes
+
+
+def _locked(
+    method: Callable[Concatenate[DiskStore, P], R],
+) -> Callable[Concatenate[DiskStore, P], R]:
+    """Run a method alone, and turn what SQLite and the system raise into ``StoreError``.
+
+    The lock is taken by a plain ``with``: a generator-based context manager that a Ctrl-C hits
+    between two of its frames would keep it for as long as the traceback lives.
+    """
+
+    @functools.wraps(method)
+    def alone(self: DiskStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise StoreError(
+                "a signal handler or a finalizer called stepwise in the middle of a write; "
+                "call it from ordinary code",
+                path=self.path,
+                errno=errno.EDEADLK,
+            )
+        with self._lock:
+            try:
+                return method(self, *args, **kwargs)
+            except (sqlite3.Error, OSError) as error:
+                raise store_error(self.path, error) from error
+
+    return alone
+
+
+class DiskStore:
+    """A folder on a local disk.
+
+    Args:
+        path: the folder; made when the first run starts, readable by its owner only.
+
+    Raises:
+        ConfigurationError: the path cannot be used as it is written.
+    """
+
+    persistent = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
+        if os.path.expandvars(self.path) != self.path:  # diskcache would expand it silently
+            raise ConfigurationError(
+                f"the store's path {self.path} names an environment variable; write the path out"
+            )
+        self.url = f"disk:{self.path}"
+        self._lock = threading.RLock()
+        self._cache: Cache | None = None
+        self._inode: tuple[int, int] | None = None
+        self._slots: dict[str, tuple[int, int]] = {}
+        _stores.add(self)
+        _watch_forks()
+
+    # -- lease -----------------------------------------------------------------------------------
+
+    @_locked
+    def acquire(self, run_id: str, owner: Owner) -> int:
+        cache = self._opened()
+        if not self._leases().acquire(run_id):
+            raise RunOwnedError(run_id=run_id, owner=self._owner(run_id))
+        try:
+            cache.begin(durable=False)
+            epoch = self._epoch(cache, run_id) + 1
+            row = f"{epoch:016x}{json.dumps(asdict(owner))}"
+            cache.set(f"l/{_hash(run_id)}", row.encode())
+            cache.commit()
+        except BaseException:
+            self._leases().release(run_id)
+            raise
+        return epoch
+
+    def release(self, run_id: str, epoch: int) -> None:
+        # Without the store's lock: it must work while another thread waits for the disk.
+        self._close_mark(run_id)
+        self._leases().release(run_id)
+
+    @_locked
+    def owner(self, run_id: str) -> Owner | None:
+        return self._owner(run_id) if self._exists() else None
+
+    def _owner(self, run_id: str) -> Owner | None:
+        pid = self._leases().holder(run_id)
+        if pid is None:
+            return None
+        row = self._opened().get(f"l/{_hash(run_id)}") or b""
+        try:
+            owner = Owner(**json.loads(row[16:]))
+        except (ValueError, TypeError):
+            owner = Owner(pid, socket.gethostname(), 0.0)
+        # Between taking the lock and writing the row, the row still names the owner before.
+        return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
+
+    def _epoch(self, cache: Cache, run_id: str) -> int:
+        row = cache.get(f"l/{_hash(run_id)}")
+        return int(row[:16], 16) if row else 0
+
+    def _leases(self) -> LockFile:
+        return lock_file(os.path.join(self.path, "leases"))
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    @_locked
+    def write(self, run_id: str, epoch: int, batch: Batch) -> None:
+        run, cache = _hash(run_id), self._opened()
+        cache.begin(batch.durable)
+        try:
+            self._check(cache, run_id, epoch)
+            for number, data in batch.records:
+                cache.set(f"r/{run}/{number:012d}", data)
+            for name, data in batch.put.items():
+                cache.set(f"o/{run}/{name}", data)
+            for name in batch.delete:
+                cache.delete(f"o/{run}/{name}")
+            if batch.prune:
+                self._drop(cache, f"r/{run}/", f"r/{run}/{batch.prune + 1:012d}")
+            if batch.head is not None:
+                self._put_head(cache, batch.head)
+            cache.commit()
+        except BaseException:
+            cache.roll_back()
+            raise
+        if batch.mark:
+            self._write_mark(run_id, batch.mark)
+
+    @_locked
+    def delete(self, run_id: str, epoch: int) -> None:
+        run, cache = _hash(run_id), self._opened()
+        cache.begin(durable=True)
+        try:
+            self._check(cache, run_id, epoch)
+            head = _unpack(cache.get(f"h/{run}"))
+            if head is not None:
+                cache.delete(f"u/{_hash(head.workflow)}/{run}")
+            cache.delete(f"h/{run}")
+            self._drop(cache, f"r/{run}/", f"r/{run}0")
+            self._drop(cache, f"o/{run}/", f"o/{run}0")
+            cache.commit()
+        except BaseException:
+            cache.roll_back()
+            raise
+        self._close_mark(run_id)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._mark_path(run_id))
+
+    def _check(self, cache: Cache, run_id: str, epoch: int) -> None:
+        if self._epoch(cache, run_id) != epoch:
+            raise LeaseLostError(run_id=run_id)
+
+    def _put_head(self, cache: Cache, head: Head) -> None:
+        run, row = _hash(head.run_id), _pack(head)
+        cache.set(f"h/{run}", row)
+        if head.finished:
+            cache.delete(f"u/{_hash(head.workflow)}/{run}")
+        else:
+            cache.set(f"u/{_hash(head.workflow)}/{run}", row)
+
+    def _drop(self, cache: Cache, first: str, end: str) -> None:
+        where = "FROM Cache WHERE key >= ? AND key < ?"
+        rows = cache._sql(f"SELECT filename {where} AND filename IS NOT NULL", (first, end))
+        cache._doomed += [filename for (filename,) in rows]
+        cache._sql(f"DELETE {where}", (first, end))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        prefix = f"r/{_hash(run_id)}/"
+        for key, data in self._scan(f"{prefix}{after + 1:012d}", f"{prefix}:"):
+            yield int(key[len(prefix) :]), data
+
+    @_locked
+    def get(self, run_id: str, name: str) -> bytes | None:
+        return self._opened().get(f"o/{_hash(run_id)}/{name}") if self._exists() else None
+
+    @_locked
+    def names(self, run_id: str, prefix: str = "") -> list[str]:
+        if not self._exists():
+            return []
+        start = f"o/{_hash(run_id)}/{prefix}"
+        sql = "SELECT key FROM Cache WHERE key >= ? AND key < ? ORDER BY key"
+        rows = self._opened()._sql(sql, (start, start + "\U0010ffff"))
+        return [key[len(start) - len(prefix) :] for (key,) in rows]
+
+    @_locked
+    def head(self, run_id: str) -> Head | None:
+        return _unpack(self._opened().get(f"h/{_hash(run_id)}")) if self._exists() else None
+
+    def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
+        prefix = "u/" if unfinished else "h/"
+        if unfinished and workflow is not None:
+            prefix += f"{_hash(workflow)}/"
+        for _, row in self._scan(prefix, prefix + "\U0010ffff"):
+            head = _unpack(row)
+            if head is not None and workflow in (None, head.workflow):
+                yield head
+
+    @_locked
+    def marks(self, run_id: str) -> list[bytes]:
+        try:
+            with open(self._mark_path(run_id), "rb") as file:
+                data = file.read(2 * _SLOT)
+        except FileNotFoundError:
+            return []
+        return [slot for slot in (data[:_SLOT], data[_SLOT:]) if slot]
+
+    @_locked
+    def close(self) -> None:
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            cache.close()
+
+    def _scan(self, start: str, end: str) -> Iterator[tuple[str, bytes]]:
+        page = self._page(start, end)
+        while page:
+            yield from page
+            page = self._page(page[-1][0] + "\0", end) if len(page) == _PAGE else []
+
+    @_locked
+    def _page(self, start: str, end: str) -> list[tuple[str, bytes]]:
+        """Rows in key order; nothing stays open between two pages."""
+        if not self._exists():
+            return []
+        cache = self._opened()
+        sql = (
+            "SELECT key, mode, filename, value FROM Cache"
+            " WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+        )
+        fetch = cache.disk.fetch
+        rows = cache._sql(sql, (start, end, _PAGE)).fetchall()
+        return [(key, fetch(mode, name, value, False)) for key, mode, name, value in rows]
+
+    # -- the folder and the marks ----------------------------------------------------------------
+
+    def _exists(self) -> bool:
+        return os.path.exists(os.path.join(self.path, "cache.db"))
+
+    def _opened(self) -> Cache:
+        """The open cache; opened again if the folder was deleted and made anew meanwhile."""
+        if self._cache is not None:
+            if inode(os.path.join(self.path, "cache.db")) == self._inode:
+                self._cache.roll_back()
+                return self._cache
+            self._cache.close()
+            self._cache = None
+            if self._leases().busy:
+                raise StoreError(
+                    f"the store {self.path} was deleted or replaced while a run was using it",
+                    path=self.path,
+                    errno=errno.ENOENT,
+                )
+        make_folder(self.path)
+        self._cache = open_cache(self.path)
+        self._inode = inode(os.path.join(self.path, "cache.db"))
+        return self._cache
+
+    def _mark_path(self, run_id: str) -> str:
+        return os.path.join(self.path, "marks", _hash(run_id))
+
+    def _write_mark(self, run_id: str, mark: bytes) -> None:
+        descriptor, count = self._slots.get(run_id) or (-1, 0)
+        if descriptor < 0:
+            os.makedirs(os.path.join(self.path, "marks"), 0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self._mark_path(run_id), flags, 0o600)
+        os.pwrite(descriptor, mark.ljust(_SLOT, b"\0"), _SLOT * (count % 2))
+        self._slots[run_id] = (descriptor, count + 1)
+
+    def _close_mark(self, run_id: str) -> None:
+        descriptor, _ = self._slots.pop(run_id, (-1, 0))
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _hash(name: str) -> str:
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _pack(head: Head) -> bytes:
+    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
+    return len(front).to_bytes(4, "big") + front + head.data
+
+
+def _unpack(row: bytes | None) -> Head | None:
+    if not row:
+        return None
+    end = 4 + int.from_bytes(row[:4], "big")
+    try:
+        run_id, workflow, finished = json.loads(row[4:end])
+        return Head(run_id, workflow, finished, row[end:])
+    except (ValueError, TypeError):
+        return None  # a damaged row of the listing; the run's records are the truth
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+_stores: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+_fork_held: list[DiskStore] = []
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def _before_fork() -> None:
+    # A fork while another thread is inside SQLite leaves the child with locks nobody frees.
+    for store in list(_stores):
+        store._lock.acquire()
+        _fork_held.append(store)
+
+
+def _after_fork() -> None:
+    while _fork_held:
+        _fork_held.pop()._lock.release()
+
+
+def _in_child() -> None:
+    _fork_held.clear()
+    for store in list(_stores):
+        store._lock = threading.RLock()
+        store._slots = {}
+        if store._cache is not None:
+            store._cache.abandon()

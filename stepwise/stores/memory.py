@@ -1,0 +1,116 @@
+"""``memory:``: a store that ends with the process.  For tests, and for runs not worth keeping.
+
+Imports: the protocol and errors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stepwise.errors import LeaseLostError, RunOwnedError
+from stepwise.stores.base import Batch, Head, Owner
+
+__all__ = ["MemoryStore"]
+
+
+@dataclass
+class _Run:
+    records: dict[int, bytes] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    head: Head | None = None
+    epoch: int = 0
+    owner: Owner | None = None
+
+
+class MemoryStore:
+    """Keeps runs in dictionaries.
+
+    Args:
+        name: the part of the URL after ``memory:``; stores of other names share nothing.
+    """
+
+    persistent = False
+
+    def __init__(self, name: str = "") -> None:
+        self.url = f"memory:{name}"
+        self._lock = threading.RLock()
+        self._runs: dict[str, _Run] = {}
+
+    def acquire(self, run_id: str, owner: Owner) -> int:
+        with self._lock:
+            run = self._runs.setdefault(run_id, _Run())
+            if run.owner is not None:
+                raise RunOwnedError(run_id=run_id, owner=run.owner)
+            run.epoch += 1
+            run.owner = owner
+            return run.epoch
+
+    def release(self, run_id: str, epoch: int) -> None:
+        with self._lock:
+            run = self._runs.get(run_id)
+            if run is not None and run.epoch == epoch:
+                run.owner = None
+
+    def owner(self, run_id: str) -> Owner | None:
+        with self._lock:
+            run = self._runs.get(run_id)
+            return run.owner if run is not None else None
+
+    def write(self, run_id: str, epoch: int, batch: Batch) -> None:
+        with self._lock:
+            run = self._held(run_id, epoch)
+            run.records.update(batch.records)
+            run.objects.update(batch.put)
+            for name in batch.delete:
+                run.objects.pop(name, None)
+            if batch.prune:
+                run.records = {n: data for n, data in run.records.items() if n > batch.prune}
+            if batch.head is not None:
+                run.head = batch.head
+
+    def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        with self._lock:
+            run = self._runs.get(run_id, _Run())
+            return iter(sorted(item for item in run.records.items() if item[0] > after))
+
+    def get(self, run_id: str, name: str) -> bytes | None:
+        with self._lock:
+            return self._runs.get(run_id, _Run()).objects.get(name)
+
+    def names(self, run_id: str, prefix: str = "") -> list[str]:
+        with self._lock:
+            objects = self._runs.get(run_id, _Run()).objects
+            return sorted(name for name in objects if name.startswith(prefix))
+
+    def head(self, run_id: str) -> Head | None:
+        with self._lock:
+            return self._runs.get(run_id, _Run()).head
+
+    def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
+        with self._lock:
+            heads = [run.head for run in self._runs.values() if run.head is not None]
+        return (
+            head
+            for head in heads
+            if workflow in (None, head.workflow) and not (unfinished and head.finished)
+        )
+
+    def marks(self, run_id: str) -> list[bytes]:
+        return []  # nothing that a mark could outlive
+
+    def delete(self, run_id: str, epoch: int) -> None:
+        with self._lock:
+            run = self._held(run_id, epoch)
+            self._runs[run_id] = _Run(epoch=run.epoch, owner=run.owner)
+
+    def close(self) -> None:
+        with self._lock:
+            self._runs.clear()
+
+    def _held(self, run_id: str, epoch: int) -> _Run:
+        run = self._runs.get(run_id)
+        if run is None or run.epoch != epoch or run.owner is None:
+            raise LeaseLostError(run_id=run_id)
+        return run
