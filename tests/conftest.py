@@ -1,0 +1,100 @@
+"""What every test gets: a home of its own, and a library that remembers nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+pytest.register_assert_rewrite("stepwise.testing")
+
+import stepwise.stores  # noqa: E402
+from stepwise import _config, _process  # noqa: E402
+
+SECONDS = 60  # for a script of a test, at most
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """``$STEPWISE_HOME``, which no test shares with another, let alone with the user."""
+    folder = tmp_path / "home"
+    for name in ("STORE", "KEY", "FRESH", "ALLOW_NETWORK"):
+        monkeypatch.delenv(f"STEPWISE_{name}", raising=False)
+    monkeypatch.setenv("STEPWISE_HOME", str(folder))
+    monkeypatch.setenv("STEPWISE_QUIET", "1")
+    monkeypatch.setattr(_config, "_settings", _config._Settings())
+    vars(_process.memory).update(vars(_process.Memory()))  # other modules hold the object itself
+    opened: dict[str, stepwise.stores.Store] = {}
+    monkeypatch.setattr(stepwise.stores, "_open", opened)
+    yield folder
+    for store in opened.values():
+        store.close()
+
+
+class Script:
+    """A Python program in a process of its own, with whom to talk line by line."""
+
+    def __init__(self, path, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", str(path), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+        self._watchdog = threading.Timer(SECONDS, self._end_all)
+        self._watchdog.start()
+
+    def hear(self):
+        """The next line that it prints; empty at its end."""
+        return self.process.stdout.readline().rstrip("\n")
+
+    def tell(self, line=""):
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def kill(self):
+        """``kill -9``, and wait until it is dead."""
+        self.process.kill()
+        self.process.wait()
+
+    def finish(self):
+        """Wait for its end, which must be a good one; the rest of what it printed."""
+        self.process.stdin.close()
+        text = self.process.stdout.read()
+        assert self.process.wait() == 0, text
+        return text.strip()
+
+    def _end_all(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # its children too
+
+    def close(self):
+        self._watchdog.cancel()
+        self._end_all()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a program: ``start(source, *arguments) -> Script``; all are ended after the test."""
+    scripts = []
+
+    def start_script(source, *arguments):
+        path = tmp_path / f"script{len(scripts)}.py"
+        path.write_text(source, encoding="utf-8")
+        scripts.append(Script(path, *arguments))
+        return scripts[-1]
+
+    yield start_script
+    for script in scripts:
+        script.close()
