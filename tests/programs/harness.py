@@ -1,0 +1,226 @@
+"""Runs programs that die, again and again, until they have finished.
+
+Programs are run by ``host.py``, one process of which serves a whole test session, so that a start
+costs a fork.  :class:`Lab` is one program's folder: its runs, its log, what it said.
+"""
+
+import atexit
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from typing import NamedTuple
+
+PROGRAMS = pathlib.Path(__file__).resolve().parent
+ATTEMPTS = 12
+_MEMORY = "/dev/shm"  # a killed process needs no disk; a flush costs nothing here
+
+_DID = re.compile(r"did (.*?) -> (.*)")
+
+
+class Ended(NamedTuple):
+    """How a process ended: its exit code (negative: the signal), what it printed."""
+
+    code: int
+    text: str
+
+    @property
+    def died(self):
+        """Whether it was killed, or ended itself, on purpose."""
+        return self.code in (7, -signal.SIGKILL, -signal.SIGTERM)
+
+
+class Doubt(NamedTuple):
+    """What a ``StepInDoubtError`` names, read from its text."""
+
+    run: str
+    number: str
+    call: str
+    key: str
+
+    @classmethod
+    def read(cls, text):
+        """The facts in a traceback of it; ``None`` if it is of something else."""
+        last = text.rpartition("stepwise.StepInDoubtError: ")[2]
+        if last == text:
+            return None
+        run = re.search(r"^  run +(\S+)$", last, re.MULTILINE)[1]
+        number, call = re.search(r"^  (?:step|recorded) +(\d+)  (.*)$", last, re.MULTILINE).groups()
+        key = re.search(r"^  key +(\S+)$", last, re.MULTILINE)[1]
+        for command in ("--landed '<its result as JSON>'", "--did-not-happen"):
+            assert f"stepwise resolve {run} {number} {command}" in last, text
+        return cls(run, number, call, key)
+
+
+@functools.cache
+def _host():
+    """The process that forks itself for every program."""
+    host = subprocess.Popen(
+        [sys.executable, PROGRAMS / "host.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    atexit.register(_end, host)
+    return host
+
+
+def _end(host):
+    host.stdin.close()
+    host.wait()
+    host.stdout.close()
+
+
+class Lab:
+    """A folder in which one program is run any number of times.
+
+    Args:
+        script: a program of this folder by name, or the text of one.
+        arguments: of its command line.
+    """
+
+    def __init__(self, script, *arguments, **environment):
+        parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="stepwise-", dir=parent))
+        if "\n" in script:
+            self.script = self.folder / "script.py"
+            self.script.write_text(script, encoding="utf-8")
+        else:
+            self.script = PROGRAMS / script
+        self.arguments = [str(each) for each in arguments]
+        self.environment = {
+            "STEPWISE_HOME": str(self.folder / "home"),
+            "STEPWISE_QUIET": "",
+            "STEPWISE_STORE": "",
+            "WORLD_LOG": str(self.folder / "log"),
+            **environment,
+        }
+        self.said = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def run(self, *, die_at="", how="kill", command=None):
+        """Start the program (or the ``stepwise`` command) and wait for its end."""
+        errors = self.folder / f"errors{len(self.said)}"
+        request = {
+            "argv": ["stepwise", *command] if command else [str(self.script), *self.arguments],
+            "env": {**self.environment, "DIE_AT": die_at, "DIE_HOW": how},
+            "errors": str(errors),
+        }
+        host = _host()
+        host.stdin.write(json.dumps(request) + "\n")
+        host.stdin.flush()
+        code = json.loads(host.stdout.readline())["code"]
+        ended = Ended(code, errors.read_text(encoding="utf-8"))
+        self.said.append(ended.text)
+        return ended
+
+    def popen(self, *, die_at="", how="kill"):
+        """Start it in an interpreter of its own, as a person does."""
+        dying = {"DIE_AT": die_at, "DIE_HOW": how, "PYTHONPATH": str(PROGRAMS)}
+        return subprocess.Popen(
+            [sys.executable, self.script, *self.arguments],
+            env={**os.environ, **self.environment, **dying},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+        )
+
+    def run_for_real(self, **dying):
+        """The same, to its end."""
+        with self.popen(**dying) as process:
+            text, _ = process.communicate(timeout=60)
+        self.said.append(text)
+        return Ended(process.returncode, text)
+
+    # -- what happened ---------------------------------------------------------------------------
+
+    @property
+    def log(self):
+        """What the program logged, all attempts together, without the places it passed."""
+        return [line for line in self._lines() if not line.startswith("@")]
+
+    @property
+    def places(self):
+        """The places it passed."""
+        return [line[1:] for line in self._lines() if line.startswith("@")]
+
+    def _lines(self):
+        path = self.folder / "log"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    @property
+    def result(self):
+        """What the program's run gave."""
+        return json.loads((self.folder / "log.result").read_text(encoding="utf-8"))
+
+    @property
+    def did(self):
+        """How often each step and tool did what it does."""
+        return Counter(found[1] for line in self.log if (found := _DID.fullmatch(line)))
+
+    def value_of(self, call):
+        """What a call returned, as JSON; ``None`` if it did not do anything."""
+        values = [m[2] for line in self.log if (m := _DID.fullmatch(line)) and m[1] == call]
+        return values[0] if values else None
+
+    # -- settling --------------------------------------------------------------------------------
+
+    def settle(self, doubt, landed):
+        """Settle what is in doubt, by the command line."""
+        answer = ["--did-not-happen"] if landed is None else ["--landed", landed]
+        ended = self.run(command=["resolve", doubt.run, doubt.number, *answer])
+        assert ended.code == 0, ended.text
+
+    def run_to_end(self, *dying, how="kill", answer=None):
+        """Run the program until it ends well.
+
+        Args:
+            dying: places at which the first attempts die.
+            answer: gets a doubt and what the call returned, if it did; says what to answer.  By
+                default the truth.
+
+        Returns:
+            the doubts.
+        """
+        doubts = []
+        for attempt in range(ATTEMPTS):
+            die_at = dying[attempt] if attempt < len(dying) else ""
+            ended = self.run(die_at=die_at, how=how)
+            if ended.code == 0:
+                return doubts
+            if ended.died:
+                assert die_at, ended.text
+                continue
+            doubt = Doubt.read(ended.text)
+            assert doubt is not None, ended.text
+            doubts.append(doubt)
+            self.settle(doubt, answer(doubt) if answer else self.truth(doubt))
+        raise AssertionError("\n".join(self.said))
+
+    def truth(self, doubt):
+        """What a look outside tells of a call in doubt: its result, or ``None``."""
+        done = [m for line in self.log if (m := _DID.fullmatch(line))]
+        return next((m[2] for m in done if called(m[1], doubt.call)), None)
+
+
+def called(logged, recorded):
+    """Whether ``post(task 10)`` in the log is ``post(text='task 10')`` in the journal."""
+    name, _, rest = recorded.partition("(")
+    name = name.rpartition(".")[2]
+    values = [each.partition("=")[2].strip("'") for each in rest[:-1].split(", ")]
+    return logged == f"{name}({', '.join(values)})"

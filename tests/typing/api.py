@@ -1,0 +1,619 @@
+"""Type-checked by ``mypy --strict``, never run: what decorating leaves of a function's types.
+
+A wrong call carries ``# type: ignore[...]``; should the type checker accept it one day, the unused
+comment is an error.
+"""
+
+# ruff: noqa: B018, F841, PYI034
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypedDict, TypeVar, overload
+
+from typing_extensions import assert_type
+
+import stepwise
+from stepwise import (
+    CurrentStep,
+    DidNotHappen,
+    Inconclusive,
+    InDoubtCall,
+    Landed,
+    Run,
+    StepRecord,
+    Workflow,
+    background,
+    configure,
+    current_run,
+    current_step,
+    get_run,
+    reenterable,
+    resource,
+    runs,
+    step,
+    tool,
+    workflow,
+)
+
+T = TypeVar("T")
+
+
+class Reply(TypedDict):
+    """What a model answers."""
+
+    done: bool
+    content: str
+
+
+# -- steps ---------------------------------------------------------------------------------------
+
+
+@step
+def bare(a: int, b: str = "", *, c: bool = False) -> float:
+    return 1.0
+
+
+@step(retries=3, retry_on=(OSError, TimeoutError), backoff=0.5, timeout=10)
+def called(a: int, b: str = "", *, c: bool = False) -> float:
+    return 1.0
+
+
+@step()
+def empty() -> None: ...
+
+
+def check_functions() -> None:
+    assert_type(bare(1), float)
+    assert_type(called(1, "b", c=True), float)
+    bare("1")  # type: ignore[arg-type]
+    bare()  # type: ignore[call-arg]
+    bare(1, d=2)  # type: ignore[call-arg]
+    bare(1, "b", True)  # type: ignore[call-arg]
+    called("1")  # type: ignore[arg-type]
+    called(1, 2)  # type: ignore[arg-type]
+    x: str = bare(1)  # type: ignore[assignment]
+    empty(1)  # type: ignore[call-arg]
+    wanted: Callable[[int], float] = bare
+    unwanted: Callable[[str], float] = bare  # type: ignore[assignment]
+    assert_type(bare.__name__, str)
+
+
+@step
+async def fetch(url: str, *, limit: int = 3) -> bytes:
+    return b""
+
+
+@step(timeout=1.5)
+async def fetch_called(url: str) -> bytes:
+    return b""
+
+
+async def check_coroutines() -> None:
+    assert_type(await fetch("u", limit=1), bytes)
+    assert_type(await fetch_called("u"), bytes)
+    assert_type(await asyncio.gather(fetch("a"), fetch_called("b")), "tuple[bytes, bytes]")
+    await fetch(1)  # type: ignore[arg-type]
+    wrong: bytes = fetch("u")  # type: ignore[assignment]
+    task = asyncio.create_task(fetch("u"))
+    assert_type(task, "asyncio.Task[bytes]")
+    await bare(1)  # type: ignore[misc]
+
+
+@step
+def identity(value: T) -> T:
+    return value
+
+
+@overload
+def pick(key: int) -> int: ...
+@overload
+def pick(key: str) -> str: ...
+@step
+def pick(key: int | str) -> int | str:
+    return key
+
+
+def check_generic_functions() -> None:
+    assert_type(identity(3), int)
+    assert_type(identity("text"), str)
+    assert_type(pick(1), int)
+    assert_type(pick("a"), str)
+    pick(1.5)  # type: ignore[call-overload]
+
+
+class Client(Generic[T]):
+    """Methods of every kind."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    @step
+    def method(self, a: int) -> T:
+        return self.value
+
+    @step(ignore=("trace",))
+    def method_called(self, a: int, trace: str = "") -> list[T]:
+        return []
+
+    @step
+    async def coroutine(self, a: int) -> T:
+        return self.value
+
+    @tool(side_effect=True)
+    def send(self, to: str) -> bool:
+        return True
+
+    @classmethod
+    @step
+    def made(cls, a: int) -> str:
+        return ""
+
+    @staticmethod
+    @step(retries=1)
+    def plain(a: int) -> str:
+        return ""
+
+    @step
+    @classmethod
+    def made_outside(cls, a: int) -> str:
+        return ""
+
+    @tool
+    @staticmethod
+    def plain_outside(a: int) -> str:
+        return ""
+
+    @property
+    @step
+    def length(self) -> int:
+        return 0
+
+
+class Special(Client[int]):
+    """Overrides one."""
+
+    @step
+    def method(self, a: int) -> int:
+        return super().method(a) + 1
+
+
+async def check_methods(client: Client[str]) -> None:
+    assert_type(client.method(1), str)
+    assert_type(client.method_called(1, trace="t"), "list[str]")
+    assert_type(await client.coroutine(1), str)
+    assert_type(client.send("to"), bool)
+    assert_type(Client.made(1), str)
+    assert_type(client.made(1), str)
+    assert_type(Client.plain(1), str)
+    assert_type(Client.plain_outside(1), str)
+    assert_type(client.length, int)
+    assert_type(Special(1).method(1), int)
+    client.method("1")  # type: ignore[arg-type]
+    client.method()  # type: ignore[call-arg]
+    client.send(1)  # type: ignore[arg-type]
+    Client.made("1")  # type: ignore[arg-type]
+    Client.plain("1")  # type: ignore[arg-type]
+    bound: Callable[[int], str] = client.method
+    unbound = Client.method(client, 1)
+
+
+@dataclass
+class Toolbox:
+    """Decorated functions as fields."""
+
+    search: Callable[[str], list[str]]
+    retries: int = 3
+    others: list[Callable[..., Any]] = field(default_factory=list)
+
+
+@tool
+def search(query: str) -> list[str]:
+    return []
+
+
+toolbox = Toolbox(search, others=[search, bare, Client.plain])
+wrong_toolbox = Toolbox(bare)  # type: ignore[arg-type]
+
+
+# -- wrong options -------------------------------------------------------------------------------
+
+
+def reconcile(call: InDoubtCall) -> Landed | DidNotHappen | Inconclusive:
+    assert_type(call.name, str)
+    assert_type(call.idempotency_key, str)
+    assert_type(call.started_at, float)
+    assert_type(call.error, "BaseException | None")
+    return Landed(call.arguments["to"])
+
+
+@tool(
+    side_effect=True,
+    in_doubt=reconcile,
+    fails_cleanly=(ValueError, KeyError),
+    idempotent=True,
+    name="send",
+    retries=1,
+    retry_on=lambda error: "busy" in str(error),
+    backoff=lambda attempt: attempt * 2.0,
+    timeout=3,
+    key=["to"],
+    ignore=["body"],
+)
+def send(to: str, body: str = "") -> str:
+    return ""
+
+
+@tool(side_effect=True, fails_cleanly=ValueError, in_doubt="retry", key=lambda to: to)
+async def asend(to: str) -> str:
+    return ""
+
+
+async def check_tools() -> None:
+    assert_type(send("a", body="b"), str)
+    assert_type(await asend("a"), str)
+    send(1)  # type: ignore[arg-type]
+    step(retrys=3)  # type: ignore[call-overload]
+    step(retries="3")  # type: ignore[call-overload]
+    step(timeout="3s")  # type: ignore[call-overload]
+    step(ignore=3)  # type: ignore[call-overload]
+    step(side_effect=True)  # type: ignore[call-overload]
+    step(3)  # type: ignore[call-overload]
+    step("name")  # type: ignore[call-overload]
+    tool(in_doubt="maybe")  # type: ignore[call-overload]
+    tool(side_effect=True, fails_cleanly=3)  # type: ignore[call-overload]
+    tool(retry_on=3)  # type: ignore[call-overload]
+
+
+# -- workflows -----------------------------------------------------------------------------------
+
+
+@workflow
+def agent(task: str, limit: int = 3) -> Reply:
+    return {"done": True, "content": task}
+
+
+@workflow(
+    name="agent",
+    checkpoint_every=3,
+    retention="all",
+    keep=2,
+    prune_journal=True,
+    durability="os",
+    store="disk:/tmp/x",
+    key=("task",),
+    ignore=["limit"],
+)
+def agent_called(task: str, limit: int = 3) -> Reply:
+    return {"done": True, "content": task}
+
+
+@workflow
+async def aagent(task: str) -> Reply:
+    return {"done": True, "content": task}
+
+
+@workflow()
+async def aagent_called(task: str) -> None: ...
+
+
+def check_workflows() -> None:
+    assert_type(agent("t"), Reply)
+    assert_type(agent_called("t", limit=1), Reply)
+    assert_type(agent.execute("t", limit=2), Run)
+    assert_type(agent.run_id_for("t", 3), str)
+    assert_type(agent.full_name, str)
+    assert_type(agent.options(run_id="x", fresh=True)("t"), Reply)
+    assert_type(agent.options(store=Path("/x")).execute("t"), Run)
+    assert_type(agent.options().run_id_for("t"), str)
+    agent(1)  # type: ignore[arg-type]
+    agent()  # type: ignore[call-arg]
+    agent("t", 3, 4)  # type: ignore[call-arg]
+    agent("t", max=3)  # type: ignore[call-arg]
+    agent_called(1)  # type: ignore[arg-type]
+    agent.execute(1)  # type: ignore[arg-type]
+    agent.execute()  # type: ignore[call-arg]
+    agent.run_id_for(1)  # type: ignore[arg-type]
+    agent.run_id_for()  # type: ignore[call-arg]
+    agent.options(run_id="x")(1)  # type: ignore[arg-type]
+    agent.options("x")  # type: ignore[call-arg]
+    agent.fresh  # type: ignore[attr-defined]
+    text: str = agent("t")  # type: ignore[assignment]
+    wanted: Callable[[str], Reply] = agent
+    unwanted: Callable[[int], Reply] = agent  # type: ignore[assignment]
+    any_of_them: Workflow[..., Any] = agent
+
+
+async def check_async_workflows() -> None:
+    assert_type(await aagent("t"), Reply)
+    assert_type(await aagent.execute("t"), Run)
+    assert_type(await aagent.options(run_id="x").execute("t"), Run)
+    assert_type(await aagent.options(run_id="x")("t"), Reply)
+    assert_type(aagent.run_id_for("t"), str)
+    assert_type(await asyncio.gather(aagent("a"), aagent("b")), "tuple[Reply, Reply]")
+    await aagent(1)  # type: ignore[arg-type]
+    await aagent.execute(1)  # type: ignore[call-overload]
+    run: Run = aagent.execute("t")  # type: ignore[assignment]
+    await agent("t")  # type: ignore[misc]
+    await agent.execute("t")  # type: ignore[misc]
+    asyncio.run(aagent("t"))
+    async with asyncio.TaskGroup() as group:  # type: ignore[attr-defined]
+        group.create_task(aagent("t"))
+
+
+class Agent:
+    """Workflows as methods."""
+
+    @workflow
+    def run(self, task: str) -> int:
+        return 0
+
+    @workflow(checkpoint_every=2)
+    async def arun(self, task: str) -> int:
+        return 0
+
+    @classmethod
+    @workflow
+    def of_class(cls, task: str) -> int:
+        return 0
+
+    @staticmethod
+    @workflow
+    def of_none(task: str) -> int:
+        return 0
+
+
+async def check_workflow_methods(a: Agent) -> None:
+    assert_type(a.run("t"), int)
+    assert_type(await a.arun("t"), int)
+    assert_type(a.run.execute("t"), Run)
+    assert_type(await a.arun.execute("t"), Run)
+    assert_type(a.run.options(run_id="x")("t"), int)
+    assert_type(a.run.run_id_for("t"), str)
+    assert_type(Agent.of_none("t"), int)
+    assert_type(await Agent.arun(a, "t"), int)
+    assert_type(a.of_class("t"), int)
+    assert_type(a.of_class.execute("t"), Run)
+    assert_type(Agent.of_none.execute("t"), Run)
+    assert_type(Agent.run(a, "t"), int)
+    a.run(1)  # type: ignore[arg-type]
+    a.run()  # type: ignore[call-arg]
+    a.run.execute(1)  # type: ignore[arg-type]
+    a.run.options(run_id="x")(1)  # type: ignore[arg-type]
+    a.run.run_id_for()  # type: ignore[call-arg]
+    await a.arun(1)  # type: ignore[arg-type]
+    Agent.of_none(1)  # type: ignore[arg-type]
+    a.of_class(1)  # type: ignore[arg-type]
+    # mypy cannot tell what a descriptor of ours is wrapped in: these two are right, and refused.
+    Agent.of_class("t")  # type: ignore[call-arg, arg-type]
+    a.of_none("t")  # type: ignore[call-arg]
+
+
+class Loud(Agent):
+    """Overrides one."""
+
+    @workflow
+    def run(self, task: str) -> int:
+        return super().run(task) + super().run.options(fresh=True)(task)
+
+
+@workflow
+def stream(task: str) -> Iterator[str]:
+    yield task
+
+
+@workflow
+async def astream(task: str) -> AsyncIterator[str]:
+    yield task
+
+
+async def check_generators() -> None:
+    assert_type(list(stream("t")), "list[str]")
+    assert_type([item async for item in astream("t")], "list[str]")
+    stream(1)  # type: ignore[arg-type]
+
+
+def check_wrong_options_of_workflows() -> None:
+    workflow(every=3)  # type: ignore[call-overload]
+    workflow(checkpoint_every="3")  # type: ignore[call-overload]
+    workflow(retention="none")  # type: ignore[call-overload]
+    workflow(durability="none")  # type: ignore[call-overload]
+    workflow(ignore=3)  # type: ignore[call-overload]
+    workflow("name")  # type: ignore[call-overload]
+
+
+# -- map -----------------------------------------------------------------------------------------
+
+
+@step
+def square(x: int) -> float:
+    return x * x
+
+
+@step
+async def asquare(x: int) -> float:
+    return x * x
+
+
+@workflow
+def child(x: int) -> float:
+    return x * x
+
+
+@workflow
+async def achild(x: int) -> float:
+    return x * x
+
+
+async def check_map() -> None:
+    assert_type(stepwise.map(square, [1, 2]), "list[float]")
+    assert_type(stepwise.map(square, range(3), max_workers=2), "list[float]")
+    assert_type(await stepwise.map(asquare, [1, 2]), "list[float]")
+    assert_type(stepwise.map(child, [1, 2]), "list[float]")
+    assert_type(await stepwise.map(achild, [1, 2]), "list[float]")
+    assert_type(stepwise.map(Client("v").method, [1, 2]), "list[str]")
+    stepwise.map(square, ["a"])  # type: ignore[arg-type, unused-coroutine]
+    stepwise.map(square, 3)  # type: ignore[call-overload]
+    stepwise.map(square)  # type: ignore[call-overload]
+    stepwise.map(square, [1], workers=2)  # type: ignore[call-overload]
+    await stepwise.map(square, [1])  # type: ignore[misc]
+    wrong: list[float] = stepwise.map(asquare, [1])  # type: ignore[assignment]
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+def check_runs(run: Run) -> None:
+    assert_type(run.id, str)
+    assert_type(run.workflow, str)
+    assert_type(run.label, str)
+    assert_type(run.arguments, str)
+    assert_type(run.parent, "str | None")
+    assert_type(run.status, Literal["running", "completed", "failed", "crashed"])
+    assert_type(run.created_at, float)
+    assert_type(run.updated_at, float)
+    assert_type(run.steps, "list[StepRecord]")
+    assert_type(run.error, "BaseException | None")
+    assert_type(run.resumed_from_step, "int | None")
+    assert_type(run.steps_executed, int)
+    assert_type(run.steps_skipped, int)
+    assert_type(run.locals(at=3), "dict[str, Any]")
+    run.result.anything()
+    run.forget(3)
+    run.forget("send")
+    run.delete()
+    run.resolve(3, landed={"id": 1})
+    run.resolve("send", did_not_happen=True)
+    run.resolve("send", Landed(1))
+    run.resolve("send", DidNotHappen)
+    run.resolve("send", DidNotHappen())
+    run.resolve(3.5, landed=1)  # type: ignore[arg-type]
+    run.resolve(3, Inconclusive)  # type: ignore[arg-type]
+    run.resolve(3, lands=1)  # type: ignore[call-arg]
+    run.forget()  # type: ignore[call-arg]
+    run.status = "completed"  # type: ignore[misc]
+    run.stauts  # type: ignore[attr-defined]
+    if run.owner is not None:
+        assert_type(run.owner.pid, int)
+        assert_type(run.owner.host, str)
+
+
+def check_steps(record: StepRecord) -> None:
+    assert_type(record.number, int)
+    assert_type(record.name, str)
+    assert_type(record.status, str)
+    assert_type(record.attempts, int)
+    assert_type(record.started_at, float)
+    assert_type(record.finished_at, "float | None")
+    assert_type(record.duration, "float | None")
+    assert_type(record.side_effect, bool)
+    assert_type(record.idempotency_key, str)
+    assert_type(record.error, "BaseException | None")
+    assert_type(record.traceback, str)
+    record.number = 3  # type: ignore[misc]
+
+
+def check_listing() -> None:
+    assert_type(runs(), "list[Run]")
+    assert_type(runs(agent, "failed"), "list[Run]")
+    assert_type(runs("agent", status="completed", store=Path("/x")), "list[Run]")
+    runs(status="done")  # type: ignore[arg-type]
+    assert_type(get_run("x"), Run)
+    assert_type(get_run("x", store="memory:"), Run)
+    get_run(3)  # type: ignore[arg-type]
+    assert_type(current_run(), "Run | None")
+    current_run().id  # type: ignore[union-attr]
+    assert_type(current_step(), CurrentStep)
+    assert_type(current_step().idempotency_key, str)
+    assert_type(current_step().attempt, int)
+    assert_type(current_step().name, str)
+    assert_type(current_step().run_id, str)
+    configure(store="memory:", strict=True, quiet=True, injected=["package.Context"])
+    configure("memory:")  # type: ignore[call-arg]
+    configure(stores="memory:")  # type: ignore[call-arg]
+    configure(strict="yes")  # type: ignore[arg-type]
+    with background():
+        pass
+
+
+# -- resources -----------------------------------------------------------------------------------
+
+
+class Session:
+    """A context manager."""
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+@resource
+def session(url: str) -> Session:
+    return Session()
+
+
+@reenterable
+class Lock(Session):
+    """Said of a class."""
+
+
+def check_resources() -> None:
+    assert_type(session("u"), Session)
+    session(1)  # type: ignore[arg-type]
+    assert_type(Lock(), Lock)
+    with reenterable(Session()) as entered:
+        assert_type(entered, Session)
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def check_errors() -> None:
+    try:
+        agent("t")
+    except stepwise.StepInDoubtError as doubt:
+        assert_type(doubt.run_id, str)
+        assert_type(doubt.step, int)
+        assert_type(doubt.name, str)
+        assert_type(doubt.arguments, str)
+        assert_type(doubt.idempotency_key, "str | None")
+        get_run(doubt.run_id).resolve(doubt.step, did_not_happen=True)
+    except stepwise.RunConflictError as conflict:
+        assert_type(conflict.recorded, str)
+        assert_type(conflict.given, str)
+        conflict.owner  # type: ignore[attr-defined]
+    except stepwise.StoreError as problem:
+        assert_type(problem.path, str)
+        assert_type(problem.errno, "int | None")
+    except stepwise.RunOwnedError as owned:
+        assert_type(owned.run_id, str)
+    except stepwise.StepTimeoutError as late:
+        assert_type(late.step, str)
+        assert_type(late.timeout, float)
+    except stepwise.StepFailedError as failed:
+        assert_type(failed.type_name, str)
+        assert_type(failed.traceback_text, str)
+    except stepwise.StepNotFoundError as missing:
+        assert_type(missing.step, "int | str")
+    except (stepwise.DigestError, stepwise.NotRecordableError) as value:
+        assert_type(value.path, str)
+        assert_type(value.type_name, str)
+    exception: Exception = stepwise.StepInDoubtError()  # type: ignore[assignment]
+    good: Exception = stepwise.ConfigurationError()
+
+
+# -- decorated functions where others take functions ---------------------------------------------
+
+
+def takes_coroutine(function: Callable[[str], Coroutine[Any, Any, bytes]]) -> None: ...
+def takes_awaitable(function: Callable[[str], Awaitable[Reply]]) -> None: ...
+
+
+takes_coroutine(fetch)
+takes_awaitable(aagent)
+takes_awaitable(fetch)  # type: ignore[arg-type]
+takes_coroutine(bare)  # type: ignore[arg-type]
