@@ -5,7 +5,6 @@ Imports: run, checkpoints, snapshot, resources, rewrite.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 from stepwise import _tasks
 from stepwise._checkpoints import Checkpoints, Loaded, State
-from stepwise._notices import notice, warn
+from stepwise._notices import file_name, notice, warn
 from stepwise._resources import is_reenterable
 from stepwise._run import ActiveRun, scope_variable
 from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
@@ -196,7 +195,7 @@ class WorkflowFrame(Frame):
         return self.active.state(
             position=point.position,
             line=point.line,
-            file=os.path.basename(source.filename),
+            file=file_name(source.filename),
             prefix=prefix,
             visited=visited,
             arguments=self.around.kinds(),
@@ -232,7 +231,7 @@ class WorkflowFrame(Frame):
     # -- saying why not --------------------------------------------------------------------------
 
     def _where(self, line: int) -> str:
-        return f"{os.path.basename(self.place.source.filename)}:{line}"
+        return f"{file_name(self.place.source.filename)}:{line}"
 
     def _tell(self, about: str, text: str) -> None:
         if about not in self.complaints:

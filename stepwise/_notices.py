@@ -7,15 +7,18 @@ to the logger ``stepwise`` at level DEBUG for whoever collects logs.  Imports: s
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
 import warnings
 from types import FrameType
 
 from stepwise import _config
 
-__all__ = ["count", "notice", "warn"]
+__all__ = ["count", "file_name", "notice", "warn"]
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "asyncio", "concurrent.futures", "threading")
+_CELL = re.compile(r"[/\\]ipykernel_\d+[/\\]|<ipython-input-")  # names that say nothing
 _logger = logging.getLogger("stepwise")
 
 
@@ -29,6 +32,11 @@ def notice(text: str) -> None:
 def count(number: int, noun: str) -> str:
     """``1 step``, ``2 steps``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def file_name(path: str) -> str:
+    """A source file's name, for messages: ``agent.py``; ``cell`` for a notebook's cell."""
+    return "cell" if _CELL.search(path) else os.path.basename(path)
 
 
 def warn(text: str, category: type[Warning]) -> None:

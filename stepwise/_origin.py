@@ -1,16 +1,16 @@
 """Where in the user's code a call is made: its line, and its place in the workflow function.
 
-Imports: rewrite.
+Imports: rewrite, notices.
 """
 
 from __future__ import annotations
 
 import dis
-import os
 import sys
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+from stepwise._notices import file_name
 from stepwise.rewrite import Points
 
 __all__ = ["Locator", "Origin"]
@@ -94,7 +94,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _site(frame: FrameType) -> str:
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _column(frame: FrameType) -> str:

@@ -1,0 +1,217 @@
+"""The notebooks, run as a person runs them: all cells, the kernel killed or interrupted, again.
+
+A page that the agent is going to read is a FIFO while the kernel is being stopped: opening it
+blocks until somebody writes, so the agent cannot get past it, however slow the test is.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import warnings
+from collections import Counter
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what Jupyter deprecates of its own
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+BLOCKED = "harrison.html"  # the fifth of seven pages
+PAGES = 7
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Jupyter's; those of the kernel are output
+
+
+class Client(NotebookClient):
+    """Runs the cells of a notebook, and sends its kernel a signal when it prints something."""
+
+    def __init__(self, nb, folder, *, at="", send=signal.SIGKILL):
+        super().__init__(nb, timeout=60, resources={"metadata": {"path": str(folder)}})
+        self._at, self._send = at, send
+
+    def output(self, outs, msg, display_id, cell_index):
+        text = msg["content"].get("text", "")
+        if self._at and f"{self._at}\n" in text:
+            self._at = ""
+            os.kill(self.km.provisioner.pid, self._send)
+        return super().output(outs, msg, display_id, cell_index)
+
+
+class Notebook:
+    """A copy of the notebook, in a folder of its own with the pages it reads."""
+
+    def __init__(self, folder):
+        self.folder = folder / "notebooks"
+        shutil.copytree(ROOT / "notebooks", self.folder)
+        shutil.copytree(ROOT / "examples" / "site", folder / "examples" / "site")
+        self._page = folder / "examples" / "site" / BLOCKED
+        self._text = self._page.read_text(encoding="utf-8")
+        self.nb = nbformat.read(self.folder / "durable_agent.ipynb", as_version=4)
+
+    def block(self):
+        self._page.unlink()
+        os.mkfifo(self._page)
+
+    def unblock(self):
+        self._page.unlink()
+        self._page.write_text(self._text, encoding="utf-8")
+
+    def client(self, **options):
+        return Client(self.nb, self.folder, **options)
+
+    def run_all(self, **options):
+        """Run all cells in a new kernel; what they printed."""
+        self.client(**options).execute()
+        return self.printed()
+
+    def killed_at(self, line):
+        """Run all cells in a new kernel that is killed when it prints a line."""
+        self.block()
+        with pytest.raises(DeadKernelError):
+            self.client(at=line).execute()
+        self.unblock()
+        return self.printed()
+
+    def run_cell(self, client, ident):
+        """Run one cell in a kernel that is there; what it printed."""
+        index = self.index(ident)
+        client.execute_cell(self.nb.cells[index], index)
+        return self.printed(ident)
+
+    def index(self, ident):
+        return next(i for i, cell in enumerate(self.nb.cells) if cell.id == ident)
+
+    def edit(self, ident, old, new):
+        cell = self.nb.cells[self.index(ident)]
+        assert cell.source.count(old) == 1
+        cell.source = cell.source.replace(old, new)
+
+    def add(self, source):
+        self.nb.cells.append(nbformat.v4.new_code_cell(source))
+
+    def printed(self, ident=None):
+        cells = self.nb.cells if ident is None else [self.nb.cells[self.index(ident)]]
+        outputs = [each for cell in cells for each in cell.get("outputs", ())]
+        return "".join(each.get("text", "") for each in outputs)
+
+    def report(self):
+        file = self.folder / "longitude_report.txt"
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def notebook(tmp_path, monkeypatch):
+    monkeypatch.delenv("STEPWISE_QUIET")
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    return Notebook(tmp_path)
+
+
+def done(printed):
+    """The steps that printed their line, and how often."""
+    lines = [line for line in printed.splitlines() if line.startswith(("read ", "note ", "file "))]
+    return Counter(lines)
+
+
+def test_run_all(notebook):
+    """Run from top to bottom in a new kernel, the notebook does its work without an error."""
+    printed = notebook.run_all()
+    assert set(done(printed).values()) == {1}
+    assert len(notebook.report()) == PAGES
+    assert "goes on" not in printed
+
+
+def test_killed_kernel(notebook):
+    """A kernel killed in the middle, restarted and run all: the agent goes on at its line."""
+    before = notebook.killed_at(f"read {BLOCKED}")
+    after = notebook.run_all()
+    assert "goes on at cell:7, after 8 steps" in after
+    again = done(before) & done(after)
+    assert set(again) == {f"read {BLOCKED}"}  # the one it was killed in
+    assert len(done(before) | done(after)) == 2 * PAGES + 1
+    assert len(notebook.report()) == PAGES
+
+
+def test_killed_in_the_asynchronous_workflow(notebook):
+    """A kernel killed while a cell awaits: of the gathered calls, none is made again that ended."""
+    client = notebook.client(at=f"count {BLOCKED}")
+    with pytest.raises(DeadKernelError), client.setup_kernel():
+        for ident in ("setup", "classes", "steps", "agent", "run"):
+            notebook.run_cell(client, ident)
+        notebook.block()
+        notebook.run_cell(client, "async")
+    before = notebook.printed("async").splitlines()
+    notebook.unblock()
+    assert "already completed" in notebook.run_all()
+    after = notebook.printed("async").splitlines()
+    assert before[0] == "count index.html"
+    assert set(before) & set(after) == {f"count {BLOCKED}"}
+    assert len(notebook.report()) == PAGES
+
+
+def test_identity_of_classes(notebook):
+    """Values of classes and enums from cells are instances of the restarted kernel's classes."""
+    notebook.killed_at(f"read {BLOCKED}")
+    notebook.add("print(type(notes[0]) is Note, notes[0].topic is Topic.SKY, notes[0] == Note(")
+    notebook.nb.cells[-1].source += "\n    **vars(notes[0])), {Topic.SKY: 'found'}[notes[0].topic])"
+    assert notebook.run_all().endswith("True True True found\n")
+
+
+def test_interrupted_kernel(notebook):
+    """After the kernel's interrupt, the same cell run again in the same kernel resumes."""
+    notebook.block()
+    client = notebook.client(at=f"read {BLOCKED}", send=signal.SIGINT)
+    with client.setup_kernel():
+        for ident in ("setup", "classes", "steps", "agent"):
+            notebook.run_cell(client, ident)
+        with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+            notebook.run_cell(client, "run")
+        before = done(notebook.printed("run"))
+        notebook.unblock()
+        after = notebook.run_cell(client, "run")
+        assert "goes on at cell:7, after 8 steps" in after
+        assert set(before & done(after)) == {f"read {BLOCKED}"}
+        assert len(notebook.report()) == PAGES
+
+
+def test_edited_below(notebook):
+    """A cell edited below the line where the agent stopped: it goes on there, with the new code."""
+    notebook.block()
+    client = notebook.client(at=f"read {BLOCKED}", send=signal.SIGINT)
+    with client.setup_kernel():
+        for ident in ("setup", "classes", "steps", "agent"):
+            notebook.run_cell(client, ident)
+        with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+            notebook.run_cell(client, "run")
+        notebook.unblock()
+        notebook.edit("agent", "{note.words} words", "{note.words} words read")
+        notebook.run_cell(client, "agent")
+        after = notebook.run_cell(client, "run")
+    assert "goes on at cell:7, after 8 steps (the code below it was edited)" in after
+    assert "read index.html" not in after
+    assert all(line.endswith("words read)") for line in notebook.report())
+
+
+def test_edited_above(notebook):
+    """A cell edited above it, and a new kernel: the journal answers what was done, and says so."""
+    notebook.killed_at(f"read {BLOCKED}")
+    notebook.edit("agent", "[start], {start}, []", "[start], {start, 'scilly.html'}, []")
+    after = notebook.run_all()
+    assert "replays from the top, 8 steps answered by the journal" in after
+    assert "read index.html" not in after
+    assert len(notebook.report()) == PAGES - 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_committed_without_outputs(path):
+    """Notebooks are committed without outputs, so that what a reader sees is what they get."""
+    nb = nbformat.read(path, as_version=4)
+    nbformat.validate(nb)
+    for cell in nb.cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
