@@ -1,0 +1,186 @@
+"""What the benchmarks share: alternating rounds, spreads, flush counts, tables and JSON.
+
+A machine is never quiet, so a figure is taken side by side with what it is compared with: the two
+take turns, and the ratio is formed within each turn.  A median stands with its smallest and largest
+value.
+
+    python benchmarks/NAME.py [--rounds N] [--whole] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Spread(NamedTuple):
+    """The median of some values, the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{_short(self.median)} ({_short(self.low)} - {_short(self.high)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    Args:
+        what: is measured.
+        ratio: to what it is compared with; ``None`` where there is nothing to compare.
+        ours: the figure itself, in ``unit``.
+        other: what it is compared with, and its figure.
+        limit: the most that ``judged`` (the median of the ratio, or of the figure) may be.
+        note: more about it, flushes for example.
+    """
+
+    what: str
+    ours: Spread
+    unit: str
+    ratio: Spread | None = None
+    other: str = ""
+    limit: float | None = None
+    note: str = ""
+
+    @property
+    def judged(self) -> float:
+        return (self.ratio if self.ratio is not None else self.ours).median
+
+    @property
+    def verdict(self) -> str:
+        if self.limit is None:
+            return ""
+        return f"{'within' if self.judged <= self.limit else 'MISSES'} {self.limit:g}"
+
+
+def compare(
+    what: str,
+    unit: str,
+    ours: Callable[[], float],
+    other: Callable[[], float],
+    name: str,
+    *,
+    rounds: int,
+    limit: float | None = None,
+    note: str = "",
+) -> Row:
+    """Measure two things in turn, each turn in the other order than the one before."""
+    pairs: list[tuple[float, float]] = []
+    for turn in range(rounds):
+        if turn % 2:
+            pairs.append((ours(), other()))
+        else:
+            base = other()
+            pairs.append((ours(), base))
+    mine, theirs = (Spread.of(values) for values in zip(*pairs, strict=True))
+    ratio = Spread.of([a / b for a, b in pairs])
+    return Row(what, mine, unit, ratio, f"{name}: {theirs}", limit, note)
+
+
+def child(*argv: str, expect: int = 0, wrap: Sequence[str] = (), **environment: str) -> str:
+    """Run a Python program to its end; what it printed on stdout.
+
+    Raises:
+        RuntimeError: it ended with another code than ``expect``.
+    """
+    done = subprocess.run(
+        [*wrap, sys.executable, *argv],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != expect:
+        raise RuntimeError(f"{argv}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def flushes(*argv: str, **environment: str) -> int | None:
+    """How often a program waits for the disk; ``None`` where there is no strace to count it."""
+    strace = shutil.which("strace")
+    if strace is None:
+        return None
+    with tempfile.NamedTemporaryFile("r") as trace:
+        wrap = (strace, "-f", "-e", "trace=fsync,fdatasync,msync,sync_file_range", "-o", trace.name)
+        child(*argv, wrap=wrap, **environment)
+        return len(re.findall(r" (?:fsync|fdatasync|msync|sync_file_range)\(", trace.read()))
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[pathlib.Path]:
+    """A new folder on the disk that ``BENCH_FOLDER`` names, else that of temporary files."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as path:
+        yield pathlib.Path(path)
+
+
+def now() -> float:
+    """Seconds of a clock that all processes share."""
+    return time.monotonic()
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on."""
+    return {
+        "cpu": f"{os.cpu_count()} x {_cpu()}",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "at": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        found = re.search(r"model name\s*: (.*)", text)
+        if found is not None:
+            return found[1]
+    return platform.processor()
+
+
+def main(measure: Callable[[argparse.Namespace], list[Row]], title: str) -> None:
+    """Measure, print the table, and write it as JSON if asked to."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each figure is taken")
+    parser.add_argument("--whole", action="store_true", help="also what takes minutes")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    os.environ.setdefault("STEPWISE_QUIET", "1")
+    rows = measure(arguments)
+    print(f"{title}  [{', '.join(machine().values())}]")
+    for row in rows:
+        ratio = f"{row.ratio} x  " if row.ratio is not None else ""
+        facts = [f"{row.ours} {row.unit}", row.other, row.verdict, row.note]
+        print(f"  {row.what}: {ratio}{'; '.join(fact for fact in facts if fact)}")
+    if arguments.json is not None:
+        facts = {"title": title, "machine": machine(), "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

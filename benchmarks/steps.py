@@ -1,0 +1,132 @@
+"""W1: what a step costs, against a plain SQLite insert of the same bytes with their digest.
+
+One process runs both in turn, each in a new database: 1,000 steps with results of 1 KB, a
+checkpoint at every step as by default, and 1,000 inserts that wait for the disk (``fsync``) or do
+not (``os``).  Flushes are counted in processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import hmac
+import itertools
+import os
+import pathlib
+import pickle
+import sqlite3
+import sys
+import time
+
+import common
+
+import stepwise
+
+_BYTES = 1024
+_serial = itertools.count()
+
+
+@stepwise.step
+def think(number: int) -> bytes:
+    return number.to_bytes(4, "big") * (_BYTES // 4)
+
+
+@stepwise.tool(side_effect=True)
+def send(number: int) -> bytes:
+    return number.to_bytes(4, "big") * (_BYTES // 4)
+
+
+@stepwise.workflow
+def thinking(count: int, serial: int) -> int:
+    size = 0
+    for number in range(count):
+        size += len(think(number))
+    return size
+
+
+@stepwise.workflow
+def sending(count: int, serial: int) -> int:
+    size = 0
+    for number in range(count):
+        size += len(send(number))
+    return size
+
+
+def steps(workflow, durability: str, path: pathlib.Path, count: int, **options) -> float:
+    """Microseconds per step."""
+    run = workflow.options(
+        store=f"disk:{path / f'store{next(_serial)}'}", durability=durability, **options
+    )
+    run(1, next(_serial))  # opens the store
+    began = time.perf_counter()
+    run(count, next(_serial))
+    return (time.perf_counter() - began) / count * 1e6
+
+
+def inserts(synchronous: str, path: pathlib.Path, count: int) -> float:
+    """Microseconds per insert."""
+    database = sqlite3.connect(path / f"raw{next(_serial)}.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute(f"PRAGMA synchronous={synchronous}")
+    database.execute("CREATE TABLE kv (k TEXT PRIMARY KEY, v BLOB) WITHOUT ROWID")
+    began = time.perf_counter()
+    for number in range(count):
+        value = pickle.dumps(think.__wrapped__(number), 5)
+        digest = hmac.digest(b"key", value, hashlib.sha256)
+        database.execute("INSERT INTO kv VALUES (?, ?)", (f"run/{number:012d}", digest + value))
+    each = (time.perf_counter() - began) / count * 1e6
+    database.close()
+    return each
+
+
+_KINDS = (
+    # what, workflow, durability, against, limit, options
+    ("a step, fsync", thinking, "fsync", "FULL", 1.5, {}),
+    ("a step, fsync, a checkpoint every 100", thinking, "fsync", "FULL", None, {"every": 100}),
+    ("a side effect, fsync", sending, "fsync", "FULL", 3.0, {}),
+    ("a step, os", thinking, "os", "NORMAL", 2.0, {}),
+    ("a step, os, a checkpoint every 100", thinking, "os", "NORMAL", None, {"every": 100}),
+)
+
+
+def measure(arguments: argparse.Namespace) -> list[common.Row]:
+    rows = []
+    with common.folder() as path:
+        os.environ["STEPWISE_HOME"] = str(path)
+        for what, workflow, durability, synchronous, limit, options in _KINDS:
+            every = {"checkpoint_every": options.get("every", 1)}
+            rows.append(
+                common.compare(
+                    what,
+                    "us",
+                    lambda w=workflow, d=durability, e=every: steps(w, d, path, 1000, **e),
+                    lambda s=synchronous: inserts(s, path, 1000),
+                    f"SQLite WAL {synchronous}",
+                    rounds=arguments.rounds,
+                    limit=limit,
+                    note=_flushes(workflow, durability),
+                )
+            )
+    return rows
+
+
+def _flushes(workflow, durability: str) -> str:
+    """Flushes per step: the difference between a long and a short run."""
+    counts = []
+    for count in (100, 300):
+        with common.folder() as path:
+            found = common.flushes(
+                __file__, workflow.__name__, durability, str(count), STEPWISE_HOME=str(path)
+            )
+        if found is None:
+            return "flushes not counted: no strace"
+        counts.append(found)
+    return f"{(counts[1] - counts[0]) / 200:.2f} flushes per step"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[1] in ("thinking", "sending"):
+        _, name, durability, count = sys.argv
+        steps(globals()[name], durability, pathlib.Path(os.environ["STEPWISE_HOME"]), int(count))
+    else:
+        common.main(measure, "W1: the cost of a step")
