@@ -68,6 +68,7 @@ class WorkflowFrame(Frame):
         "loaded",
         "managers",
         "place",
+        "prefixes",
         "skipped",
         "started",
         "taken",
@@ -93,6 +94,7 @@ class WorkflowFrame(Frame):
         self.managers: dict[int, tuple[int, bool]] = {}  # steps done before it, is it enterable
         self.complaints: set[str] = set()
         self.culprits: dict[str, Any] = {}
+        self.prefixes: dict[tuple[int, int], str | None] = {}
         self.count = self.skipped = self.taken = 0
         self.cost = 0.0
         self.started = time.perf_counter()
@@ -189,7 +191,12 @@ class WorkflowFrame(Frame):
         rewritten, source = self.place.rewritten, self.place.source
         point, node = rewritten.points[number], source.node()
         visited = [rewritten.blocks[n] for n in sorted(self.visited)]
-        prefix = prefix_fingerprint(node, point.position, visited) if node is not None else None
+        here = number, len(visited)  # branches are only ever added: the count tells which
+        if here not in self.prefixes:
+            self.prefixes[here] = (
+                prefix_fingerprint(node, point.position, visited) if node is not None else None
+            )
+        prefix = self.prefixes[here]
         if prefix is None:
             return None
         return self.active.state(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import _signal  # the functions themselves: signal.signal makes three enum members each time
 import threading
 from types import FrameType, TracebackType
 
@@ -24,9 +24,9 @@ class Uninterrupted:
         self._noted = self._installed = False
         if (
             threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
         ):
-            signal.signal(signal.SIGINT, self._note)
+            _signal.signal(_signal.SIGINT, self._note)
             self._installed = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -39,6 +39,6 @@ class Uninterrupted:
         trace: TracebackType | None,
     ) -> None:
         if self._installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
             if self._noted:
                 raise KeyboardInterrupt

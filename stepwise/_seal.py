@@ -51,6 +51,8 @@ _MAC_AT = _FRONT.size
 _BACK_AT = _MAC_AT + 32
 _HEADER_AT = _BACK_AT + _BACK.size
 NO_LINK = bytes(16)
+_SMALL = 1 << 16  # bytes
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class DamagedError(Exception):
@@ -92,9 +94,7 @@ class Seal:
     ) -> tuple[bytes, bytes]:
         """Seal a header and a payload; the sealed bytes and the link for the next record."""
         front = _FRONT.pack(_MAGIC, FORMAT, effects, self.key_id, previous)
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode(
-            "utf-8", "surrogatepass"
-        )
+        text = _to_json(header).encode("utf-8", "surrogatepass")
         back = _BACK.pack(len(text)) + text
         mac = _mac(self.keys[0], identity, front, back, payload)
         return b"".join((front, mac, back, payload)), mac[:16]
@@ -113,7 +113,7 @@ class Seal:
         if key is None:
             raise ForeignKeyError("sealed with another key")
         view = memoryview(data)
-        mac = _mac(key, identity, view[:_MAC_AT], view[_BACK_AT:], b"")
+        mac = _mac(key, identity, view[:_MAC_AT], view[_BACK_AT:])
         if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
             raise DamagedError("the digest does not match")
         if version != FORMAT:
@@ -130,7 +130,10 @@ class Seal:
 
 def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     named = identity.encode("utf-8", "surrogatepass")
-    mac = hmac.new(key, _BACK.pack(len(named)) + named, "sha256")
+    named = _BACK.pack(len(named)) + named
+    if sum(map(len, parts)) < _SMALL:  # one call, although it copies
+        return hmac.digest(key, b"".join((named, *parts)), "sha256")
+    mac = hmac.new(key, named, "sha256")
     for part in parts:
         mac.update(part)
     return mac.digest()
