@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import _signal  # the functions themselves: signal.signal makes three enum members each time
+# The functions themselves: signal.signal makes three enum members each time.
+import _signal  # type: ignore[import-not-found]
 import threading
 from types import FrameType, TracebackType
 

@@ -19,7 +19,7 @@ import contextlib
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import diskcache
@@ -43,6 +43,12 @@ _SETTINGS = {
     "sqlite_synchronous": _FULL,
     "disk_min_file_size": _IN_FILES,
 }
+_WHERE = "FROM Cache WHERE key = ? AND raw = 1"
+_SELECT = f"SELECT mode, filename, value {_WHERE}"
+_INSERT = (
+    "INSERT OR IGNORE INTO Cache (key, raw, store_time, size, mode, filename, value)"
+    " VALUES (?, 1, ?, ?, ?, ?, ?)"
+)
 _VALUE_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
 
 
@@ -111,6 +117,25 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
         _abandoned.append(self._connection)
         self._connection = None
 
+    # Plain statements, since nothing here expires, has a tag, or is evicted: the inherited methods
+    # take twice as long.
+
+    def get(self, key: str) -> bytes | None:
+        row = self._con.execute(_SELECT, (key,)).fetchone()
+        return None if row is None else self._disk.fetch(*row, False)
+
+    def set(self, key: str, value: bytes) -> None:
+        row = (key, time.time(), *self._disk.store(value, False, key))
+        if not self._con.execute(_INSERT, row).rowcount:
+            self.delete(key)
+            self._con.execute(_INSERT, row)
+
+    def delete(self, key: str) -> None:
+        rows = self._con.execute(f"SELECT filename {_WHERE}", (key,)).fetchall()
+        self._doomed += [filename for (filename,) in rows if filename is not None]
+        if rows:
+            self._con.execute(f"DELETE {_WHERE}", (key,))
+
     def begin(self, durable: bool) -> None:
         self.roll_back()
         level = _FULL if durable else _NORMAL
@@ -132,12 +157,6 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
         """Undo what an error, or an interrupt at any place, left open."""
         if self._con.in_transaction:
             self._con.rollback()
-
-    @contextlib.contextmanager
-    def _transact(self, retry: bool = False, filename: str | None = None) -> Iterator[Any]:
-        # ``set`` and ``delete`` come here, and are only called between ``begin`` and ``commit``.
-        # The inherited one turns every error of SQLite into a Timeout.
-        yield self._con.execute, self._doomed.append
 
 
 _abandoned: list[Any] = []

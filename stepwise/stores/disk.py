@@ -87,6 +87,7 @@ class DiskStore:
             )
         self.url = f"disk:{self.path}"
         self._lock = threading.RLock()
+        self._database = os.path.join(self.path, "cache.db")
         self._cache: Cache | None = None
         self._inode: tuple[int, int] | None = None
         self._slots: dict[str, tuple[int, int]] = {}
@@ -273,12 +274,12 @@ class DiskStore:
     # -- the folder and the marks ----------------------------------------------------------------
 
     def _exists(self) -> bool:
-        return os.path.exists(os.path.join(self.path, "cache.db"))
+        return os.path.exists(self._database)
 
     def _opened(self) -> Cache:
         """The open cache; opened again if the folder was deleted and made anew meanwhile."""
         if self._cache is not None:
-            if inode(os.path.join(self.path, "cache.db")) == self._inode:
+            if inode(self._database) == self._inode:
                 self._cache.roll_back()
                 return self._cache
             self._cache.close()
@@ -291,7 +292,7 @@ class DiskStore:
                 )
         make_folder(self.path)
         self._cache = open_cache(self.path)
-        self._inode = inode(os.path.join(self.path, "cache.db"))
+        self._inode = inode(self._database)
         return self._cache
 
     def _mark_path(self, run_id: str) -> str:
@@ -312,6 +313,7 @@ class DiskStore:
             os.close(descriptor)
 
 
+@functools.lru_cache(maxsize=256)
 def _hash(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
