@@ -13,8 +13,9 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stepwise._records import (
     Call,
@@ -77,6 +78,11 @@ class Recorded:
         return self.status is _Status.OPEN or self._unclean
 
     @property
+    def settled(self) -> bool:
+        """Whether somebody who looked said that it happened, and what it returned."""
+        return isinstance(self.entry.record, Settled) and self.status is _Status.COMPLETED
+
+    @property
     def may_have_happened(self) -> bool:
         """Whether its effect is, or may be, out in the world."""
         if not self.call.effect:
@@ -137,7 +143,7 @@ class Pool:
         self._unused: dict[int, Recorded] = {}
         # Ordered dicts, not lists or dicts: the first of many equal calls leaves in constant time.
         self._by_key: dict[tuple[str, str], OrderedDict[int, None]] = {}
-        self._by_ordinal: dict[tuple[str, str, int], int] = {}
+        self._by_ordinal: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
         self._by_name: dict[str, set[int]] = {}
         self._covered: dict[int, int] = {}
         for entry in entries:
@@ -217,17 +223,24 @@ class Pool:
             if number in self._unused:
                 self._unused[number].retry = True
         for number in ended.spent:
-            self._unused.pop(number, None)
+            recorded = self._unused.get(number)
+            # Nobody knows whether that one happened, however the run went on to end.
+            if recorded is not None and not recorded.in_doubt:
+                del self._unused[number]
 
     def _index(self, recorded: Recorded) -> None:
         call = recorded.call
-        self._by_key.setdefault((call.name, call.digest), OrderedDict())[call.number] = None
-        self._by_ordinal.setdefault((call.name, call.digest, call.ordinal), call.number)
+        for index, key in self._keys(call):
+            index.setdefault(key, OrderedDict())[call.number] = None
         self._by_name.setdefault(call.name, set()).add(call.number)
         outcome = recorded.outcome
         if outcome is not None and recorded.answers:
             for inner in outcome.inner:
                 self._covered[inner] = call.number
+
+    def _keys(self, call: Call) -> Iterator[tuple[dict[Any, OrderedDict[int, None]], Any]]:
+        yield self._by_key, (call.name, call.digest)
+        yield self._by_ordinal, (call.name, call.digest, call.ordinal)
 
     # -- matching --------------------------------------------------------------------------------
 
@@ -252,6 +265,7 @@ class Pool:
             directly
             and len(rivals) == 1
             and only.answers
+            and self._fits(only, call)
             and (only.call.name, only.call.place, only.call.site)
             == (call.name, call.place, call.site)
             and alone()
@@ -265,18 +279,29 @@ class Pool:
         return Verdict.DOUBT if recorded.in_doubt else Verdict.AGAIN
 
     def _candidate(self, call: Call) -> Recorded | None:
+        """The record of this very call, that of the same ordinal first."""
+        same = self._by_ordinal.get((call.name, call.digest, call.ordinal), ())
         numbers = self._by_key.get((call.name, call.digest), ())
-        first = self._by_ordinal.get((call.name, call.digest, call.ordinal), 0)
-        for number in itertools.chain((first,) if first in numbers else (), numbers):
-            recorded = self._unused[number]
-            if self._fits(recorded, call):
-                return recorded
+        for fits in (self._fits, self._fits_in_doubt)[: 2 if call.effect else 1]:
+            for number in itertools.chain(same, numbers):
+                recorded = self._unused[number]
+                if fits(recorded, call):
+                    return recorded
         return None
 
     def _fits(self, recorded: Recorded, call: Call) -> bool:
+        """Whether it could be this very call, its arguments apart."""
+        return recorded.call.unwinding == call.unwinding and self._fits_code(recorded, call)
+
+    def _fits_in_doubt(self, recorded: Recorded, call: Call) -> bool:
+        """The same for what was left in doubt by one unwinding and is met in another.
+
+        The tool can then say what is to be done, and the answer of somebody who looked counts.
+        """
+        return (recorded.in_doubt or recorded.settled) and self._fits_code(recorded, call)
+
+    def _fits_code(self, recorded: Recorded, call: Call) -> bool:
         other = recorded.call
-        if other.unwinding != call.unwinding:
-            return False
         if other.module != call.module and (other.module, other.name) in self._known:
             return False
         # What was called inside a completed step answers only inside a step of that name, unless
@@ -313,7 +338,8 @@ class Pool:
         self._covered.pop(number, None)
         if recorded is not None:
             call = recorded.call
-            del self._by_key[call.name, call.digest][number]
+            for index, key in self._keys(call):
+                del index[key][number]
             self._by_name[call.name].discard(number)
 
 

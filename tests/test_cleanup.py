@@ -1,0 +1,258 @@
+"""Side effects of a clean-up: what a workflow calls while a failure leaves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+import stepwise
+from stepwise import DidNotHappen, Landed, StepInDoubtError, step, tool, workflow
+from stepwise.testing import fresh_store
+
+# Each test's world: what happened outside, and what still goes wrong.
+sent: list[str] = []
+broken: dict[str, BaseException] = {}
+
+
+@pytest.fixture(autouse=True)
+def world():
+    sent.clear()
+    broken.clear()
+    with fresh_store():
+        yield
+
+
+def act(name):
+    sent.append(name)
+    if name in broken:
+        raise broken[name]
+    return name
+
+
+@step
+def think():
+    return act("think")
+
+
+@step
+async def athink():
+    return act("think")
+
+
+@tool(side_effect=True)
+def send(text):
+    return act(text)
+
+
+@tool(side_effect=True)
+async def asend(text):
+    return act(text)
+
+
+@step
+def clean_up():
+    return send("bye")
+
+
+@workflow
+def in_finally():
+    try:
+        return think()
+    finally:
+        send("bye")
+
+
+@workflow
+def in_finally_inside_a_step():
+    try:
+        return think()
+    finally:
+        clean_up()
+
+
+@workflow
+def in_an_exit():
+    with contextlib.ExitStack() as stack:
+        stack.callback(send, "bye")
+        return think()
+
+
+@workflow
+async def in_a_coroutine():
+    try:
+        return await athink()
+    finally:
+        await asend("bye")
+
+
+@workflow
+async def in_a_gather():
+    try:
+        return await athink()
+    finally:
+        await asyncio.gather(asend("bye"))
+
+
+FORMS = [in_finally, in_finally_inside_a_step, in_an_exit, in_a_coroutine, in_a_gather]
+
+
+def run(form):
+    """A call of a workflow, of either form."""
+    result = form()
+    return asyncio.run(result) if form.definition.is_coroutine else result
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.definition.label)
+@pytest.mark.parametrize("again", ["fails again", "is mended"])
+def test_failed_in_a_clean_up(form, again):
+    """A side effect that fails while a failure unwinds the run is in doubt at the next start."""
+    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        run(form)
+    assert sent == ["think", "bye"]
+    del broken["bye"]
+    if again == "is mended":
+        del broken["think"]
+    for _ in range(2):
+        with pytest.raises(StepInDoubtError, match="send"):
+            run(form)
+    assert sent.count("bye") == 1
+
+
+@pytest.mark.parametrize("form", [in_finally, in_a_coroutine], ids=["plain", "coroutine"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=["Ctrl-C", "exit"])
+def test_interrupted_in_a_clean_up(form, error):
+    """So is one that Ctrl-C or an exit cut short there."""
+    broken.update(think=ValueError("no idea"), bye=error)
+    with pytest.raises(type(error)):
+        run(form)
+    broken.clear()
+    with pytest.raises(StepInDoubtError, match="send"):
+        run(form)
+    assert sent.count("bye") == 1
+
+
+@pytest.mark.parametrize("form", FORMS[:4], ids=lambda form: form.definition.label)
+@pytest.mark.parametrize("landed", [True, False])
+def test_settled_after_a_clean_up(form, landed):
+    """Once somebody has settled it, the run goes on with that answer."""
+    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        run(form)
+    broken.clear()
+    [failed] = stepwise.runs()
+    [doubtful] = [each for each in failed.steps if each.status == "in_doubt"]
+    if landed:
+        failed.resolve(doubtful.number, Landed("it was sent"))
+    else:
+        failed.resolve(doubtful.number, DidNotHappen)
+    assert run(form) == "think"
+    assert sent.count("bye") == (1 if landed else 2)
+
+
+def test_asking_whether_a_clean_up_happened():
+    """A tool's own ``in_doubt`` decides about a clean-up that failed, mended or not."""
+    asked = []
+
+    def look(call):
+        asked.append(call.arguments["text"])
+        return Landed("seen")
+
+    @tool(side_effect=True, in_doubt=look)
+    def tell(text):
+        return act(text)
+
+    @workflow
+    def agent():
+        try:
+            return think()
+        finally:
+            tell("bye")
+
+    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        agent()
+    broken.clear()
+    assert agent() == "think"
+    assert (asked, sent.count("bye")) == (["bye"], 1)
+
+
+def test_completed_in_a_clean_up():
+    """What a clean-up completed belongs to that failure; another end of the run cleans up anew."""
+    broken.update(think=ValueError("no idea"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no idea"):
+            in_finally()
+    broken.clear()
+    assert in_finally() == "think"
+    assert sent == ["think", "bye"] * 3
+
+
+def test_a_failure_that_a_clean_up_handled():
+    """A failed side effect that the clean-up itself handled does not hold up the next start."""
+
+    @workflow
+    def agent():
+        try:
+            return think()
+        except ValueError:
+            with contextlib.suppress(OSError):
+                send("sorry")
+            raise
+
+    broken.update(think=ValueError("no idea"), sorry=OSError("gone"))
+    with pytest.raises(ValueError, match="no idea"):
+        agent()
+    broken.clear()
+    assert agent() == "think"
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_killed_in_a_clean_up(start, tmp_path, where):
+    """Killed in its clean-up, a run goes on there: the failure is not tried again first."""
+    source = f"""
+import sys
+from stepwise import step, tool, workflow, StepInDoubtError
+
+@step
+def think():
+    print("think", flush=True)
+    raise ValueError("no idea")
+
+@tool(side_effect=True)
+def send(text):
+    print(text, flush=True)
+    if {where == "before"}:
+        sys.stdin.readline()
+
+@step
+def note():
+    print("note", flush=True)
+    sys.stdin.readline()
+
+@workflow
+def agent():
+    try:
+        think()
+    finally:
+        send("bye")
+        note()
+
+try:
+    agent()
+except StepInDoubtError:
+    print("in doubt")
+except ValueError as error:
+    print(error)
+"""
+    (tmp_path / "cleaning.py").write_text(source, encoding="utf-8")
+    first = start("import cleaning")
+    assert [first.hear(), first.hear()] == ["think", "bye"]
+    if where == "after":
+        assert first.hear() == "note"
+    first.kill()
+    again = start("import cleaning")
+    again.tell()
+    assert again.finish() == ("in doubt" if where == "before" else "note\nno idea")
