@@ -14,15 +14,17 @@ The map, each layer importing only from those above it::
     _matching _unwinding _origin         which record answers; failures; where a call is made
     _run _doubt _attempts                a run in progress; side effects in doubt; retries
     _perform _drive _adrive              one call from look-up to outcome; sync; async
-    _steps _map _runs _context           @step and @tool; map; looking at runs; current_step
+    _steps _map _compensation            @step and @tool; map; undoing
+    _runs _context                       looking at runs; current_step
     _lifecycle _execute _process         a run begins, resumes, ends; what a process remembers
-    _invoke _workflow                    a call of a workflow; @workflow
+    _definition _invoke _workflow        a call of a workflow; @workflow
     testing cli                          for users' tests; the command line
 """
 
 from __future__ import annotations
 
 from stepwise import errors
+from stepwise._compensation import CompletedCall
 from stepwise._config import configure
 from stepwise._context import CurrentStep, current_run, current_step
 from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
@@ -65,6 +67,7 @@ __all__ = [
     "ArgumentMutatedWarning",
     "ArgumentsChangedWarning",
     "CodeChangedError",
+    "CompletedCall",
     "ConfigurationError",
     "CorruptStoreError",
     "CurrentStep",

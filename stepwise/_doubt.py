@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union
 
+from stepwise import _config
+from stepwise._identity import compensation_key
+from stepwise._journal import Journal
 from stepwise._matching import Match, Recorded
 from stepwise._records import Call
 from stepwise.errors import StepInDoubtError
@@ -25,6 +28,7 @@ __all__ = [
     "Inconclusive",
     "Landed",
     "changed_text",
+    "compensation_in_doubt",
     "in_doubt",
     "may_be_another",
 ]
@@ -96,6 +100,28 @@ def in_doubt(active: ActiveRun, recorded: Recorded, why: str = "") -> StepInDoub
         name=call.name,
         arguments=call.arguments,
         idempotency_key=call.key,
+    )
+
+
+def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
+    """The error for a call whose undoing was started and never finished."""
+    store = journal.store.url
+    option = "" if store == _config.store() else f" --store {shlex.quote(store)}"
+    command = f"  stepwise resolve {shlex.quote(journal.run_id)} {call.number}"
+    return StepInDoubtError(
+        f"the compensation of {call.name} was started and never finished: whether it is undone is "
+        f"not known.\n"
+        f"  run       {journal.run_id}\n"
+        f"  step      {call.number}  {call.name}({call.arguments})\n"
+        f"  key       {compensation_key(call.key)}\n"
+        "Look outside whether it is undone, then settle it and run the program again:\n"
+        f"{command} --landed null{option}       (it is undone)\n"
+        f"{command} --did-not-happen{option}    (it is not)",
+        run_id=journal.run_id,
+        step=call.number,
+        name=f"the compensation of {call.name}",
+        arguments=call.arguments,
+        idempotency_key=compensation_key(call.key),
     )
 
 

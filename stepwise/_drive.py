@@ -6,8 +6,11 @@ Imports: perform.
 from __future__ import annotations
 
 import contextvars
+import inspect
 import threading
 import time
+from collections.abc import Awaitable
+from typing import Any
 
 from stepwise._perform import Attempt, Core, Operation, Ready, Result, Sleep
 from stepwise._run import scope_variable
@@ -64,11 +67,35 @@ def _run(operation: Operation) -> Result:
 def _attempt(attempt: Attempt) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
-        return Result(attempt.function(*attempt.args, **attempt.kwargs))
+        value = attempt.function(*attempt.args, **attempt.kwargs)
+        if attempt.scope is None and inspect.isawaitable(value):
+            value = _awaited(value)  # what settles or undoes a plain tool may be a coroutine
+        return Result(value)
     except BaseException as error:  # travels as a value, and is raised by the step's wrapper
         return Result(error=error)
     finally:
         scope_variable.reset(token)
+
+
+def _awaited(value: Awaitable[Any]) -> Any:
+    """Await in a thread of its own, so that it does not matter whether a loop runs in this one."""
+    import asyncio
+
+    results: list[Result] = []
+
+    async def awaited() -> Any:
+        return await value
+
+    def target() -> None:
+        try:
+            results.append(Result(asyncio.run(awaited())))
+        except BaseException as error:
+            results.append(Result(error=error))
+
+    thread = threading.Thread(target=target, name="stepwise settling")
+    thread.start()
+    thread.join()
+    return results[0].unwrap()
 
 
 def _in_thread(attempt: Attempt) -> Result:

@@ -1,6 +1,6 @@
 """Executes the workflow function of a run: plain, coroutine, generator or asynchronous generator.
 
-Imports: lifecycle, run, tasks.
+Imports: lifecycle, drivers, run, tasks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
 
 from stepwise import _tasks
+from stepwise._drive import drive
 from stepwise._lifecycle import Opened, report_unused
 from stepwise._notices import warn
 from stepwise._run import ActiveRun, Scope, carrier, scope_variable
@@ -50,12 +51,14 @@ def execute(opened: Opened) -> Any:
     active = opened.active
     with _Attempt(active) as attempt:
         active.unwinding.enter()
+        drive(opened.undo_first()).unwrap()
         attempt.enter_scope()
         try:
             value = opened.body.run()
         except BaseException as error:
             active.flows.join(active.run_id)
             opened.conclude(None, error)
+            drive(opened.undo_after())
             raise
         finally:
             attempt.leave_scope()
@@ -70,13 +73,17 @@ def execute(opened: Opened) -> Any:
 
 async def execute_async(opened: Opened) -> Any:
     """Run a coroutine workflow function to its end."""
+    from stepwise._adrive import adrive  # a synchronous program does not load asyncio
+
     active = opened.active
     with _Attempt(active):
+        (await adrive(opened.undo_first())).unwrap()
         try:
             value = await (_in_task(opened) if active.parent is None else _inline(opened))
         except BaseException as error:
             await _end_others(active, tell=False)
             opened.conclude(None, error)
+            await adrive(opened.undo_after())
             raise
         await _end_others(active, tell=True)
         opened.conclude(value)
@@ -171,6 +178,7 @@ def execute_generator(opened: Opened) -> Generator[Any, Any, Any]:
     active.thread = 0  # between two pieces, the caller's code runs in it
     with _Attempt(active) as attempt:
         active.unwinding.enter()
+        drive(opened.undo_first()).unwrap()
         generator = opened.body.run()
         resume, sent = generator.send, None
         while True:
@@ -182,6 +190,7 @@ def execute_generator(opened: Opened) -> Generator[Any, Any, Any]:
                 break
             except BaseException as error:
                 opened.conclude(None, error)
+                drive(opened.undo_after())
                 raise
             finally:
                 attempt.leave_scope()
@@ -196,10 +205,13 @@ def execute_generator(opened: Opened) -> Generator[Any, Any, Any]:
 
 async def execute_async_generator(opened: Opened) -> AsyncGenerator[Any, Any]:
     """Run an asynchronous generator workflow function; see :func:`execute_generator`."""
+    from stepwise._adrive import adrive
+
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
     with _Attempt(active) as attempt:
         active.unwinding.enter()
+        (await adrive(opened.undo_first())).unwrap()
         generator = opened.body.run()
         resume, sent = generator.asend, None
         while True:
@@ -210,6 +222,7 @@ async def execute_async_generator(opened: Opened) -> AsyncGenerator[Any, Any]:
                 break
             except BaseException as error:
                 opened.conclude(None, error)
+                await adrive(opened.undo_after())
                 raise
             finally:
                 attempt.leave_scope()

@@ -12,7 +12,18 @@ from typing import Any
 from stepwise import _codec
 from stepwise._inspection import look_into_value
 from stepwise._matching import Pool, Recorded
-from stepwise._records import Call, Ended, Entry, Forgotten, Intent, Outcome, Resumed, Settled
+from stepwise._records import (
+    Call,
+    Compensated,
+    Compensating,
+    Ended,
+    Entry,
+    Forgotten,
+    Intent,
+    Outcome,
+    Resumed,
+    Settled,
+)
 
 __all__ = ["StepRecord", "in_doubt", "last_attempt", "steps_of"]
 
@@ -24,7 +35,8 @@ class StepRecord:
     Args:
         number: in the run; what the command line calls STEP.
         status: ``started``, ``completed``, ``failed``, ``cancelled``; ``in_doubt`` for a side
-            effect that was started, has no outcome, and whose owner is gone.
+            effect that was started, has no outcome, and whose owner is gone (its compensation
+            too); ``compensated`` when it was undone.
         arguments, preview: shortened text of the arguments; of the value or exception.
         attempts: how many tries of the body the outcome took.
         started_at, finished_at: seconds since 1970; ``None`` while unfinished.
@@ -95,23 +107,33 @@ def steps_of(entries: list[Entry], *, owned: bool) -> list[StepRecord]:
     doubtful = set() if owned else {each.call.number for each in in_doubt(entries)}
     calls: dict[int, Call] = {}
     last: dict[int, Entry] = {}
+    undone: set[int] = set()
+    undoing: set[int] = set()
     for entry in entries:
         record = entry.record
         if isinstance(record, (Intent, Outcome)):
             calls.setdefault(record.call.number, record.call)
             last[record.call.number] = entry
+        elif isinstance(record, Settled) and record.number in undoing:
+            undoing.discard(record.number)
+            undone.update({record.number} if record.landed else ())
         elif isinstance(record, Settled):
             last[record.number] = entry
+        elif isinstance(record, Compensating):
+            undoing.add(record.number)
+        elif isinstance(record, Compensated):
+            undoing.discard(record.number)
+            undone.add(record.number)
         elif isinstance(record, Forgotten):
             for number in record.numbers:
                 calls.pop(number, None)
+    derived = {**dict.fromkeys(doubtful, "in_doubt"), **dict.fromkeys(undone, "compensated")}
     return [
-        _step(call, last[number], doubtful=number in doubtful)
-        for number, call in sorted(calls.items())
+        _step(call, last[number], derived.get(number)) for number, call in sorted(calls.items())
     ]
 
 
-def _step(call: Call, entry: Entry, *, doubtful: bool) -> StepRecord:
+def _step(call: Call, entry: Entry, derived: str | None) -> StepRecord:
     record = entry.record
     status, shown, attempts, finished = "started", "", 1, None
     if isinstance(record, Outcome):
@@ -126,7 +148,7 @@ def _step(call: Call, entry: Entry, *, doubtful: bool) -> StepRecord:
     return StepRecord(
         number=call.number,
         name=call.name,
-        status="in_doubt" if doubtful else status,
+        status=derived or status,
         arguments=call.arguments,
         preview=shown,
         attempts=attempts,

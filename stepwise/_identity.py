@@ -26,6 +26,7 @@ from stepwise.errors import ConfigurationError, DigestError
 __all__ = [
     "Parameters",
     "child_id",
+    "compensation_key",
     "derived_id",
     "idempotency_key",
     "instance_digest",
@@ -271,6 +272,11 @@ def _slug(label: str) -> str:
 def idempotency_key(run_id: str, name: str, digest: str, ordinal: int) -> str:
     """A string that stays the same when this very call is repeated, and is no other call's."""
     return "sw-" + _digest.combine(run_id, name, digest, str(ordinal))
+
+
+def compensation_key(key: str) -> str:
+    """The same for the undoing of the call that was given ``key``."""
+    return "sw-" + _digest.combine("compensate", key)
 
 
 def instance_digest(instance: object) -> tuple[str, list[str]]:

@@ -3,19 +3,17 @@
 Called outside of any run, it is a run of its own; called inside one, it is a child run, and the
 call is recorded in the caller's journal like that of a step.
 
-Imports: execute, lifecycle, perform and its drivers, identity, process memory.
+Imports: definition, execute, lifecycle, perform and its drivers, identity, process memory.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from stepwise import _config, _digest, _identity
 from stepwise._attempts import Attempts
-from stepwise._checkpoints import Retention
+from stepwise._definition import Definition
 from stepwise._doubt import InDoubt
 from stepwise._drive import drive
 from stepwise._execute import (
@@ -24,101 +22,18 @@ from stepwise._execute import (
     execute_async_generator,
     execute_generator,
 )
-from stepwise._identity import Key, Parameters
 from stepwise._lifecycle import Invocation, Opened, Recall, open_run
 from stepwise._mutation import surroundings
-from stepwise._notices import notice, warn
+from stepwise._notices import notice
 from stepwise._perform import Core, perform
 from stepwise._process import Given, memory
 from stepwise._records import Call
-from stepwise._resume import CheckpointPolicy
 from stepwise._run import ActiveRun, Scope, current_scope
 from stepwise._runs import Run
 from stepwise._snapshot import Surroundings
-from stepwise.errors import RunWarning
-from stepwise.rewrite import Rewritten, Source, UnsupportedError, build, capture
 from stepwise.stores import Store, open_store
 
-__all__ = ["Definition", "Options", "derived_run_id", "invoke"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a workflow, checked where they are given."""
-
-    name: str | None = None
-    store: Any = None
-    durability: Literal["fsync", "os"] | None = None
-    key: Key = None
-    ignore: tuple[str, ...] = ()
-    checkpoint_every: int = 1
-    retention: Retention = "prune_old"
-    keep: int = 3
-    prune_journal: bool = False
-    run_id: str | None = None
-    fresh: bool = False
-
-    @property
-    def policy(self) -> CheckpointPolicy:
-        """When checkpoints are taken, and how many are kept."""
-        return CheckpointPolicy(
-            self.checkpoint_every, self.retention, self.keep, self.prune_journal
-        )
-
-
-class Definition:
-    """A workflow function and what is known of it when its decorator runs.
-
-    Args:
-        like: the same function with other options, whose source is taken over.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], options: Options, like: Definition | None = None
-    ) -> None:
-        self.function = function
-        self.options = options
-        self.label = options.name or _identity.label_of(function)
-        self.parameters = Parameters(
-            function, ignore=options.ignore, key=options.key, what=f"workflow {self.label!r}"
-        )
-        self.source: Source = capture(function) if like is None else like.source
-        self.is_coroutine = inspect.iscoroutinefunction(function)
-        self.is_generator = inspect.isgeneratorfunction(function)
-        self.is_async_generator = inspect.isasyncgenfunction(function)
-
-        self._like = like
-        self._rewritten: Rewritten | None = None
-        self._tried = False
-
-    def rewritten(self) -> Rewritten | None:
-        """The function that can be entered in the middle; made at the first run.
-
-        ``None`` if it cannot be, which is told once.
-        """
-        if self._like is not None:
-            return self._like.rewritten()
-        if not self._tried:
-            self._tried = True
-            if not (self.is_generator or self.is_async_generator):
-                try:
-                    self._rewritten = build(self.function, self.source)
-                except UnsupportedError as error:
-                    self._tell_replay(error)
-        return self._rewritten
-
-    def _tell_replay(self, error: UnsupportedError) -> None:
-        warn(
-            f"workflow {self.label!r} cannot be resumed in the middle: {error}. After a crash it "
-            "runs from the top, answered by its journal; the code between its steps must then do "
-            "the same again. Put it into a file to have it resumed where it stopped",
-            RunWarning,
-        )
-
-    @property
-    def full_name(self) -> str:
-        """``module:label``; asked late, since a script's path is known only when it runs."""
-        return _identity.workflow_name(self.function, self.label)
+__all__ = ["derived_run_id", "invoke"]
 
 
 class _Call:
@@ -188,6 +103,7 @@ class _Call:
                 rewritten=self.workflow.rewritten(),
                 policy=self.options.policy,
                 arguments_changed=arguments_changed,
+                compensates=self.options.compensate_on_failure,
             )
         )
 
@@ -288,6 +204,9 @@ class _Child(_Call):
     def attempts(self) -> Attempts:
         """One."""
         return Attempts(0, Exception, None)
+
+    def to_undo(self, bound: Mapping[str, Any]) -> None:
+        """Nothing: the child run's own journal has it."""
 
     def body(self, call: Call) -> Callable[..., Any]:
         """What executes the child run."""

@@ -20,6 +20,8 @@ from stepwise import _records
 from stepwise._interrupts import Uninterrupted
 from stepwise._notices import notice
 from stepwise._records import (
+    ANNOUNCES,
+    Compensating,
     Ended,
     Entry,
     Forgotten,
@@ -90,7 +92,7 @@ def read(
             yield Lost(number), at
             continue
         record = _records.from_header(opened.header)
-        at = Position(number, opened.link, opened.effects + isinstance(record, Intent))
+        at = Position(number, opened.link, opened.effects + isinstance(record, ANNOUNCES))
         yield Entry(number, record, opened.payload), at
 
 
@@ -220,7 +222,7 @@ class Journal:
                     at.link or NO_LINK,
                     at.effects,
                 )
-                at = Position(number, link, at.effects + isinstance(record, Intent))
+                at = Position(number, link, at.effects + isinstance(record, ANNOUNCES))
                 sealed.append((number, data))
                 entries.append(Entry(number, record, payload))
             self._known = False  # until the write has returned
@@ -305,7 +307,7 @@ class Journal:
             for e in entries
             if isinstance(e.record, Outcome) and e.record.call.effect
         } - intents
-        seen = sum(isinstance(entry.record, Intent) for entry in entries)
+        seen = sum(isinstance(entry.record, ANNOUNCES) for entry in entries)
         marked_last, marked = _newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
         self.unknown_effects = max(0, total - seen - len(orphans))
@@ -393,6 +395,9 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
             )
         elif isinstance(record, Ended) and facts is not None:
             facts = replace(facts, status=record.status, end=entry.number, updated_at=record.at)
+        elif isinstance(record, Compensating) and facts is not None:
+            facts = replace(facts, status="failed", end=0, undoing=True, updated_at=record.at)
         elif isinstance(record, (Resumed, Forgotten)) and facts is not None:
-            facts = replace(facts, status="running", end=0, updated_at=record.at)
+            undoing = facts.undoing and isinstance(record, Forgotten)
+            facts = replace(facts, status="running", end=0, undoing=undoing, updated_at=record.at)
     return facts

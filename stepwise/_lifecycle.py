@@ -12,10 +12,11 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwise import _codec
+from stepwise._compensation import compensate
 from stepwise._journal import Journal, facts_of, open_head, read, read_one
 from stepwise._lease import Lease
 from stepwise._mutation import (
@@ -26,6 +27,7 @@ from stepwise._mutation import (
 )
 from stepwise._notices import notice, warn
 from stepwise._origin import Locator
+from stepwise._perform import Core, Result
 from stepwise._records import Ended, Entry, Intent, RunFacts, Started, preview_arguments
 from stepwise._resume import Body, CheckpointPolicy
 from stepwise._run import ActiveRun, live_runs
@@ -62,6 +64,7 @@ class Invocation:
         args, kwargs: the call as it was made, ``self`` included.
         rewritten: the function that can be entered in the middle.
         arguments_changed: by an attempt that stopped, in this process.
+        compensates: its side effects are undone when it fails.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Invocation:
     rewritten: Rewritten | None = None
     policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     arguments_changed: bool = False
+    compensates: bool = False
 
     @property
     def code(self) -> str:
@@ -107,13 +111,40 @@ class Opened:
 
     Args:
         before: the contents of the arguments, encoded.
+        compensates: its side effects are undone when it fails.
         changed: it turned out to change them.
     """
 
     active: ActiveRun
     body: Body
     before: bytes
+    compensates: bool = False
     changed: bool = False
+
+    def undo_first(self) -> Core:
+        """Finish the undoing at which an attempt before died, so that no half of it stays."""
+        active = self.active
+        if active.facts.undoing:
+            notice(f"{active.run_id}: its side effects were being undone; that is finished first")
+            result = yield from compensate(active.journal, active.facts)
+            if result.error is not None:
+                raise result.error
+            active.facts = replace(active.facts, undoing=False)
+        return Result()
+
+    def undo_after(self) -> Core:
+        """Undo what a run that failed did, if its workflow is to."""
+        active = self.active
+        if self.compensates and active.facts.status == "failed":
+            result = yield from compensate(active.journal, active.facts)
+            if result.error is not None:
+                warn(
+                    f"run {active.run_id!r} failed, and undoing its side effects did too: "
+                    f"{result.error!r}. What is older than that one was not undone; call "
+                    f"stepwise.get_run({active.run_id!r}).compensate()",
+                    RunWarning,
+                )
+        return Result()
 
     def conclude(
         self, value: Any, error: BaseException | None = None, *, again: bool = False
@@ -243,7 +274,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
         code=call.code,
         arguments_changed=call.arguments_changed,
     )
-    return Opened(active, body, before)
+    return Opened(active, body, before, call.compensates)
 
 
 def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:

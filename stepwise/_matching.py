@@ -19,6 +19,8 @@ from typing import Any
 
 from stepwise._records import (
     Call,
+    Compensated,
+    Compensating,
     Ended,
     Entry,
     Forgotten,
@@ -48,6 +50,7 @@ class Recorded:
         origin: the last record of it that has its arguments; mostly the same.
         handled: the workflow went on after its failure, which is its outcome.
         retry: it failed, and the run with it; it is tried again.
+        undoing: its compensation was started, and nothing else is known.
     """
 
     call: Call
@@ -56,6 +59,7 @@ class Recorded:
     origin: Entry
     handled: bool = False
     retry: bool = False
+    undoing: bool = False
 
     @property
     def outcome(self) -> Outcome | None:
@@ -66,6 +70,8 @@ class Recorded:
     @property
     def answers(self) -> bool:
         """Whether its outcome answers a call."""
+        if self.undoing:
+            return False
         if self.status in (_Status.FAILED, _Status.CANCELLED):
             return self.handled and not self.retry
         return self.status is _Status.COMPLETED
@@ -75,7 +81,7 @@ class Recorded:
         """Whether it is not known if its side effect happened."""
         if not self.call.effect or self.call.child or self.answers:
             return False
-        return self.status is _Status.OPEN or self._unclean
+        return self.undoing or self.status is _Status.OPEN or self._unclean
 
     @property
     def settled(self) -> bool:
@@ -208,13 +214,25 @@ class Pool:
         settled = entry.record
         assert isinstance(settled, Settled)
         recorded = self._unused.get(settled.number)
-        if recorded is not None:
+        if recorded is not None and recorded.undoing:
+            recorded.undoing = False
+            if settled.landed:  # it was undone
+                del self._unused[settled.number]
+        elif recorded is not None:
             status = _Status.COMPLETED if settled.landed else _Status.FREE
             self._unused[settled.number] = Recorded(recorded.call, status, entry, recorded.origin)
 
     def _load_forgotten(self, entry: Entry) -> None:
         for number in entry.record.numbers:  # type: ignore[union-attr]
             self._unused.pop(number, None)
+
+    def _load_compensating(self, entry: Entry) -> None:
+        recorded = self._unused.get(entry.record.number)  # type: ignore[union-attr]
+        if recorded is not None:
+            recorded.undoing = True
+
+    def _load_compensated(self, entry: Entry) -> None:
+        self._unused.pop(entry.record.number, None)  # type: ignore[union-attr]
 
     def _load_ended(self, entry: Entry) -> None:
         ended = entry.record
@@ -349,5 +367,7 @@ _LOADERS: dict[type, Callable[[Pool, Entry], None]] = {
     Handled: Pool._load_handled,
     Settled: Pool._load_settled,
     Forgotten: Pool._load_forgotten,
+    Compensating: Pool._load_compensating,
+    Compensated: Pool._load_compensated,
     Ended: Pool._load_ended,
 }

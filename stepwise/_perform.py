@@ -86,6 +86,9 @@ class Performer(Protocol):
     def body(self, call: Call) -> Callable[..., Any]:
         """The function to execute for a call."""
 
+    def to_undo(self, bound: Mapping[str, Any]) -> _codec.Encoded | None:
+        """What undoing the call takes, to be recorded with its intent."""
+
 
 @dataclass
 class Result:
@@ -190,7 +193,7 @@ def perform(
         if settled is not None:
             return settled
     if call.effect:
-        active.intend(call)
+        active.intend(call, performer.to_undo(bound))
     with active.flows.working(call.number):
         return (yield from _execute(performer, scope, call, bound, args, kwargs))
 

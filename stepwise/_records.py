@@ -12,10 +12,13 @@ import itertools
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 __all__ = [
+    "ANNOUNCES",
     "Call",
+    "Compensated",
+    "Compensating",
     "Ended",
     "Entry",
     "Forgotten",
@@ -104,9 +107,13 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A side effect is about to happen."""
+    """A side effect is about to happen.
+
+    Payload: the arguments by name, if the tool can be compensated.
+    """
 
     call: Call
+    python: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,24 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class Compensating:
+    """A call is about to be undone; ``key`` is the compensation's own idempotency key."""
+
+    number: int
+    key: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compensated:
+    """A call was undone, and counts as not made."""
+
+    number: int
+    preview: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """An attempt ended by returning or raising.  Payload: the result or the exception.
 
@@ -185,7 +210,21 @@ class Ended:
     at: float = 0.0
 
 
-Record = Started | Resumed | Intent | Outcome | Handled | Settled | Forgotten | Ended
+Record = (
+    Started
+    | Resumed
+    | Intent
+    | Outcome
+    | Handled
+    | Settled
+    | Forgotten
+    | Compensating
+    | Compensated
+    | Ended
+)
+
+ANNOUNCES = (Intent, Compensating)
+"""What tells of an outside change before it is made; the envelope counts these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +239,7 @@ class RunFacts:
         parent: run id of the run that called it; empty for none.
         end: number of the record that ended it; 0 while there is none.
         pruned: number of the last record that was pruned.
+        undoing: its side effects are being undone.
         created_at, updated_at: seconds since 1970.
     """
 
@@ -214,6 +254,7 @@ class RunFacts:
     error: str = ""
     end: int = 0
     pruned: int = 0
+    undoing: bool = False
     created_at: float = 0.0
     updated_at: float = 0.0
 
@@ -228,10 +269,7 @@ class Entry(NamedTuple):
 
 # -- headers -------------------------------------------------------------------------------------
 
-_KINDS: dict[str, type] = {
-    cls.__name__.lower(): cls
-    for cls in (Started, Resumed, Intent, Outcome, Handled, Settled, Forgotten, Ended)
-}
+_KINDS: dict[str, type] = {cls.__name__.lower(): cls for cls in get_args(Record)}
 _FIELDS = {
     cls: [
         (f.name, f.default if f.default_factory is MISSING else f.default_factory())

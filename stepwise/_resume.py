@@ -17,7 +17,7 @@ from stepwise._matching import Pool
 from stepwise._mutation import surroundings
 from stepwise._notices import count, notice
 from stepwise._pickling import PYTHON
-from stepwise._records import Ended, Entry, Forgotten, Outcome, Resumed, Started
+from stepwise._records import Compensating, Ended, Entry, Forgotten, Outcome, Resumed, Started
 from stepwise._run import ActiveRun
 from stepwise._snapshot import Surroundings, load_values
 from stepwise._steps import known_steps
@@ -248,4 +248,6 @@ def _redoes(state: State, entries: list[Entry]) -> bool:
             again.discard(entry.record.call.number)
         elif isinstance(entry.record, Forgotten):
             again.update(entry.record.numbers)
+        elif isinstance(entry.record, Compensating):
+            again.add(entry.record.number)
     return any(number <= state.calls for number in again)

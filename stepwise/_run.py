@@ -321,9 +321,10 @@ class ActiveRun:
             return replace(call, number=old.number, key=old.key, child=old.child or child)
         return replace(call, number=self.journal.next_call(), child=child)
 
-    def intend(self, call: Call) -> None:
+    def intend(self, call: Call, arguments: _codec.Encoded | None = None) -> None:
         """Announce a side effect; durable when this returns."""
-        self.write((Intent(call), b""))
+        payload, python = arguments if arguments is not None else (b"", None)
+        self.write((Intent(call, python), payload))
 
     def outcome(
         self,

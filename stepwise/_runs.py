@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from stepwise import _codec, _config
 from stepwise._checkpoints import Checkpoint, checkpoints_of
+from stepwise._compensation import compensate
 from stepwise._doubt import DidNotHappen, Landed
+from stepwise._drive import drive
 from stepwise._history import StepRecord, in_doubt, last_attempt, steps_of
 from stepwise._inspection import look_into, look_into_value
 from stepwise._journal import Journal, Lost, Position, facts_of, open_head, read, read_one
@@ -268,6 +270,26 @@ class Run:
             forgotten = Forgotten((recorded.call.number, *inner), time.time())
             facts = replace(self._facts(), status="running", end=0, updated_at=time.time())
             journal.append((forgotten, b""), head=facts)
+
+    def compensate(self) -> int:
+        """Undo its completed tools that have a ``compensate=``, the newest first.
+
+        Those of its child runs are undone in their place.  What is undone counts as not done:
+        called again, the workflow makes those calls anew, while its plain steps are answered.
+        Each compensation is journaled; if the process dies, call this again.
+
+        Returns:
+            how many were undone.
+
+        Raises:
+            StepInDoubtError: a compensation was started and never finished.
+            RunOwnedError: the run is being executed.
+            ConfigurationError: a tool that is to be undone is not defined in this program.
+        """
+        with self._journal() as (journal, _):
+            result = drive(compensate(journal, self._facts()))
+        done: int = result.unwrap() or 0
+        return done
 
     def delete(self) -> None:
         """Delete the run, its journal and its child runs; calling the workflow starts afresh.

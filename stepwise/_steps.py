@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from stepwise import _attempts
+from stepwise import _attempts, _codec
 from stepwise._attempts import Attempts, Backoff, RetryOn
 from stepwise._doubt import InDoubt
 from stepwise._drive import drive
@@ -26,13 +26,17 @@ from stepwise._records import Call
 from stepwise._run import Scope, current_scope, live_runs, warn_if_unseen
 from stepwise.errors import ConfigurationError
 
-__all__ = ["Step", "known_steps", "step", "step_of", "tool"]
+__all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Compensate = Callable[[Any], Any] | None
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 known_steps: set[tuple[str, str]] = set()
 """(module, name) of the steps that this program has defined."""
+
+compensated_tools: dict[tuple[str, str], Step] = {}
+"""Those of them that have a compensation."""
 
 _STEP = "__stepwise_step__"
 
@@ -58,6 +62,7 @@ class Step:
         in_doubt: InDoubt = "raise",
         fails_cleanly: Exceptions = (),
         idempotent: bool = False,
+        compensate: Compensate = None,
     ) -> None:
         self.function = function
         self.kind = kind
@@ -67,6 +72,7 @@ class Step:
         self.in_doubt = in_doubt
         self.fails_cleanly = fails_cleanly if isinstance(fails_cleanly, tuple) else (fails_cleanly,)
         self.idempotent = idempotent
+        self.compensate = compensate
         self.timeout = timeout
         self.retries = retries
         self.retry_on = retry_on
@@ -74,7 +80,12 @@ class Step:
         self._check()
         self.parameters = Parameters(function, ignore=ignore, key=key, what=self.what)
         self._bindings: dict[type, bool] = {}
+        self._make_known()
+
+    def _make_known(self) -> None:
         known_steps.add((self.module, self.name))
+        if self.compensate is not None:
+            compensated_tools[self.module, self.name] = self
 
     @property
     def what(self) -> str:
@@ -92,6 +103,11 @@ class Step:
             raise ConfigurationError(
                 f"in_doubt={in_doubt!r} of {self.what}: it is 'raise', 'retry', 'skip', or a "
                 "function reconcile(call) that returns Landed(value), DidNotHappen or Inconclusive"
+            )
+        if self.compensate is not None and not callable(self.compensate):
+            raise ConfigurationError(
+                f"compensate={self.compensate!r} of {self.what}: it is a function compensate(call) "
+                "that undoes what the tool did"
             )
         for kind in self.fails_cleanly:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -118,6 +134,12 @@ class Step:
     def body(self, call: Call) -> Callable[..., Any]:
         """The plain function."""
         return self.function
+
+    def to_undo(self, bound: Mapping[str, Any]) -> _codec.Encoded | None:
+        """The arguments, if the call can be compensated."""
+        if self.compensate is None:
+            return None
+        return _codec.encode(dict(bound), f"what {self.name!r} is called with, to undo it,")
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -167,7 +189,7 @@ class Step:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        known_steps.add((self.module, self.name))
+        self._make_known()
 
 
 def step_of(function: object) -> Step | None:
@@ -225,6 +247,7 @@ def tool(
     in_doubt: InDoubt = "raise",
     fails_cleanly: Exceptions = (),
     idempotent: bool = False,
+    compensate: Compensate = None,
     name: str | None = None,
     retries: int = 0,
     retry_on: RetryOn = Exception,
@@ -247,11 +270,14 @@ def tool(function: Any = None, /, *, side_effect: bool = False, **options: Any) 
             doubt, unless the workflow handles it.
         idempotent: repeating a call with the same ``current_step().idempotency_key`` is safe, so
             that ``retries`` apply to every exception.
+        compensate: a function of a :class:`CompletedCall` that undoes the call; its arguments are
+            then recorded.  Called by ``Run.compensate()``, or when a workflow with
+            ``compensate_on_failure=True`` fails.
 
     Raises:
         ConfigurationError: an option cannot mean anything.
     """
-    needing = sorted({"in_doubt", "fails_cleanly", "idempotent"} & options.keys())
+    needing = sorted({"in_doubt", "fails_cleanly", "idempotent", "compensate"} & options.keys())
     if needing and not side_effect:
         raise ConfigurationError(
             f"{needing[0]}= says what is done about a side effect: write "

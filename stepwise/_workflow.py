@@ -27,7 +27,8 @@ from typing import (
 
 from stepwise._checkpoints import Retention
 from stepwise._identity import Key
-from stepwise._invoke import Definition, Options, derived_run_id, invoke
+from stepwise._definition import Definition, Options
+from stepwise._invoke import derived_run_id, invoke
 from stepwise._runs import Run
 from stepwise._steps import step_of
 from stepwise.errors import ConfigurationError
@@ -219,6 +220,7 @@ def workflow(
     retention: Retention = "prune_old",
     keep: int = 3,
     prune_journal: bool = False,
+    compensate_on_failure: bool = False,
     durability: Literal["fsync", "os"] = ...,
     store: Any = None,
     key: Key = None,
@@ -236,6 +238,9 @@ def workflow(function: Any = None, /, **options: Any) -> Any:
         keep: how many checkpoints ``"prune_old"`` keeps.
         prune_journal: delete the records that no kept checkpoint needs, for loops without end.
             The run can then not be replayed from the top.
+        compensate_on_failure: when the workflow raises, undo the completed tools that have a
+            ``compensate=``, the newest first; the exception then propagates.  Called again, the
+            workflow makes them anew.
         store: where its runs are kept: a URL, a path or a store object.
         durability: ``"fsync"``: what is acknowledged survives a power cut; ``"os"``: a killed
             process, not a power cut.  A child workflow has its caller's.
@@ -275,7 +280,13 @@ def _options(before: Options, changes: dict[str, Any]) -> Options:
     if "ignore" in changes:
         names = changes["ignore"]
         changes = {**changes, "ignore": (names,) if isinstance(names, str) else tuple(names)}
-    return replace(before, **changes)
+    chosen = replace(before, **changes)
+    if chosen.compensate_on_failure and chosen.prune_journal:
+        raise ConfigurationError(
+            "compensate_on_failure=True needs the records that prune_journal=True deletes: a "
+            "workflow has one or the other"
+        )
+    return chosen
 
 
 def _is_text(value: Any) -> bool:

@@ -294,7 +294,7 @@ def test_modules_describe_themselves():
 # -- the front door ------------------------------------------------------------------------------
 
 FRONT_DOOR = """
-    ArgumentMutatedWarning ArgumentsChangedWarning CodeChangedError ConfigurationError
+    ArgumentMutatedWarning ArgumentsChangedWarning CodeChangedError CompletedCall ConfigurationError
     CorruptStoreError CurrentStep DidNotHappen DigestError InDoubtCall Inconclusive JournalLostError
     Landed LeaseLostError NotRecordableError OutsideRunError Run RunConflictError RunNotFoundError
     RunOwnedError RunStopped RunWarning StepFailedError StepInDoubtError StepNotFoundError

@@ -79,7 +79,7 @@ def test_the_options_that_are_typed_are_those_that_there_are():
     typed = {**overloads(_steps), **overloads(_workflow)}
     taken = set(inspect.signature(_steps.Step.__init__).parameters)
     taken = taken - {"self", "function", "kind", "effect"}
-    effects = {"in_doubt", "fails_cleanly", "idempotent"}
+    effects = {"in_doubt", "fails_cleanly", "idempotent", "compensate"}
     assert set(typed["step"]) == taken - effects
     assert set(typed["tool"]) == taken | {"side_effect"}
     options = {field.name for field in dataclasses.fields(Options)}
