@@ -26,8 +26,8 @@ from typing import (
 )
 
 from stepwise._checkpoints import Retention
-from stepwise._identity import Key
 from stepwise._definition import Definition, Options
+from stepwise._identity import Key
 from stepwise._invoke import derived_run_id, invoke
 from stepwise._runs import Run
 from stepwise._steps import step_of

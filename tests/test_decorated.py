@@ -1302,7 +1302,7 @@ def test_very_long_timeouts(timeout):
         {"fails_cleanly": ValueError("x")},
         late({"side_effect": "yes"}),
         late({"idempotent": "yes"}),
-        late({"compensate": "undo"}),
+        {"compensate": "undo"},
     ],
     ids=str,
 )

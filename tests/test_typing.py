@@ -14,7 +14,7 @@ import pytest
 
 import stepwise
 from stepwise import _steps, _workflow
-from stepwise._invoke import Options
+from stepwise._definition import Options
 
 ROOT = Path(__file__).parent.parent
 API = ROOT / "tests" / "typing" / "api.py"
