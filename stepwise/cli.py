@@ -1,13 +1,16 @@
 """The command line: look at runs, settle what is in doubt, see the demonstration.
 
-Everything shown comes from :class:`stepwise.Run`; every listing also as JSON.  Exit codes: 0 done,
-1 a problem that the message explains, 2 a wrong command line.  Imports: the public names.
+Everything shown comes from :class:`stepwise.Run`; every listing also as JSON.  A run may be named
+by the beginning of its id.  Exit codes: 0 done, 1 a problem that the message explains, 2 a wrong
+command line.  Imports: the public names.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import shutil
 import sys
 import time
@@ -55,10 +58,28 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def run() -> None:
     """Run the command line; what stepwise raises is a message, not a traceback."""
     try:
-        main()
+        main(prog_name="stepwise")
     except (stepwise.StepwiseError, stepwise.RunStopped) as error:
         click.echo(f"stepwise: {error}", err=True)
         sys.exit(1)
+
+
+def _find(run_id: str) -> Run:
+    """The run of that id, or the only one whose id begins so; children only if no other does."""
+    try:
+        return stepwise.get_run(run_id)
+    except stepwise.RunNotFoundError:
+        begun = [run for run in stepwise.runs() if run.id.startswith(run_id)]
+        found = [run for run in begun if run.parent is None] or begun
+        if not run_id or not found:
+            raise
+    if len(found) == 1:
+        return found[0]
+    listed = "\n".join(f"  {run.id}  {run.status}  {_ago(run.updated_at)}" for run in found[:8])
+    more = f"\n  and {len(found) - 8} more" if len(found) > 8 else ""
+    raise stepwise.RunNotFoundError(
+        f"{len(found)} runs begin with {run_id!r}; say more of it:\n{listed}{more}", run_id=run_id
+    )
 
 
 # -- listings ------------------------------------------------------------------------------------
@@ -72,15 +93,21 @@ def run() -> None:
     help="Only runs of this status.",
 )
 @click.option("--children", is_flag=True, help="Child runs too.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Only so many.")
 @_as_json
 @_store
-def runs(workflow: str | None, status: Any, *, children: bool, as_json: bool) -> None:
+def runs(
+    workflow: str | None, status: Any, *, children: bool, limit: int | None, as_json: bool
+) -> None:
     """List the runs, newest first."""
     found = [run for run in stepwise.runs(workflow, status) if children or run.parent is None]
+    found = found[:limit]
     if as_json:
         click.echo(json.dumps([_run_facts(run) for run in found], indent=2))
     elif not found:
-        click.echo(f"no runs{' like that' if workflow or status else ''} in {_store_url()}")
+        click.echo(
+            f"no runs{' like that' if workflow or status else ''} in {_store_url()}", err=True
+        )
     else:
         rows = [
             [run.id, _coloured(run.status), _ago(run.updated_at), f"{run.label}({run.arguments})"]
@@ -91,27 +118,21 @@ def runs(workflow: str | None, status: Any, *, children: bool, as_json: bool) ->
 
 @main.command()
 @click.argument("run_id", metavar="RUN")
+@click.option("--locals", "with_locals", is_flag=True, help="The variables where it goes on, too.")
 @_as_json
 @_store
-def show(run_id: str, *, as_json: bool) -> None:
+def show(run_id: str, *, with_locals: bool, as_json: bool) -> None:
     """Show a run and its steps."""
-    run = stepwise.get_run(run_id)
+    run = _find(run_id)
     steps = run.steps
+    variables = run.locals() if with_locals else {}
     if as_json:
-        facts = {**_run_facts(run), "steps": [_step_facts(step) for step in steps]}
+        facts = {**_run_facts(run), "error": _error(run), "steps": [_step_facts(s) for s in steps]}
+        if with_locals:
+            facts["locals"] = {name: repr(value) for name, value in variables.items()}
         click.echo(json.dumps(facts, indent=2))
         return
-    click.echo(f"{run.label}({run.arguments})")
-    click.echo(f"  run       {run.id}  {_coloured(run.status)}{_owned_by(run)}")
-    click.echo(f"  workflow  {run.workflow}")
-    click.echo(f"  started   {_when(run.created_at)}, updated {_when(run.updated_at)}")
-    if run.resumed_from_step is not None:
-        click.echo(
-            f"  resumed   the last attempt executed {run.steps_executed} steps and skipped "
-            f"{run.steps_skipped}"
-        )
-    if run.error is not None:
-        click.echo(f"  error     {type(run.error).__name__}: {run.error}")
+    _describe(run)
     if steps:
         click.echo()
         rows = [
@@ -127,7 +148,34 @@ def show(run_id: str, *, as_json: bool) -> None:
             for step in steps
         ]
         _table(rows, ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"])
+    if with_locals:
+        click.echo()
+        _table([[name, repr(value)] for name, value in variables.items()], ["VARIABLE", "VALUE"])
     _tell_in_doubt(run, steps)
+
+
+def _describe(run: Run) -> None:
+    status = run.status
+    click.echo(f"{run.label}({run.arguments})")
+    click.echo(f"  run       {run.id}  {_coloured(status)}{_owned_by(run)}")
+    click.echo(f"  workflow  {run.workflow}")
+    click.echo(f"  started   {_when(run.created_at)}, updated {_when(run.updated_at)}")
+    if run.resumed_from_step is not None:
+        click.echo(
+            f"  resumed   the last attempt executed {run.steps_executed} steps and skipped "
+            f"{run.steps_skipped}"
+        )
+    if status in ("crashed", "failed"):
+        places = [each for each in run.checkpoints if each.verified]
+        where = f"at {places[-1].position}" if places else "from the top, answered by the journal"
+        click.echo(f"  goes on   {where}, when the program is run again")
+    if (error := _error(run)) is not None:
+        click.echo(f"  error     {error}")
+
+
+def _error(run: Run) -> str | None:
+    error = run.error
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 @main.command("in-doubt")
@@ -146,7 +194,7 @@ def in_doubt(*, as_json: bool) -> None:
         rows: list[Any] = [{"run": run.id, **_step_facts(step)} for run, step in found]
         click.echo(json.dumps(rows, indent=2))
     elif not found:
-        click.echo("nothing is in doubt")
+        click.echo("nothing is in doubt", err=True)
     else:
         rows = [
             [run.id, step.number, f"{step.name}({step.arguments})", _when(step.started_at)]
@@ -186,20 +234,29 @@ def resolve(run_id: str, step: str, landed: str | None, *, did_not_happen: bool)
     """Settle a side effect in doubt: STEP is its number or its name."""
     if (landed is None) != did_not_happen:
         raise click.UsageError("say one thing: --landed JSON or --did-not-happen")
-    run = stepwise.get_run(run_id)
+    value = _parsed(landed) if landed is not None else None
+    run = _find(run_id)
     if landed is None:
         run.resolve(step, did_not_happen=True)
-        click.echo(f"step {step} of {run_id} did not happen; the next run of the program makes it")
-        return
+        click.echo(f"step {step} of {run.id} did not happen; the next run of the program makes it")
+    else:
+        run.resolve(step, landed=value)
+        click.echo(
+            f"step {step} of {run.id} landed; the next run of the program goes on with {landed}"
+        )
+
+
+def _parsed(landed: str) -> Any:
     try:
-        value = json.loads(landed)
+        return json.loads(landed)
     except ValueError as error:
+        # A bare word is the likeliest mistake, and its quotes get lost in the shell.
+        word = landed if re.fullmatch(r"[\w .@:/-]+", landed) else "text"
         raise click.BadParameter(
-            f"{error}. Write the result as JSON: '\"text\"', '42', 'null', '{{\"id\": 1}}'",
+            f"{landed!r} is not JSON ({error}). Write the result as JSON, in quotes for the "
+            f"shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
             param_hint="--landed",
         ) from None
-    run.resolve(step, landed=value)
-    click.echo(f"step {step} of {run_id} landed; the next run of the program goes on with {landed}")
 
 
 @main.command()
@@ -209,21 +266,50 @@ def resolve(run_id: str, step: str, landed: str | None, *, did_not_happen: bool)
 @_store
 def forget(run_id: str, step: str | None, *, yes: bool) -> None:
     """Delete a RUN, or have one STEP of it run again."""
-    run = stepwise.get_run(run_id)
+    run = _find(run_id)
     if step is not None:
         run.forget(step)
-        click.echo(f"step {step} of {run_id} runs again when the workflow is called")
+        click.echo(f"step {step} of {run.id} runs again when the workflow is called")
         return
     effects = [each for each in run.steps if each.side_effect and each.status != "failed"]
     if effects and not yes:
         told = ", ".join(f"{each.name}({each.arguments})" for each in effects[:5])
         click.confirm(
-            f"{len(effects)} side effects are recorded in it ({told}); called again, the workflow "
-            "repeats them. Delete it?",
+            f"{run.id} holds {len(effects)} side effect{'s' if len(effects) > 1 else ''} ({told}); "
+            "called again, the workflow repeats what it did. Delete it?",
             abort=True,
         )
     run.delete()
-    click.echo(f"{run_id} is deleted")
+    click.echo(f"{run.id} is deleted")
+
+
+@main.command()
+@click.option(
+    "--older-than",
+    "days",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="DAYS",
+    help="Since they completed.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@_store
+def prune(days: float, *, dry_run: bool) -> None:
+    """Delete completed runs; called again, their workflows start afresh."""
+    before = time.time() - days * 86400
+    old = [
+        run
+        for run in stepwise.runs(status="completed")
+        if run.parent is None and run.updated_at <= before
+    ]
+    for run in old:
+        click.echo(f"{run.id}  {_ago(run.updated_at)}  {run.label}({run.arguments})")
+        if not dry_run:
+            run.delete()
+    noun = "run" if len(old) == 1 else "runs"
+    verb = "would be deleted" if dry_run else "deleted"
+    click.echo(f"{len(old)} {noun} completed more than {days:g} days ago: {verb}")
 
 
 @main.command()
@@ -238,18 +324,21 @@ def demo() -> None:
 
 
 def _table(rows: list[list[Any]], headers: list[str]) -> None:
-    width = shutil.get_terminal_size((100, 24)).columns
-    shortened = [[_shorten(cell, max(24, width // 3)) for cell in row] for row in rows]
+    # A pipe gets whole cells: who searches them wants to find things.
+    limit = max(24, shutil.get_terminal_size().columns // 3) if sys.stdout.isatty() else 1000
+    shortened = [[_shorten(cell, limit) for cell in row] for row in rows]
     click.echo(tabulate(shortened, headers, tablefmt="plain", disable_numparse=True))
 
 
 def _shorten(cell: Any, limit: int) -> str:
-    text = str(cell)
+    text = " ".join(str(cell).splitlines())
     plain = click.unstyle(text)
     return text if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
 def _coloured(status: str) -> str:
+    if "NO_COLOR" in os.environ:
+        return status
     return click.style(status, fg=_STATUS_COLOURS.get(status))
 
 
