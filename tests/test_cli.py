@@ -131,7 +131,7 @@ def test_limit():
 
 
 def test_empty_store():
-    """An empty store is said on stderr, with its place; JSON is an empty list; both are no error."""
+    """An empty store is told on stderr, with its place; JSON is an empty list; neither fails."""
     result = run("runs")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.startswith("no runs in disk:")
@@ -185,7 +185,7 @@ def test_show_json(doubtful):
 
 
 def test_show_a_failed_run(doubtful):
-    """A run that can resume says where it goes on, its error, and how to settle what is in doubt."""
+    """A failed run says where it goes on, its error, and how to settle what is in doubt."""
     text = run("show", doubtful).stdout
     assert "goes on   at test_cli.py:" in text
     assert "error     ConnectionError: the line is dead" in text
