@@ -18,7 +18,7 @@ from stepwise.errors import StepTimeoutError
 
 __all__ = ["PATIENCE", "drive", "resume", "start", "timed_out"]
 
-PATIENCE = 1.0  # seconds without any change after which a blocked call is given up
+PATIENCE = 30.0  # seconds without any change after which a blocked call is given up
 
 
 def drive(core: Core) -> Result:

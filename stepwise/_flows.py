@@ -8,13 +8,37 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from stepwise import _tasks
 from stepwise._notices import notice
 
-__all__ = ["Flows"]
+__all__ = ["Flows", "Worker"]
 
 _TELL_AFTER = 5.0  # seconds
+
+
+@dataclass(eq=False)
+class Worker:
+    """A thread that the workflow's own code started, or a job that it gave to a pool.
+
+    Args:
+        daemon: a thread that its starter leaves to itself; libraries start such.
+        flow: in which it runs, once it does.
+    """
+
+    flows: Flows
+    name: str
+    daemon: bool
+    flow: int = 0
+
+    def enter(self) -> None:
+        """It runs now, in this flow."""
+        self.flow = _tasks.who()
+
+    def leave(self) -> None:
+        """It makes no more calls."""
+        self.flows.end(self)
 
 
 class Flows:
@@ -23,7 +47,9 @@ class Flows:
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._working: dict[int, int] = {}  # number of a call being executed -> its flow
-        self._blocked: list[tuple[int, ...]] = []  # of each waiting call, the calls around it
+        self._workers: set[Worker] = set()
+        # Of each waiting call, its flow and the calls around it.
+        self._blocked: dict[object, tuple[int, tuple[int, ...]]] = {}
         self._changes = 0
         self._bells: list[Callable[[], None]] = []
 
@@ -63,25 +89,65 @@ class Flows:
                 self._working.pop(number, None)
             self.change()
 
-    @contextmanager
-    def blocked(self, around: tuple[int, ...]) -> Iterator[None]:
-        """While a call waits for what others do; ``around`` are the calls it is made in."""
+    def start(self, name: str, *, daemon: bool) -> Worker:
+        """A thread or job begins; it may make calls until it leaves."""
+        worker = Worker(self, name, daemon)
         with self._mutex:
-            self._blocked.append(around)
-        try:
-            yield
-        finally:
-            with self._mutex:
-                self._blocked.remove(around)
+            self._workers.add(worker)
+        self.change()
+        return worker
+
+    def end(self, worker: Worker) -> None:
+        """A thread or job makes no more calls."""
+        with self._mutex:
+            self._workers.discard(worker)
+        self.change()
+
+    def block(self, call: object, around: tuple[int, ...]) -> None:
+        """A call waits, in this flow, for what others do; ``around`` are the calls it is made in.
+
+        Others that wait are told, once: they may now be waiting for one another.
+        """
+        blocked = (_tasks.who(), around)
+        with self._mutex:
+            known = self._blocked.get(call) == blocked
+            self._blocked[call] = blocked
+        if not known:
+            self.change()
+
+    def unblock(self, call: object) -> None:
+        """It waits no longer."""
+        with self._mutex:
+            self._blocked.pop(call, None)
 
     def others_working(self) -> bool:
         """Whether another flow executes a body, other than one that itself waits for its parts."""
         here = _tasks.who()
         with self._mutex:
-            waiting = {number for around in self._blocked for number in around}
+            waiting = {number for _, around in self._blocked.values() for number in around}
             return any(
                 flow != here and number not in waiting for number, flow in self._working.items()
             )
+
+    def others(self, *, claiming: bool = False) -> list[str]:
+        """The names of the threads and jobs, other than this flow, that may still make calls.
+
+        Args:
+            claiming: before this flow's call does anything: of those that wait none will, and of
+                the daemons, which nobody else waits for, any may.
+        """
+        not_these = self.idle() if claiming else {_tasks.who()}
+        with self._mutex:
+            return [
+                each.name
+                for each in self._workers
+                if each.flow not in not_these and (claiming or not each.daemon)
+            ]
+
+    def idle(self) -> set[int]:
+        """The flows that make no call before this one's does: itself, and those that wait."""
+        with self._mutex:
+            return {_tasks.who(), *(flow for flow, _ in self._blocked.values())}
 
     def join(self, whose: str) -> None:
         """Wait until no other flow executes a body."""

@@ -287,7 +287,8 @@ class WorkflowFrame(Frame):
         for task, scope in _tasks.of_context(scope_variable):
             if task is not me and scope.run.is_within(self.active):
                 return f"the task {task.get_name()!r} ({task.get_coro().__qualname__})"
-        return "a step in another thread"
+        names = self.active.flows.others()
+        return f"the thread {names[0]!r}" if names else "a step in another thread"
 
     def _weigh(self, values: dict[str, Any]) -> None:
         """Say once that checkpoints cost more than they should, and which variable weighs most."""

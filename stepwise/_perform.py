@@ -204,20 +204,23 @@ def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result
     Where a recorded side effect could be this very call with other arguments, the other tasks and
     threads of the run are first given the time to claim theirs.
     """
-    active = scope.run
-    while True:
-        seen = active.flows.changes
-        match = active.match(call, origin)
-        if match.verdict is Verdict.BLOCKED:
-            with active.flows.blocked(scope.around):
-                if active.others_alive():
-                    changed = yield Change(active.flows, seen)
-                    if changed.value or active.flows.others_working():
+    active, flows = scope.run, scope.run.flows
+    try:
+        while True:
+            seen = flows.changes
+            match = active.match(call, origin)
+            if match.verdict is Verdict.BLOCKED:
+                flows.block(call, scope.around)
+                if active.others_may_claim():
+                    changed = yield Change(flows, seen)
+                    if changed.value or flows.others_working():
                         active.check(call.name)
                         continue
-            raise active.stop(may_be_another(active, call, match))
-        if not match.recorded or active.take(match.recorded[0]):
-            return match
+                raise active.stop(may_be_another(active, call, match))
+            if not match.recorded or active.take(match.recorded[0]):
+                return match
+    finally:
+        flows.unblock(call)
 
 
 def _answer(

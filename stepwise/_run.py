@@ -13,7 +13,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from stepwise import _codec, _config, _tasks
 from stepwise._checkpoints import State
-from stepwise._flows import Flows
+from stepwise._flows import Flows, Worker
 from stepwise._identity import idempotency_key
 from stepwise._journal import Journal
 from stepwise._lease import Lease
@@ -79,8 +79,16 @@ class Scope(NamedTuple):
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
-carrier = Carrier(scope_variable)
 
+
+def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | None:
+    """The workflow's own code starts a thread; those of a step are the step's business."""
+    if scope is None or scope.call is not None:
+        return None
+    return scope.run.flows.start(name, daemon=daemon)
+
+
+carrier = Carrier(scope_variable, _begin_thread)
 
 _NOWHERE = object()
 
@@ -402,12 +410,25 @@ class ActiveRun:
             raise self.stop(error) from error.__cause__
 
     def others_alive(self) -> bool:
-        """Whether another task or thread of this run could make a call."""
-        here = _tasks.who()
-        return self.flows.others_working() or any(
-            scope.run.is_within(self)
+        """Whether another task or thread of this run, beside its main one, could make a call."""
+        return self.flows.others_working() or bool(self.flows.others()) or self._other_tasks()
+
+    def others_may_claim(self) -> bool:
+        """The same, where a call waits: the main thread may, others that wait may not."""
+        idle = self.flows.idle()
+        main_thread = self.task is None and self.thread not in (0, *idle)
+        return (
+            self.flows.others_working()
+            or bool(self.flows.others(claiming=True))
+            or main_thread
+            or self._other_tasks(idle)
+        )
+
+    def _other_tasks(self, idle: Container[int] = ()) -> bool:
+        here = (_tasks.who(), self.unwinding.main)
+        return any(
+            id(task) not in here and id(task) not in idle and scope.run.is_within(self)
             for task, scope in _tasks.of_context(scope_variable)
-            if id(task) not in (here, self.unwinding.main)
         )
 
     def is_within(self, other: ActiveRun) -> bool:

@@ -4,7 +4,8 @@
 ``ThreadPoolExecutor.submit`` do not (before Python 3.14's ``thread_inherit_context``), and a step
 called there would run unrecorded.  While a run is in progress those two are wrapped so that they
 carry one variable over: which run and step they were called in (``None`` for outside of any).
-Nothing else of theirs changes, and with the last run they are themselves again.
+The run is told when they begin and end.  Nothing else of theirs changes, and with the last run they
+are themselves again.
 
 Imports nothing of ours.
 """
@@ -15,16 +16,34 @@ import functools
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["Carrier"]
 
 
-class Carrier:
-    """Carries one context variable into new threads, while somebody asks for it."""
+class Told(Protocol):
+    """Is told of a thread or job that carries the variable."""
 
-    def __init__(self, variable: ContextVar[Any]) -> None:
+    def enter(self) -> None:
+        """It runs now, in this thread."""
+
+    def leave(self) -> None:
+        """It has ended, or will never begin; may be told again."""
+
+
+class Carrier:
+    """Carries one context variable into new threads, while somebody asks for it.
+
+    Args:
+        begin: gets the variable's value, the name of the thread or job, and whether it is a daemon,
+            before it begins.
+    """
+
+    def __init__(
+        self, variable: ContextVar[Any], begin: Callable[[Any, str, bool], Told | None]
+    ) -> None:
         self._variable = variable
+        self._begin = begin
         self._mutex = threading.Lock()
         self._users = 0
         self._installed: list[_Wrapped] = []
@@ -51,14 +70,27 @@ class Carrier:
 
     def _start(self, start: Callable[..., None], thread: threading.Thread) -> None:
         value, run = self._variable.get(None), thread.run
+        told = self._begin(value, thread.name, thread.daemon)
 
         def carrying() -> None:
             del thread.run  # the instance's, so that no cycle stays
             self._variable.set(value)
-            run()
+            if told is None:
+                run()
+                return
+            told.enter()
+            try:
+                run()
+            finally:
+                told.leave()
 
         thread.run = carrying  # type: ignore[method-assign]
-        start(thread)
+        try:
+            start(thread)
+        except BaseException:
+            if told is not None and thread.ident is None:
+                told.leave()
+            raise
 
     def _submit(
         self,
@@ -70,20 +102,32 @@ class Carrier:
         **kwargs: Any,
     ) -> Any:
         value = self._variable.get(None)
+        told = self._begin(value, f"{getattr(fn, '__qualname__', fn)} in a pool", False)
 
         def carrying(*args: Any, **kwargs: Any) -> Any:
             token = self._variable.set(value)
+            if told is not None:
+                told.enter()
             try:
                 return fn(*args, **kwargs)
             finally:
                 self._variable.reset(token)
+                if told is not None:  # before somebody who awaits the result can go on
+                    told.leave()
 
         # A worker thread that this submit starts outlives the call: it must not keep the value.
         token = self._variable.set(None)
         try:
-            return submit(pool, carrying, *args, **kwargs)
+            future = submit(pool, carrying, *args, **kwargs)
+        except BaseException:
+            if told is not None:
+                told.leave()
+            raise
         finally:
             self._variable.reset(token)
+        if told is not None:
+            future.add_done_callback(lambda _: told.leave())  # if it is cancelled
+        return future
 
 
 class _Wrapped:

@@ -1,0 +1,216 @@
+"""Programs that are killed everywhere, and run again by the same command until they have ended.
+
+The programs are in ``tests/programs``.  Each passes named places: inside every step before and
+after it does what it does, and after every call that returned.  An undisturbed run lists them.
+"""
+
+import functools
+import os
+import pathlib
+import random
+import re
+import sys
+from typing import NamedTuple
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+
+from harness import PROGRAMS as FOLDER
+from harness import Doubt, Lab, called
+
+WHOLE = os.environ.get("STEPWISE_WHOLE", "") == "1"
+SAMPLES, PAIRS = 30, 12  # of each program's events; all of them with STEPWISE_WHOLE=1
+
+PROGRAMS = {
+    "plain": ("plain.py",),
+    "gather": ("branches.py", "gathered"),
+    "task group": ("branches.py", "grouped"),
+    "method": ("methods.py", "run"),
+    "class method": ("methods.py", "of_class"),
+    "nested": ("nested.py", "parent"),
+    "nested async": ("nested.py", "aparent"),
+    "map": ("threaded.py", "mapped"),
+    "async map": ("threaded.py", "amapped"),
+    "threads": ("threaded.py", "threads"),
+}
+NEEDS_311 = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in 3.11"
+)
+programs = pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=NEEDS_311 if name == "task group" else ()) for name in PROGRAMS],
+)
+
+
+class Undisturbed(NamedTuple):
+    """What a program does when nothing happens to it."""
+
+    places: list
+    result: object
+    did: dict
+    events: int
+
+
+@functools.cache
+def undisturbed(program):
+    with Lab(*PROGRAMS[program]) as lab:
+        ended = lab.run(die_at="event 0")
+        assert ended.code == 0, ended.text
+        places = lab.places
+        assert len(places) == len(set(places))
+        assert set(lab.did.values()) == {1}
+        events = int(re.search(r"^events (\d+)$", "\n".join(lab.log), re.MULTILINE)[1])
+        return Undisturbed(places, lab.result, lab.did, events)
+
+
+def check(lab, program, *killed):
+    """The run that was killed there ended like the undisturbed one, and repeated nothing."""
+    whole, story = undisturbed(program), "\n".join([f"killed at {killed}", *lab.said, *lab.log])
+    assert lab.result == whole.result, story
+    assert lab.did.keys() == whole.did.keys(), story
+    returned = set()
+    for line in lab.log:
+        call = line.partition(" ")[2].partition(" -> ")[0]
+        if line.startswith("got "):
+            returned.add(call)
+        assert not (line.startswith("did ") and call in returned), story
+    repeats = {call: times - 1 for call, times in lab.did.items() if times > 1}
+    assert not any(is_effect(call) for call in repeats), story
+    # A kill can cost what was in flight, and nothing else: that is one step for each flow.
+    assert sum(repeats.values()) <= len(killed) * FLOWS.get(program, 1), story
+
+
+def is_effect(call):
+    return call.startswith(("post", "apost", "say", "wave"))
+
+
+FLOWS = {"gather": 3, "task group": 3, "nested async": 2, "map": 2, "async map": 2, "threads": 3}
+
+
+# -- killed everywhere ---------------------------------------------------------------------------
+
+
+@programs
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_killed_at_every_boundary_and_inside_every_step(program, how):
+    """Killed anywhere and run again, a program ends as if nothing had happened."""
+    for place in undisturbed(program).places:
+        with Lab(*PROGRAMS[program]) as lab:
+            doubts = lab.run_to_end(place, how=how)
+            check(lab, program, place)
+            inside, _, when = place.rpartition(" ")
+            if is_effect(inside) and when in ("before", "after"):
+                assert any(called(inside, doubt.call) for doubt in doubts), lab.said
+
+
+@programs
+def test_killed_at_any_event(program):
+    """Killed at any call or return, the library's own included, it ends as if nothing had been."""
+    for event in sampled(program, SAMPLES):
+        with Lab(*PROGRAMS[program]) as lab:
+            lab.run_to_end(event)
+            check(lab, program, event)
+
+
+@programs
+def test_killed_again_while_it_recovers(program):
+    """Killed at any event, and again at any event of the recovery, it ends the same way."""
+    firsts, seconds = sampled(program, PAIRS), sampled(f"{program} again", PAIRS, program)
+    for first, second in zip(firsts, seconds, strict=True):
+        with Lab(*PROGRAMS[program]) as lab:
+            lab.run_to_end(first, second)
+            check(lab, program, first, second)
+
+
+def sampled(seed, count, program=None):
+    """Events of a program: the same in every session, and all of them if that is asked for."""
+    events = undisturbed(program or seed).events
+    chosen = random.Random(seed).sample(range(1, events + 1), events if WHOLE else count)
+    return [f"event {number}" for number in chosen]
+
+
+# -- in doubt ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["plain", "gather", "method", "map"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_answered_is_what_counts(program, when):
+    """A call in doubt returns what ``resolve --landed`` says, or runs after ``--did-not-happen``.
+
+    Whatever is true: stepwise cannot know, and does not pretend to.
+    """
+    whole = undisturbed(program)
+    place = next(p for p in whole.places if is_effect(p) and p.endswith(when))
+    call = place.rpartition(" ")[0]
+    for landed in ('"so I was told"', None):
+        with Lab(*PROGRAMS[program]) as lab:
+
+            def answer(doubt, lab=lab, landed=landed):
+                return landed if called(call, doubt.call) else lab.truth(doubt)
+
+            doubts = lab.run_to_end(place, answer=answer)
+            assert sum(called(call, doubt.call) for doubt in doubts) == 1
+            again = 0 if landed else 1
+            assert lab.did[call] == (when == "after") + again
+            assert ("so I was told" in str(lab.result)) == bool(landed)
+            assert all(n == 1 for each, n in lab.did.items() if each != call and is_effect(each))
+
+
+@pytest.mark.parametrize("program", ["plain", "gather", "threads"])
+def test_a_doubt_stays_until_it_is_settled(program):
+    """Run again and again without an answer, it stops at the same doubt and does nothing else."""
+    place = next(p for p in undisturbed(program).places if is_effect(p) and p.endswith("after"))
+    with Lab(*PROGRAMS[program]) as lab:
+        assert lab.run(die_at=place).died
+        first, second = lab.run(), lab.run()
+        did = lab.did
+        third = lab.run()
+        assert first.code == second.code == third.code == 1
+        assert Doubt.read(first.text) == Doubt.read(second.text) == Doubt.read(third.text)
+        assert lab.did == did
+        assert not any(times > 1 for call, times in did.items() if is_effect(call))
+
+
+# -- what these tests can see --------------------------------------------------------------------
+
+WITHOUT_INTENTS = "import stepwise\nstepwise.tool = lambda **options: stepwise.step\n"
+FORGETFUL = """
+from stepwise._journal import Journal
+
+append = Journal.append
+
+def forget(self, *items, **options):
+    kept = [each for each in items if type(each[0]).__name__ != "Outcome"]
+    if kept:
+        append(self, *kept, **options)
+
+Journal.append = forget
+"""
+WITH_OLD_VARIABLES = """
+from stepwise._frames import WorkflowFrame
+
+dump = WorkflowFrame._dump
+
+def stale(self, values):
+    self.old, old = dump(self, values), getattr(self, "old", None)
+    return self.old if old is None else old
+
+WorkflowFrame.__slots__ = ()
+WorkflowFrame._dump = stale
+"""
+
+
+@pytest.mark.parametrize("broken", [WITHOUT_INTENTS, FORGETFUL, WITH_OLD_VARIABLES])
+def test_a_broken_guarantee_is_noticed(broken):
+    """A library without intents, outcomes or current variables does not pass these tests."""
+    program = (FOLDER / "plain.py").read_text(encoding="utf-8")
+    caught = 0
+    for place in undisturbed("plain").places:
+        with Lab(broken + program) as lab:
+            try:
+                lab.run_to_end(place)
+                check(lab, "plain", place)
+            except AssertionError:
+                caught += 1
+    assert caught
