@@ -105,6 +105,7 @@ class WorkflowFrame(Frame):
         Raises:
             RestoreFailedError: the variables cannot be loaded.
         """
+        super().begin(captured)
         place, function = self.place, self.place.rewritten.function
         assert isinstance(function, FunctionType)
         self.around = Surroundings.of(function, captured, place.bound, place.instance)

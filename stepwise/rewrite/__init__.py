@@ -1,9 +1,26 @@
 """Functions that can be entered in the middle: pure syntax tree in, function out.
 
-Knows no store and no run.
+Knows no store and no run.  ``rewrite(function)`` gives a copy that runs as the original, unless
+somebody gives it a frame, which is asked to save at statement boundaries, and can begin at one::
+
+    class Recorder(Frame):
+        def save(self, number, values):     # a point was reached while ``self.due``
+            self.last = number, {**values}
+
+    rewritten = rewrite(agent)
+    first = Recorder()
+    first.due = True
+    pending.set(first)                      # taken by the next rewritten function to be entered
+    rewritten("task")                       # dies, after some saves
+
+    second = Recorder()
+    second.target, second.values = first.last
+    pending.set(second)
+    rewritten("task")                       # goes on after that statement, with those locals
 
 ``source``     a function's source, taken when its decorator runs, and its syntax tree
 ``points``     structural positions of statements, and a fingerprint of the code
+``scope``      declarations, and the hidden names
 ``transform``  the rewrite of a body
 ``frame``      what the rewritten function asks while it runs
 ``build``      from the rewritten tree to a function

@@ -1,37 +1,42 @@
 """From a rewritten syntax tree to a function that is the original in all but its code.
 
-Imports: source, transform, frame.
+Imports: source, points, scope, transform, frame.
 """
 
 from __future__ import annotations
 import __future__
 
 import ast
+import inspect
 import itertools
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stepwise.rewrite.frame import enter
-from stepwise.rewrite.source import FunctionNode, Source, capture
-from stepwise.rewrite.transform import (
+from stepwise.rewrite.frame import enter, visible
+from stepwise.rewrite.points import yields
+from stepwise.rewrite.scope import (
     ENTER,
     FRAME,
+    LISTING,
     TARGET,
     VALUES,
-    Point,
-    Transformed,
-    With,
+    VISIBLE,
+    first_line,
+    hide_names,
+    hoist,
     placed,
-    transform,
 )
+from stepwise.rewrite.source import FunctionNode, Source, capture
+from stepwise.rewrite.transform import Point, Transformed, With, transform
 
 __all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
 
 _FUTURE_FLAGS = sum(getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
-_FACTORY = "@factory"
+_FACTORY, _SELF = "@factory", "@self"
 
 
 class UnsupportedError(Exception):
@@ -54,11 +59,19 @@ class Rewritten:
 
 
 def rewrite(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of ``function`` that runs as the original, and can be resumed where a frame says.
+    """A copy of a function that runs as the original, and can be resumed where a frame says.
+
+    Without a frame (see ``pending``) it *is* the original in all that can be seen: results,
+    exceptions, the lines of tracebacks and of trace functions, closures, and what ``inspect`` says.
+
+    Args:
+        function: a plain or coroutine function that was written in Python.
 
     Raises:
-        UnsupportedError: it cannot be rewritten; says why.
+        UnsupportedError: it cannot be rewritten; says why, and which line is in the way.
     """
+    if not isinstance(function, types.FunctionType):
+        raise UnsupportedError(f"a {type(function).__name__} is not a Python function")
     return build(function, capture(function)).function
 
 
@@ -71,19 +84,27 @@ def build(
         enter: what the function asks for its frame when it is entered.
 
     Raises:
-        UnsupportedError: it cannot be rewritten; says why.
+        UnsupportedError: it cannot be rewritten; says why, and which line is in the way.
     """
-    node = source.node()
-    if node is None or not isinstance(function, types.FunctionType):
-        raise UnsupportedError("its source is not to be had")
+    if not isinstance(function, types.FunctionType):
+        raise UnsupportedError(f"a {type(function).__name__} is not a Python function")
     original = function.__code__
-    changed = transform(node)
-    names = list(dict.fromkeys((*original.co_varnames, *original.co_cellvars)))
-    body = _body(changed, node, original, names)
-    code = _compile(node, body, function)
+    _refuse_generators(original, source)
+    plain, resumable = source.parse(), source.parse()
+    if plain is None or resumable is None:
+        raise UnsupportedError("its source is not to be had")
+    try:
+        if not {*LISTING}.isdisjoint(original.co_names):
+            hide_names(plain)
+            hide_names(resumable)
+        hoist(plain)
+        changed = transform(resumable)
+        code = _compile(plain, _body(changed, plain, original), function)
+    except RecursionError as error:
+        raise UnsupportedError("its statements or expressions are nested too deeply") from error
     _check_same(original, code)
     cells = dict(zip(original.co_freevars, function.__closure__ or (), strict=True))
-    cells[ENTER] = types.CellType(enter)
+    cells |= {ENTER: types.CellType(enter), VISIBLE: types.CellType(visible)}
     rewritten = types.FunctionType(
         code,
         function.__globals__,
@@ -91,21 +112,39 @@ def build(
         function.__defaults__,
         tuple(cells[name] for name in code.co_freevars),
     )
+    _dress(rewritten, function)
+    return Rewritten(rewritten, changed.points, changed.blocks, changed.withs, changed.loops)
+
+
+def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
     rewritten.__kwdefaults__ = function.__kwdefaults__
     rewritten.__qualname__ = function.__qualname__
     rewritten.__module__ = function.__module__
     rewritten.__doc__ = function.__doc__
-    rewritten.__annotations__ = function.__annotations__
     rewritten.__dict__.update(function.__dict__)
     if sys.version_info >= (3, 12):
         rewritten.__type_params__ = function.__type_params__
-    return Rewritten(rewritten, changed.points, changed.blocks, changed.withs, changed.loops)
+    if sys.version_info >= (3, 14):
+        rewritten.__annotate__ = function.__annotate__  # they may not be evaluated yet
+    else:
+        rewritten.__annotations__ = function.__annotations__
 
 
-def _body(
-    changed: Transformed, node: FunctionNode, code: types.CodeType, names: list[str]
-) -> list[ast.stmt]:
+def _refuse_generators(code: types.CodeType, source: Source) -> None:
+    kinds = {
+        inspect.CO_GENERATOR: "a generator",
+        inspect.CO_ASYNC_GENERATOR: "an asynchronous generator",
+    }
+    for flag, kind in kinds.items():
+        if code.co_flags & flag:
+            node = source.node()
+            line = min(yields(node), default=code.co_firstlineno) if node else code.co_firstlineno
+            raise UnsupportedError(f"it is {kind} (yield at line {line})")
+
+
+def _body(changed: Transformed, plain: FunctionNode, code: types.CodeType) -> list[ast.stmt]:
     """The plain body and the one that can be resumed, one beside the other."""
+    names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
     frame = ast.Name(FRAME, ast.Load())
     captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
     begin = ast.Call(ast.Attribute(frame, "begin", ast.Load()), captured, [])
@@ -121,16 +160,11 @@ def _body(
         *changed.body,
     ]
     is_plain = ast.Compare(frame, [ast.Is()], [ast.Constant(None)])
-    return [
-        *changed.declarations,
-        *placed(
-            [
-                _assign(FRAME, ast.Call(ast.Name(ENTER, ast.Load()), [], [])),
-                ast.If(test=is_plain, body=changed.original, orelse=resumable),
-            ],
-            node,
-        ),
+    choose: list[ast.stmt] = [
+        _assign(FRAME, ast.Call(ast.Name(ENTER, ast.Load()), [], [])),
+        ast.If(test=is_plain, body=plain.body, orelse=resumable),
     ]
+    return [*changed.declarations, *placed(choose, first_line(plain))]
 
 
 def _stars(code: types.CodeType) -> int:
@@ -166,7 +200,8 @@ def _compile(
     """Compile the function inside scopes like those it was defined in, which are never executed.
 
     The free variables are those of a function around it; a class around it makes the compiler
-    mangle private names.
+    mangle private names.  There it has a name of no meaning: its own may be one of a global
+    variable, or of a free one.
     """
     original = function.__code__
     arguments = ast.arguments(
@@ -181,10 +216,12 @@ def _compile(
     # Decorators are kept, as constants: the first one's line is the first line of the code.
     decorators = [ast.copy_location(ast.Constant(None), each) for each in node.decorator_list]
     inner: Any = type(node).__new__(type(node))
-    inner.name, inner.args, inner.body = node.name, arguments, body
+    inner.name, inner.args, inner.body = _SELF, arguments, body
     inner.decorator_list, inner.returns, inner.type_params = decorators, None, []
     around: list[ast.stmt] = [ast.copy_location(inner, node)]
-    owner = _owner(original, function)
+    scope = f"{_FACTORY}.<locals>."
+    qualname = getattr(original, "co_qualname", function.__qualname__)
+    owner = _owner(qualname)
     if owner is not None:
         shell: Any = ast.ClassDef.__new__(ast.ClassDef)
         shell.name, shell.body = owner, around
@@ -192,7 +229,9 @@ def _compile(
         around = [shell]
         if owner not in original.co_freevars:
             around.insert(0, ast.Global([owner]))
-    parameters = [ast.arg(name) for name in (*original.co_freevars, ENTER)]
+            scope = ""
+        scope += f"{owner}."
+    parameters = [ast.arg(name) for name in (*original.co_freevars, ENTER, VISIBLE)]
     factory: Any = ast.FunctionDef.__new__(ast.FunctionDef)
     factory.name, factory.body, factory.decorator_list = _FACTORY, around, []
     factory.args = ast.arguments([], parameters, None, [], [], None, [])
@@ -200,12 +239,28 @@ def _compile(
     module = ast.fix_missing_locations(ast.Module([factory], []))
     flags = original.co_flags & _FUTURE_FLAGS
     try:
-        outer = compile(module, original.co_filename, "exec", flags=flags, dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError) as error:
+        with warnings.catch_warnings():  # the user has seen them when the original was compiled
+            warnings.simplefilter("ignore")
+            outer = compile(module, original.co_filename, "exec", flags=flags, dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
         raise UnsupportedError(f"its rewritten form does not compile: {error}") from error
-    code = _find(outer, original)
+    code = next(code for code in _codes(outer) if code.co_name == _SELF)
+    return _renamed(code, scope + _SELF, qualname).replace(co_name=original.co_name)
+
+
+def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
+    """Give a function and those inside it the qualified names they would have had."""
+
+    def named(constant: Any) -> Any:
+        if isinstance(constant, types.CodeType):
+            return _renamed(constant, old, new)
+        if isinstance(constant, str) and constant.startswith(f"{old}."):
+            return new + constant.removeprefix(old)
+        return constant
+
+    code = code.replace(co_consts=tuple(named(constant) for constant in code.co_consts))
     if sys.version_info >= (3, 11):
-        code = code.replace(co_qualname=original.co_qualname)
+        code = code.replace(co_qualname=new + code.co_qualname.removeprefix(old))
     return code
 
 
@@ -213,19 +268,12 @@ def _bare(argument: ast.arg) -> ast.arg:
     return ast.copy_location(ast.arg(argument.arg), argument)
 
 
-def _owner(code: types.CodeType, function: types.FunctionType) -> str | None:
+def _owner(qualname: str) -> str | None:
     """The class in whose body the function is written, directly or further out."""
-    names = getattr(code, "co_qualname", function.__qualname__).split(".")
+    names = qualname.split(".")
     owners = [name for name, after in itertools.pairwise(names) if after != "<locals>"]
     classes = [name for name in owners if name != "<locals>"]
     return classes[-1] if classes else None
-
-
-def _find(outer: types.CodeType, original: types.CodeType) -> types.CodeType:
-    for code in _codes(outer):
-        if code.co_name == original.co_name and code.co_firstlineno == original.co_firstlineno:
-            return code
-    raise UnsupportedError("its source does not match its code")
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -240,8 +288,8 @@ def _check_same(original: types.CodeType, code: types.CodeType) -> None:
 
     def shape(code: types.CodeType) -> tuple[Any, ...]:
         count = code.co_argcount + code.co_kwonlyargcount + _stars(code)
-        kinds = code.co_flags & 0x2AC  # *args, **kwargs, generator, coroutine, async generator
-        free = tuple(name for name in code.co_freevars if name != ENTER)
+        kinds = code.co_flags & 0x8C  # *args, **kwargs, coroutine
+        free = tuple(name for name in code.co_freevars if name[0] != "@")
         return code.co_varnames[:count], code.co_argcount, code.co_posonlyargcount, kinds, free
 
     if shape(original) != shape(code) or not set(original.co_cellvars) <= set(code.co_cellvars):

@@ -12,18 +12,26 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["Frame", "enter", "pending"]
+__all__ = ["Frame", "enter", "pending", "visible"]
 
 pending: ContextVar[Frame | None] = ContextVar("stepwise_pending_frame", default=None)
 """The frame that the next rewritten function to be entered in this context takes."""
 
 
-def enter() -> Frame | None:
-    """Called at the entry of every rewritten function: its frame, or ``None`` to run plainly."""
-    frame = pending.get()
-    if frame is not None:
-        pending.set(None)
-    return frame
+enter: Callable[[], Frame | None] = pending.get
+"""Called at the entry of every rewritten function: its frame, or ``None`` to run plainly."""
+
+
+def visible(function: Callable[..., Any], names: Any) -> Any:
+    """What ``locals()``, ``vars()`` or ``dir()`` gave, without the hidden names.
+
+    Args:
+        function: what was called; it need not be the builtin.
+        names: what it returned.
+    """
+    if function is builtins.locals or function is builtins.vars:
+        return {name: value for name, value in names.items() if name[0] != "@"}
+    return [name for name in names if name[0] != "@"] if function is builtins.dir else names
 
 
 class Frame:
@@ -47,7 +55,7 @@ class Frame:
         self.locals = builtins.locals
 
     def begin(self, captured: Callable[[], Any] | None = None) -> int:
-        """The number of the point to go on after; 0 to begin at the beginning.
+        """The function has this frame now, and no other will take it.
 
         Args:
             captured: a function that closes over every variable of the frame that a nested
@@ -77,8 +85,9 @@ class Frame:
 
     def aiter(self, iterable: Any) -> AsyncIterator[Any]:
         """The iterator of an asynchronous loop."""
-        iterator: AsyncIterator[Any] = type(iterable).__aiter__(iterable)
-        return iterator
+        iterator = builtins.aiter(iterable)
+        # As above: it wants no more than __anext__.
+        return iterator if hasattr(type(iterator), "__aiter__") else _AsyncAgain(iterator, skip=0)
 
     def aagain(self, iterator: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """For a resumed asynchronous loop: its first pass takes no item."""
@@ -117,9 +126,9 @@ class _AsyncAgain:
     Not an asynchronous generator: one that a ``break`` leaves is closed by the event loop, later.
     """
 
-    def __init__(self, iterator: AsyncIterator[Any] | None) -> None:
+    def __init__(self, iterator: AsyncIterator[Any] | None, *, skip: int = 1) -> None:
         self.iterator = iterator
-        self.first = True
+        self.skip = skip
 
     def __aiter__(self) -> _AsyncAgain:
         return self
@@ -127,7 +136,7 @@ class _AsyncAgain:
     async def __anext__(self) -> Any:
         if self.iterator is None:
             raise StopAsyncIteration
-        if self.first:
-            self.first = False
+        if self.skip:
+            self.skip = 0
             return None
         return await type(self.iterator).__anext__(self.iterator)

@@ -22,11 +22,13 @@ __all__ = [
     "fingerprint",
     "opens",
     "prefix_fingerprint",
+    "yields",
 ]
 
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # source order
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.Lambda)
 _CALLS = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)
 TRIES: tuple[type[ast.stmt], ...] = (ast.Try,)
 if hasattr(ast, "TryStar"):
@@ -54,6 +56,16 @@ def _evaluated_now(node: ast.AST) -> Iterator[ast.AST]:
     yield from getattr(node, "decorator_list", ())
     yield from arguments.defaults
     yield from (default for default in arguments.kw_defaults if default is not None)
+
+
+def yields(function: FunctionNode) -> Iterator[int]:
+    """The lines of its own ``yield`` expressions."""
+    nodes: list[ast.AST] = [*function.body]
+    for node in nodes:
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            yield node.lineno
+        if not isinstance(node, (*_SCOPES, ast.ClassDef)):
+            nodes += ast.iter_child_nodes(node)
 
 
 def any_calls(nodes: Iterable[ast.AST]) -> bool:
@@ -85,7 +97,7 @@ class Place:
 
     Args:
         path: its structural position.
-        line: where it begins.
+        line: where it begins, with its decorators.
         once: entering the function makes it run at most once, and what it calls itself likewise.
     """
 
@@ -115,46 +127,54 @@ def _places(parent: ast.AST, prefix: str, *, in_loop: bool) -> Iterator[Place]:
         for index, node in enumerate(getattr(parent, block, ())):
             path = f"{prefix}{block}[{index}]"
             if isinstance(node, ast.stmt):
-                once = not in_loop and not any(isinstance(n, _REPEATING) for n in _heads(node))
-                yield Place(path, node.lineno, node.end_lineno or node.lineno, once)
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                repeats = isinstance(node, ast.While) or any(
+                    isinstance(each, _REPEATING) for each in _heads(node)
+                )
+                decorators = getattr(node, "decorator_list", ())
+                line = min([node.lineno, *(each.lineno for each in decorators)])
+                end = node.end_lineno or node.lineno
+                yield Place(path, line, end, once=not in_loop and not repeats)
+            if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
                 yield from _places(node, f"{path}.", in_loop=in_loop or isinstance(node, _LOOPS))
 
 
 def _heads(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a statement without those of the statements inside it."""
-    for name, value in ast.iter_fields(node):
-        if name in _BLOCKS and isinstance(node, ast.stmt):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield child
-                yield from _heads(child)
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.stmt):
+            yield child
+            yield from _heads(child)
 
 
 def fingerprint(node: FunctionNode) -> str:
     """Digest of what a function does; comments, layout, docstrings and annotations do not count."""
-    return hashlib.sha256(_canonical(node).encode()).hexdigest()[:32]
+    parts = [type(node).__name__, node.name, _canonical(node.args)]
+    return _digest([*parts, _canonical(_without_docstring(node.body))])
 
 
-def _canonical(node: Any) -> str:
+_NOT_CODE = ("returns", "type_comment", "type_params", "ctx", "kind")
+
+
+def _canonical(node: Any, *, in_class: bool = False) -> str:
+    """Equal for equal code; the annotations in a class body are code, since they are its fields."""
     if isinstance(node, list):
-        return "[" + ",".join(_canonical(item) for item in node) + "]"
+        return "[" + ",".join([_canonical(item, in_class=in_class) for item in node]) + "]"
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.arg):
         return f"arg({node.arg})"
-    if isinstance(node, ast.AnnAssign):
+    if isinstance(node, ast.AnnAssign) and not in_class:
         if node.value is None:
             return "Pass()"
         return _canonical(ast.Assign(targets=[node.target], value=node.value))
+    is_definition = isinstance(node, (*_FUNCTIONS, ast.ClassDef))
+    in_class = isinstance(node, ast.ClassDef) or (in_class and not is_definition)
     parts = []
     for name, value in ast.iter_fields(node):
-        if name in ("returns", "type_comment", "type_params", "ctx", "decorator_list", "kind"):
+        if name in _NOT_CODE:
             continue
-        is_definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
         content = _without_docstring(value) if name == "body" and is_definition else value
-        parts.append(f"{name}={_canonical(content)}")
+        parts.append(f"{name}={_canonical(content, in_class=in_class)}")
     return f"{type(node).__name__}({','.join(parts)})"
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import tokenize
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Union
@@ -31,26 +33,27 @@ class Source:
     def node(self) -> FunctionNode | None:
         """The function's syntax tree with the line numbers of the file; ``None`` without source.
 
-        It is shared: copy it before changing it.
+        It is shared, and not to be changed; see ``parse``.
         """
-        if self._node is None and self.lines:
-            self._node = self._parse()
+        if self._node is None:
+            self._node = self.parse()
         return self._node
 
-    def _parse(self) -> FunctionNode | None:
+    def parse(self) -> FunctionNode | None:
+        """A syntax tree of one's own."""
         try:
             block = inspect.getblock(self.lines[self.first_line - 1 :])
             # Indented code parses under a block of its own; dedenting would change the text of
             # strings that span lines.
-            module = ast.parse(
-                "if 1:\n" + "".join(block) if block[0][:1].isspace() else "".join(block)
-            )
-        except (SyntaxError, IndexError):
+            indented = block[0][:1].isspace()
+            with warnings.catch_warnings():  # the user has seen them when the code was compiled
+                warnings.simplefilter("ignore")
+                module = ast.parse(("if 1:\n" if indented else "") + "".join(block))
+        except (SyntaxError, IndexError, tokenize.TokenError, RecursionError):
             return None
-        shift = self.first_line - (2 if block[0][:1].isspace() else 1)
         for node in ast.walk(module):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == self.name:
-                ast.increment_lineno(node, shift)
+                ast.increment_lineno(node, self.first_line - (2 if indented else 1))
                 return node
         return None
 
@@ -58,5 +61,6 @@ class Source:
 def capture(function: Callable[..., Any]) -> Source:
     """Take the source of a function now; its ``lines`` are empty where there is none."""
     code = function.__code__
+    linecache.checkcache(code.co_filename)  # a module may have been edited and loaded again
     lines = linecache.getlines(code.co_filename, function.__globals__)
     return Source(code.co_filename, code.co_name, code.co_firstlineno, lines)

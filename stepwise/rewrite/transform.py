@@ -23,23 +23,27 @@ Things that do not work, and were tried or considered:
 - Positions from a round trip through ``ast.unparse``: tracebacks point at lines that are not.
 - One text for both modes: whatever the guards cost, they would cost it outside a run as well.
 
-Hidden names begin with ``@``, which no identifier does: they cannot clash, and the mangling of
-private names leaves them alone.  Imports: points, source.
+The guard of a group stands on the line of its first statement, and what follows a compound
+statement on the line of its head, so that a debugger and a coverage tool see no line that the
+original would not have reached.  Imports: points, scope, source.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stepwise.rewrite.points import TRIES, any_calls, calls, opens
+from stepwise.rewrite.scope import CHOICE, FRAME, TARGET, hoist, placed
 from stepwise.rewrite.source import FunctionNode
 
-__all__ = ["ENTER", "FRAME", "TARGET", "VALUES", "Point", "Transformed", "With", "transform"]
-
-ENTER, FRAME, TARGET, VALUES, CHOICE = "@enter", "@f", "@t", "@v", "@c"
+__all__ = [
+    "Point",
+    "Transformed",
+    "With",
+    "transform",
+]
 
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
@@ -79,8 +83,7 @@ class Transformed:
     """What became of a function.
 
     Args:
-        original: the body as it was, without its ``global`` and ``nonlocal`` statements.
-        declarations: these.
+        declarations: its ``global`` and ``nonlocal`` statements.
         body: the body that can be resumed.
         points: by number, from 1.
         blocks: paths of the branches, by the number that ``visit`` gets, from 0.
@@ -88,7 +91,6 @@ class Transformed:
         loops: hidden iterators, with the line of their loop.
     """
 
-    original: list[ast.stmt]
     declarations: list[ast.stmt]
     body: list[ast.stmt]
     points: dict[int, Point]
@@ -98,43 +100,13 @@ class Transformed:
 
 
 def transform(node: FunctionNode) -> Transformed:
-    """Rewrite the body of a function; ``node`` itself is left alone."""
-    declarations: list[ast.stmt] = []
-    original = _without_declarations(node.body, declarations)
+    """Rewrite the body of a function; ``node`` is used up."""
+    declarations = hoist(node)
     rewriter = _Rewriter()
-    body = rewriter.block(copy.deepcopy(original), "body", _Around())
+    body = rewriter.block(node.body, "body", _Around())
     return Transformed(
-        original,
-        declarations,
-        body,
-        rewriter.points,
-        rewriter.blocks,
-        rewriter.withs,
-        rewriter.loops,
+        declarations, body, rewriter.points, rewriter.blocks, rewriter.withs, rewriter.loops
     )
-
-
-# -- global and nonlocal -------------------------------------------------------------------------
-
-
-def _without_declarations(body: list[ast.stmt], found: list[ast.stmt]) -> list[ast.stmt]:
-    """A copy without ``global`` and ``nonlocal``, which count for the whole function anyway."""
-    module = ast.Module(body=copy.deepcopy(body), type_ignores=[])
-    _Hoist(found).visit(module)
-    return module.body
-
-
-class _Hoist(ast.NodeTransformer):
-    def __init__(self, found: list[ast.stmt]) -> None:
-        self.found = found
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, (ast.Global, ast.Nonlocal)):
-            self.found.append(node)
-            return ast.copy_location(ast.Pass(), node)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            return node  # a scope of its own
-        return self.generic_visit(node)
 
 
 # -- making nodes --------------------------------------------------------------------------------
@@ -169,16 +141,6 @@ def _unless_resuming(*body: ast.stmt) -> ast.stmt:
 
 def _reset() -> ast.stmt:
     return _set(TARGET, ast.Constant(0))
-
-
-def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
-    """Give new nodes the place of an old one; nodes of the user keep their own."""
-    for node in nodes:
-        for each in ast.walk(node):
-            if "lineno" in each._attributes and not hasattr(each, "lineno"):
-                each.lineno = each.end_lineno = like.lineno  # type: ignore[attr-defined]
-                each.col_offset = each.end_col_offset = like.col_offset  # type: ignore[attr-defined]
-    return list(nodes)
 
 
 def _names_bound(targets: Iterable[ast.expr | None]) -> tuple[str, ...]:
@@ -243,10 +205,10 @@ class _Rewriter:
             return []
         last = stmts[-1]
         number = self.point(f"after {path}", last.lineno, around)
-        body = [_reset(), *stmts]
+        body = placed([_reset()], stmts[0]) + stmts
         if calls(last) and not isinstance(last, _LEAVES):
-            body.append(self.save(number))
-        return placed([ast.If(test=_target(ast.Lt(), number), body=body, orelse=[])], last)
+            body += placed([self.save(number)], last)
+        return placed([ast.If(test=_target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
 
     def branch(
         self, stmts: list[ast.stmt], path: str, around: _Around, *, enter: bool
@@ -335,11 +297,16 @@ class _Rewriter:
         left = list(self.loops)[before:]
         for index, handler in enumerate(node.handlers):
             self.blocks.append(f"{path}.handlers[{index}].body")
-            front: list[ast.stmt] = [ast.Expr(_ask("visit", ast.Constant(len(self.blocks) - 1)))]
+            front: list[ast.stmt] = [
+                _reset(),  # what failed may be a manager or a ``finally``, on the way to the target
+                ast.Expr(_ask("visit", ast.Constant(len(self.blocks) - 1))),
+            ]
             # The iterators of loops that the exception left would live until the function ends.
             front += [_set(name, ast.Constant(None)) for name in left]
-            handler.body = [*placed(front, handler), *handler.body]
+            handler.body = [*placed(front, handler.body[0]), *handler.body]
         node.orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=False)
+        if node.finalbody:
+            node.finalbody = [*placed([_reset()], node.finalbody[0]), *node.finalbody]
         return [node]
 
     def open_match(self, node: ast.Match, path: str, around: _Around) -> list[ast.stmt]:

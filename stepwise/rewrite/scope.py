@@ -1,0 +1,103 @@
+"""The scope of a rewritten function: its declarations, and the names of ours beside the user's.
+
+Hidden names begin with ``@``, which no identifier does: they cannot clash, and the mangling of
+private names leaves them alone.  Imports: source.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from stepwise.rewrite.source import FunctionNode
+
+__all__ = [
+    "CHOICE",
+    "ENTER",
+    "FRAME",
+    "LISTING",
+    "TARGET",
+    "VALUES",
+    "VISIBLE",
+    "first_line",
+    "hide_names",
+    "hoist",
+    "placed",
+]
+
+ENTER, VISIBLE = "@enter", "@visible"  # functions of ours, in cells
+FRAME, TARGET, VALUES, CHOICE = "@f", "@t", "@v", "@c"  # local variables
+LISTING = ("locals", "vars", "dir")
+
+
+def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
+    """Give new nodes the place of an old one; nodes of the user keep their own."""
+    for node in nodes:
+        for each in ast.walk(node):
+            if "lineno" in each._attributes and not hasattr(each, "lineno"):
+                each.lineno = each.end_lineno = like.lineno  # type: ignore[attr-defined]
+                each.col_offset = each.end_col_offset = like.col_offset  # type: ignore[attr-defined]
+    return list(nodes)
+
+
+def hoist(node: FunctionNode) -> list[ast.stmt]:
+    """Take ``global`` and ``nonlocal`` out of a function; they count for the whole of it anyway.
+
+    The ``pass`` in their place stands on the line of a neighbour, so that it is not seen.
+    """
+    found: list[ast.stmt] = []
+    for block in _blocks(node):
+        for index in reversed(range(len(block))):
+            stmt = block[index]
+            if isinstance(stmt, (ast.Global, ast.Nonlocal)):
+                found.append(stmt)
+                near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
+                block[index] = placed([ast.Pass()], near[0])[0]
+    return found
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The blocks of a function, at any depth, but not those of scopes inside it."""
+    for _, value in ast.iter_fields(node):
+        if not isinstance(value, list) or not value:
+            continue
+        if isinstance(value[0], ast.stmt):
+            yield value
+        for each in value:
+            if isinstance(each, (ast.stmt, ast.excepthandler, ast.match_case)) and not isinstance(
+                each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            ):
+                yield from _blocks(each)
+
+
+class _HideNames(ast.NodeTransformer):
+    """``locals()`` becomes ``@visible(locals, locals())``: without the hidden names."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        name = node.func
+        if not isinstance(name, ast.Name) or name.id not in LISTING or node.args or node.keywords:
+            return node
+        call = ast.Call(ast.Name(VISIBLE, ast.Load()), [name, node], [])
+        return ast.copy_location(call, node)
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node  # a scope of its own, which has no hidden names
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave  # noqa: N815
+
+
+def hide_names(node: FunctionNode) -> None:
+    """Let the hidden names stay out of what ``locals()``, ``vars()`` and ``dir()`` say."""
+    hide = _HideNames()
+    node.body = [hide.visit(stmt) for stmt in node.body]
+
+
+def first_line(node: FunctionNode) -> ast.stmt:
+    """The statement on whose line the execution of a function begins."""
+    code = (stmt for stmt in node.body if not _is_text(stmt))
+    return next(code, node.body[-1])
+
+
+def _is_text(stmt: ast.stmt) -> bool:
+    return isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant)
