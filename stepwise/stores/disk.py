@@ -2,16 +2,15 @@
 
 Rows: ``r/RUN/000000000001`` a record, ``o/RUN/NAME`` an object, ``h/RUN`` the head,
 ``u/WORKFLOW/RUN`` the same while unfinished, ``l/RUN`` epoch and owner; RUN and WORKFLOW are
-hashes.  Beside the database, ``leases`` is the lock file and ``marks/RUN`` two slots written in
-turn.
+hashes.  Beside the database, ``leases`` is the lock file, and ``marks/RUN`` holds the marks and the
+draft of an object that the next transaction takes along.
 
 One process writes through one connection behind one lock, which a fork waits for.  Imports: the
-protocol, cache, folder and locks, errors.
+protocol, cache, folder, marks and locks, errors.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import hashlib
@@ -29,6 +28,7 @@ from stepwise.errors import ConfigurationError, LeaseLostError, RunOwnedError, S
 from stepwise.stores._cache import Cache, open_cache
 from stepwise.stores._folder import inode, make_folder, store_error
 from stepwise.stores._locks import LockFile, lock_file
+from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
 from stepwise.stores.base import Batch, Head, Owner
 
 __all__ = ["DiskStore"]
@@ -37,7 +37,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PAGE = 1000  # rows
-_SLOT = 64  # bytes
 
 
 def _locked(
@@ -90,7 +89,9 @@ class DiskStore:
         self._database = os.path.join(self.path, "cache.db")
         self._cache: Cache | None = None
         self._inode: tuple[int, int] | None = None
-        self._slots: dict[str, tuple[int, int]] = {}
+        self._marks = Marks(os.path.join(self.path, "marks"))
+        self._epochs: dict[str, int] = {}  # of the leases held here
+        self._drafts: dict[str, Batch] = {}  # what the next transaction of a run takes along
         _stores.add(self)
         _watch_forks()
 
@@ -103,6 +104,9 @@ class DiskStore:
             raise RunOwnedError(run_id=run_id, owner=self._owner(run_id))
         try:
             cache.begin(durable=False)
+            draft = self._draft(cache, run_id)
+            if draft is not None:
+                cache.set(f"o/{_hash(run_id)}/{draft.name}", draft.data)
             epoch = self._epoch(cache, run_id) + 1
             row = f"{epoch:016x}{json.dumps(asdict(owner))}"
             cache.set(f"l/{_hash(run_id)}", row.encode())
@@ -110,11 +114,15 @@ class DiskStore:
         except BaseException:
             self._leases().release(run_id)
             raise
+        self._drafts.pop(run_id, None)
+        self._epochs[run_id] = epoch
         return epoch
 
     def release(self, run_id: str, epoch: int) -> None:
         # Without the store's lock: it must work while another thread waits for the disk.
-        self._close_mark(run_id)
+        self._marks.close(_hash(run_id))
+        self._epochs.pop(run_id, None)
+        self._drafts.pop(run_id, None)  # it lies beside the database
         self._leases().release(run_id)
 
     @_locked
@@ -145,15 +153,20 @@ class DiskStore:
     @_locked
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         run, cache = _hash(run_id), self._opened()
+        draft = self._drafts.get(run_id)
+        if draft is None and self._is_draft(run_id, epoch, batch):
+            ((name, data),) = batch.put.items()
+            self._marks.draft(run, Draft(epoch, name, data))
+            self._drafts[run_id] = batch
+            return
         cache.begin(batch.durable)
         try:
             self._check(cache, run_id, epoch)
             for number, data in batch.records:
                 cache.set(f"r/{run}/{number:012d}", data)
-            for name, data in batch.put.items():
-                cache.set(f"o/{run}/{name}", data)
-            for name in batch.delete:
-                cache.delete(f"o/{run}/{name}")
+            for each in (draft, batch):
+                if each is not None:
+                    self._put_objects(cache, run, each)
             if batch.prune:
                 self._drop(cache, f"r/{run}/", f"r/{run}/{batch.prune + 1:012d}")
             if batch.head is not None:
@@ -162,8 +175,33 @@ class DiskStore:
         except BaseException:
             cache.roll_back()
             raise
+        if draft is not None:
+            del self._drafts[run_id]
+            self._marks.taken(run)
         if batch.mark:
-            self._write_mark(run_id, batch.mark)
+            self._marks.mark(run, batch.mark)
+
+    def _is_draft(self, run_id: str, epoch: int, batch: Batch) -> bool:
+        """Whether a batch is one small object that need not survive a power cut yet."""
+        return (
+            len(batch.put) == 1
+            and not (batch.durable or batch.records or batch.prune or batch.head or batch.mark)
+            and self._epochs.get(run_id) == epoch
+            and all(len(data) <= LARGEST_DRAFT for data in batch.put.values())
+        )
+
+    def _put_objects(self, cache: Cache, run: str, batch: Batch) -> None:
+        for name, data in batch.put.items():
+            cache.set(f"o/{run}/{name}", data)
+        for name in batch.delete:
+            cache.delete(f"o/{run}/{name}")
+
+    def _draft(self, cache: Cache, run_id: str) -> Draft | None:
+        """The object that the last owner left beside the database."""
+        _, draft = self._marks.read(_hash(run_id))
+        if draft is None or draft.epoch != self._epoch(cache, run_id):
+            return None
+        return draft
 
     @_locked
     def delete(self, run_id: str, epoch: int) -> None:
@@ -181,9 +219,8 @@ class DiskStore:
         except BaseException:
             cache.roll_back()
             raise
-        self._close_mark(run_id)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._mark_path(run_id))
+        self._drafts.pop(run_id, None)
+        self._marks.delete(run)
 
     def _check(self, cache: Cache, run_id: str, epoch: int) -> None:
         if self._epoch(cache, run_id) != epoch:
@@ -212,7 +249,13 @@ class DiskStore:
 
     @_locked
     def get(self, run_id: str, name: str) -> bytes | None:
-        return self._opened().get(f"o/{_hash(run_id)}/{name}") if self._exists() else None
+        if not self._exists():
+            return None
+        cache = self._opened()
+        draft = self._draft(cache, run_id)
+        if draft is not None and draft.name == name:
+            return draft.data
+        return cache.get(f"o/{_hash(run_id)}/{name}")
 
     @_locked
     def names(self, run_id: str, prefix: str = "") -> list[str]:
@@ -220,8 +263,13 @@ class DiskStore:
             return []
         start = f"o/{_hash(run_id)}/{prefix}"
         sql = "SELECT key FROM Cache WHERE key >= ? AND key < ? ORDER BY key"
-        rows = self._opened()._sql(sql, (start, start + "\U0010ffff"))
-        return [key[len(start) - len(prefix) :] for (key,) in rows]
+        cache = self._opened()
+        rows = cache._sql(sql, (start, start + "\U0010ffff"))
+        found = {key[len(start) - len(prefix) :] for (key,) in rows}
+        draft = self._draft(cache, run_id)
+        if draft is not None and draft.name.startswith(prefix):
+            found.add(draft.name)
+        return sorted(found)
 
     @_locked
     def head(self, run_id: str) -> Head | None:
@@ -238,12 +286,7 @@ class DiskStore:
 
     @_locked
     def marks(self, run_id: str) -> list[bytes]:
-        try:
-            with open(self._mark_path(run_id), "rb") as file:
-                data = file.read(2 * _SLOT)
-        except FileNotFoundError:
-            return []
-        return [slot for slot in (data[:_SLOT], data[_SLOT:]) if slot]
+        return self._marks.read(_hash(run_id))[0]
 
     @_locked
     def close(self) -> None:
@@ -295,23 +338,6 @@ class DiskStore:
         self._inode = inode(self._database)
         return self._cache
 
-    def _mark_path(self, run_id: str) -> str:
-        return os.path.join(self.path, "marks", _hash(run_id))
-
-    def _write_mark(self, run_id: str, mark: bytes) -> None:
-        descriptor, count = self._slots.get(run_id) or (-1, 0)
-        if descriptor < 0:
-            os.makedirs(os.path.join(self.path, "marks"), 0o700, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            descriptor = os.open(self._mark_path(run_id), flags, 0o600)
-        os.pwrite(descriptor, mark.ljust(_SLOT, b"\0"), _SLOT * (count % 2))
-        self._slots[run_id] = (descriptor, count + 1)
-
-    def _close_mark(self, run_id: str) -> None:
-        descriptor, _ = self._slots.pop(run_id, (-1, 0))
-        if descriptor >= 0:
-            os.close(descriptor)
-
 
 @functools.lru_cache(maxsize=256)
 def _hash(name: str) -> str:
@@ -361,6 +387,7 @@ def _in_child() -> None:
     _fork_held.clear()
     for store in list(_stores):
         store._lock = threading.RLock()
-        store._slots = {}
+        store._marks.forget()
+        store._drafts = {}
         if store._cache is not None:
             store._cache.abandon()

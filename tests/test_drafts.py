@@ -1,0 +1,112 @@
+"""A checkpoint on its way into the database: no transaction of its own, and yet never lost."""
+
+import os
+
+import pytest
+
+from stepwise import LeaseLostError
+from stepwise.stores import Batch, Owner
+from stepwise.stores.disk import DiskStore
+
+OWNER = Owner(os.getpid(), "here", 0.0)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """The folder of a store."""
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def written(path):
+    """A store in which a run has one object that no transaction has taken along."""
+    store = DiskStore(path)
+    epoch = store.acquire("run", OWNER)
+    store.write("run", epoch, Batch(records=((1, b"first"),)))
+    store.write("run", epoch, Batch(put={"checkpoint/1": b"one"}, durable=False))
+    return store, epoch
+
+
+def rows(store):
+    """The keys in the database."""
+    return [key for (key,) in store._opened()._con.execute("SELECT key FROM Cache")]
+
+
+def test_costs_no_transaction(written):
+    """A small object that need not survive a power cut is not written to the database at once."""
+    store, _ = written
+    assert not any("checkpoint" in key for key in rows(store))
+
+
+def test_is_seen_by_its_owner_and_by_others(written, path):
+    """An object is there as soon as it was written, for this process and for any other."""
+    for store in (written[0], DiskStore(path)):
+        assert store.names("run", "checkpoint/") == ["checkpoint/1"]
+        assert store.get("run", "checkpoint/1") == b"one"
+
+
+def test_goes_with_the_next_record(written):
+    """The next record takes the object into the database."""
+    store, epoch = written
+    store.write("run", epoch, Batch(records=((2, b"second"),)))
+    assert any("checkpoint/1" in key for key in rows(store))
+    assert store.get("run", "checkpoint/1") == b"one"
+
+
+def test_survives_its_process(written, path):
+    """What a killed process had not taken into the database, the next owner finds and keeps."""
+    written[0].release("run", written[1])
+    store = DiskStore(path)
+    epoch = store.acquire("run", OWNER)
+    assert store.get("run", "checkpoint/1") == b"one"
+    store.write("run", epoch, Batch(put={"checkpoint/2": b"two"}, durable=False))
+    assert store.names("run") == ["checkpoint/1", "checkpoint/2"]
+    assert any("checkpoint/1" in key for key in rows(store))
+
+
+def test_deleting_holds(written):
+    """An object that is deleted is gone, also if it was just being written."""
+    store, epoch = written
+    store.write("run", epoch, Batch(delete=("checkpoint/1",)))
+    assert store.names("run") == []
+    assert store.get("run", "checkpoint/1") is None
+
+
+def test_pruning_goes_along(written):
+    """What an object replaces is deleted with it."""
+    store, epoch = written
+    store.write("run", epoch, Batch(records=((2, b"second"),)))
+    batch = Batch(put={"checkpoint/2": b"two"}, delete=("checkpoint/1",), durable=False)
+    store.write("run", epoch, batch)
+    store.write("run", epoch, Batch(records=((3, b"third"),)))
+    assert store.names("run") == ["checkpoint/2"]
+
+
+def test_an_older_owner_changes_nothing(written, path):
+    """Who has lost the lease is refused, for an object as for a record."""
+    store, epoch = written
+    store.release("run", epoch)
+    other = DiskStore(path)
+    other.acquire("run", OWNER)
+    for batch in (Batch(put={"checkpoint/9": b"nine"}, durable=False), Batch(((2, b"second"),))):
+        with pytest.raises(LeaseLostError):
+            store.write("run", epoch, batch)
+    assert other.names("run") == ["checkpoint/1"]
+
+
+def test_deleting_the_run_deletes_it(written):
+    """Nothing of a deleted run is left."""
+    store, epoch = written
+    store.delete("run", epoch)
+    assert store.names("run") == []
+    assert os.listdir(os.path.join(store.path, "marks")) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 400, bytes(400)])
+def test_damage_is_told_from_content(written, damage):
+    """A damaged file gives no object, or one that does not verify, and never an error."""
+    store, _ = written
+    (name,) = os.listdir(os.path.join(store.path, "marks"))
+    with open(os.path.join(store.path, "marks", name), "wb") as file:
+        file.write(damage)
+    assert store.get("run", "checkpoint/1") in (None, b"")
