@@ -8,7 +8,8 @@ The map, each layer importing only from those above it::
     errors                               every exception and warning, as one tree
     _config _notices _interrupts _tasks  settings, one-line messages, Ctrl-C, asyncio
     _digest _codec _seal _records        digests; values to bytes; the envelope; what is recorded
-    _identity _threads rewrite           calls and runs told apart; new threads; source positions
+    _injected _identity                  what frameworks inject; calls and runs told apart
+    _threads rewrite                     new threads; source positions
     stores                               where runs are kept: memory, disk
     _lease _journal                      one owner per run; the append-only records
     _matching _unwinding _origin         which record answers; failures; where a call is made

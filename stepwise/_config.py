@@ -69,7 +69,8 @@ def configure(
     if quiet is not None:
         _settings.quiet = quiet
     if injected is not None:
-        _settings.injected = frozenset(injected)
+        names = (injected,) if isinstance(injected, str) else injected
+        _settings.injected = frozenset(names)
 
 
 def injected() -> frozenset[str]:

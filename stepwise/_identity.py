@@ -4,23 +4,23 @@ A call is its step's name and the digest of its arguments, bound to the signatur
 their default left out: ``f(1, 2)``, ``f(1, b=2)`` and ``f(b=2, a=1)`` are one, and a new parameter
 with a default keeps old runs.  A run is its workflow's name and that digest.
 
-Imports: digest, errors, settings.
+Imports: digest, injected, errors.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import os
 import re
 import secrets
 import sys
-import types
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepwise import _config, _digest
+from stepwise import _digest
+from stepwise._injected import injected
 from stepwise.errors import ConfigurationError, DigestError
 
 __all__ = [
@@ -37,21 +37,6 @@ __all__ = [
 
 Key = Callable[..., Any] | Sequence[str] | None
 
-# Parameters that a framework fills in: new at every call, never part of an identity.
-_INJECTED = {
-    "RunContext": ("pydantic_ai", "livekit"),
-    "RunContextWrapper": ("agents",),
-    "ToolContext": ("agents", "google"),
-    "RunnableConfig": ("langchain_core",),
-    "ToolRuntime": ("langchain", "langgraph"),
-    "Runtime": ("langgraph",),
-    "InjectedState": ("langgraph",),
-    "InjectedStore": ("langgraph",),
-    "CallbackContext": ("google",),
-    "Context": ("mcp", "fastmcp", "llama_index", "workflows"),
-}
-_AMBIGUOUS = {"Context", "Runtime"}  # as bare words in a string they could be anything
-
 
 class Parameters:
     """The parameters of a step or workflow, and how its calls are told apart.
@@ -63,7 +48,7 @@ class Parameters:
         what: for messages: ``step 'think'``.
 
     Raises:
-        ConfigurationError: ``ignore`` or ``key`` names a parameter that is not there.
+        ConfigurationError: ``ignore`` or ``key`` is not the names of parameters.
     """
 
     def __init__(
@@ -75,7 +60,7 @@ class Parameters:
         what: str,
     ) -> None:
         self.what = what
-        self._signature = inspect.signature(function)
+        self._signature = _signature(function)
         parameters = self._signature.parameters.values()
         kinds = {p.kind for p in parameters}
         self._simple = kinds <= {
@@ -90,15 +75,27 @@ class Parameters:
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._encoded_defaults: dict[str, bytes | None] = {}
         self._key: Callable[..., Any] | None = key if callable(key) else None
-        self._left_out = self._check(ignore, "ignore") | _injected(function)
+        self._function = function
+        self._ignored = self._check(ignore, "ignore")
         if key is not None and not callable(key):
             kept = self._check(key, "key")
-            self._left_out |= self._names - kept
+            self._ignored |= self._names - kept
+
+    @functools.cached_property
+    def _left_out(self) -> set[str]:
+        # Asked at the first call: configure(injected=...) may come after the import.
+        return self._ignored | injected(self._function, self._signature)
 
     def _check(self, names: Iterable[str], option: str) -> set[str]:
         if isinstance(names, str):
             names = (names,)
-        chosen = set(names)
+        chosen = set(names) if isinstance(names, Iterable) else {names}
+        if not all(isinstance(name, str) for name in chosen):
+            function = ", or a function of the arguments" if option == "key" else ""
+            raise ConfigurationError(
+                f"{option}={names!r} of {self.what}: it is the names of parameters{function}; "
+                f"the parameters are {sorted(self._names)!r}"
+            )
         unknown = sorted(chosen - self._names)
         if unknown:
             raise ConfigurationError(
@@ -143,7 +140,7 @@ class Parameters:
         """
         if self._key is not None:
             args, kwargs = call
-            return _digest.digest(self._key(*args, **kwargs))
+            return self._digest_key(self._key(*args, **kwargs))
         parts: list[bytes | str] = []
         for name in sorted(bound):
             if name in self._left_out:
@@ -155,6 +152,18 @@ class Parameters:
             if name not in self._defaults or encoded != self._encoded_default(name):
                 parts += [name, encoded]
         return _digest.combine(*parts)
+
+    def _digest_key(self, value: Any) -> str:
+        try:
+            return _digest.digest(value)
+        except DigestError as error:
+            reason = str(error).replace("(at value", "(at key")
+            raise DigestError(
+                f"what key= of {self.what} returned: {reason}. Return plain data that tells two "
+                "calls apart: a string, a number, a tuple of them",
+                path="key" + error.path,
+                type_name=error.type_name,
+            ) from None
 
     def _encode(self, name: str, value: Any) -> bytes:
         try:
@@ -177,46 +186,13 @@ class Parameters:
         return self._encoded_defaults[name]
 
 
-# -- parameters that a framework injects ---------------------------------------------------------
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        import annotationlib
 
-
-def _injected(function: Callable[..., Any]) -> set[str]:
-    annotations = getattr(function, "__annotations__", {})
-    namespace = getattr(function, "__globals__", {})
-    return {
-        name
-        for name, annotation in annotations.items()
-        if name != "return" and _is_injected(annotation, namespace)
-    }
-
-
-def _is_injected(annotation: Any, namespace: Mapping[str, Any]) -> bool:
-    if isinstance(annotation, str):
-        return any(_is_injected_word(word, namespace) for word in _words(annotation))
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType, typing.Annotated):
-        return any(_is_injected(part, namespace) for part in typing.get_args(annotation))
-    cls = origin if origin is not None else annotation
-    cls = cls if isinstance(cls, type) else type(cls)
-    full = f"{cls.__module__}.{cls.__qualname__}"
-    roots = _INJECTED.get(cls.__qualname__, ())
-    return cls.__module__.partition(".")[0] in roots or full in _config.injected()
-
-
-def _words(annotation: str) -> list[str]:
-    return re.findall(r"[A-Za-z_][\w.]*", annotation)
-
-
-def _is_injected_word(word: str, namespace: Mapping[str, Any]) -> bool:
-    first, *rest = word.split(".")
-    found: Any = namespace.get(first)
-    for part in rest:
-        found = getattr(found, part, None)
-    if found is not None:
-        return not isinstance(found, str) and _is_injected(found, namespace)
-    # Imported for the type checker only: the name is all there is.
-    last = word.rpartition(".")[2]
-    return last in _INJECTED and last not in _AMBIGUOUS
+        form = annotationlib.Format.FORWARDREF  # a name for the type checker only has no value
+        return inspect.signature(function, annotation_format=form)
+    return inspect.signature(function)
 
 
 # -- names and run ids ---------------------------------------------------------------------------
@@ -229,21 +205,27 @@ def label_of(function: Callable[..., Any]) -> str:
 
 def workflow_name(function: Callable[..., Any], label: str) -> str:
     """The full name of a workflow: ``module:label``, or ``/path/script.py:label`` for a script."""
-    return f"{_place_of(function.__module__)}:{label}"
+    return f"{place_of(function.__module__)}:{label}"
 
 
-def _place_of(module: str) -> str:
-    if module != "__main__":
+def place_of(module: str) -> str:
+    """What stands for a module in the names of its workflows: for a script, its path."""
+    if module not in ("__main__", "__mp_main__"):  # the second: in a worker process, the same again
         return module
-    main = sys.modules["__main__"]
+    main = sys.modules[module]
     spec = getattr(main, "__spec__", None)
-    if spec is not None:  # python -m package.module: the same as when it is imported
-        name: str = spec.name
-        return name.removesuffix(".__main__")
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        name: str = spec.name  # python -m package.module: the same as when it is imported
+        return name
     path: str | None = getattr(main, "__file__", None)
     if path:
-        return os.path.realpath(path)
-    return os.environ.get("JPY_SESSION_NAME") or os.getcwd()  # a notebook; a prompt
+        return _text(os.path.realpath(path))
+    return os.environ.get("JPY_SESSION_NAME") or _text(os.getcwd())  # a notebook; a prompt
+
+
+def _text(path: str) -> str:
+    """A path that can be written down, even if the file system's bytes are no text."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def derived_id(name: str, label: str, *digests: str) -> str:
@@ -258,7 +240,7 @@ def random_id(label: str) -> str:
 
 def child_id(parent: str, label: str, digest: str, ordinal: int) -> str:
     """The run id of the ``ordinal``-th equal call of a child workflow in a run."""
-    full = f"{parent}/{_slug(label)}-{digest[:8]}-{ordinal}"
+    full = f"{parent}/{_slug(label)}-{_digest.digest((label, digest))[:16]}-{ordinal}"
     if len(full) <= 160:
         return full
     root = parent.partition("/")[0]
@@ -285,12 +267,32 @@ def instance_digest(instance: object) -> tuple[str, list[str]]:
         return _digest.combine(_digest.class_name(instance)), []
     parts: list[bytes | str] = [_digest.class_name(type(instance))]
     left_out = []
-    for name, value in sorted(attributes(instance).items()):
+    state = {name: held for name, held in attributes(instance).items() if name not in _NOT_STATE}
+    for extra in ("__pydantic_extra__", "__pydantic_private__"):
+        state.update(state.pop(extra, None) or {})
+    items = _items(instance)
+    for name, value in [*sorted(state.items()), *([("its items", items)] if items else [])]:
         try:
             parts += [name, _digest.encode(value)]
         except DigestError:
             left_out.append(name)
     return _digest.combine(*parts), left_out
+
+
+_NOT_STATE = {"__pydantic_fields_set__"}  # which fields were given is not part of ``==``
+
+
+def _items(instance: object) -> Any:
+    """What an agent holds that is itself a list, a dict or the like."""
+    if isinstance(instance, dict):
+        return dict(dict.items(instance))
+    if isinstance(instance, str):
+        return str.__str__(instance)
+    bases: tuple[type, ...] = (list, tuple, set, frozenset)
+    for base in bases:
+        if isinstance(instance, base):
+            return base(base.__iter__(instance))  # type: ignore[attr-defined]
+    return None
 
 
 def attributes(instance: object) -> dict[str, Any]:
@@ -299,6 +301,8 @@ def attributes(instance: object) -> dict[str, Any]:
     for cls in type(instance).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
+            if name.startswith("__") and not name.endswith("__"):
+                name = f"_{cls.__name__.lstrip('_')}{name}"  # noqa: PLW2901
             if name not in ("__dict__", "__weakref__") and hasattr(instance, name):
                 state[name] = getattr(instance, name)
     return state

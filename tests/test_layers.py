@@ -28,6 +28,7 @@ LARGER = {"stepwise._digest": 500, "stepwise._run": 500, "stepwise.testing": 540
 LONGER: dict[str, int] = {}
 
 ONLY_IN = {
+    "annotationlib": {"stepwise._identity"},
     "ast": {"stepwise.rewrite"},
     "click": {"stepwise._demo", "stepwise.cli"},
     "cloudpickle": {"stepwise._pickling"},
