@@ -7,7 +7,8 @@ The map, each layer importing only from those above it::
 
     errors                               every exception and warning, as one tree
     _config _notices _interrupts _tasks  settings, one-line messages, Ctrl-C, asyncio
-    _digest _codec _seal _records        digests; values to bytes; the envelope; what is recorded
+    _digest_atoms _digest_types _digest  equal values, equal digests
+    _pickling _codec _seal _records      values to bytes; the envelope; what is recorded
     _injected _identity                  what frameworks inject; calls and runs told apart
     _threads rewrite                     new threads; source positions
     stores                               where runs are kept: memory, disk

@@ -1,50 +1,50 @@
 """The canonical digest of a value: equal values of one type give equal digests, everywhere.
 
-Across processes, hash seeds, dict orders, string interning and machines.  A pickle is not fit for
-this (its bytes depend on object identity and on set order), so a value is *encoded* instead:
+Across processes, hash seeds, dict orders, string interning, machines and versions of Python.  A
+pickle is not fit for this (its bytes depend on object identity and on set order), so a value is
+*encoded* instead:
 
 - an atom is a tag and its bytes;
-- a container is a tag and its children, each *folded* to at most 64 bytes (longer encodings are
-  replaced by their SHA-256), so that a large value costs no large intermediate copy;
-- dicts and sets are ordered by their folded keys;
+- a container is a tag and its children;
+- dicts and sets are ordered by the encodings of their keys;
 - an object is its class, by name, and its state: the fields that its ``==`` compares for
-  dataclasses, attrs, pydantic and msgspec classes, else what ``copyreg`` would pickle.
+  dataclasses, attrs, pydantic and msgspec classes, else what ``copyreg`` would pickle;
+- every encoding is *folded* to at most 64 bytes (a longer one is replaced by its SHA-256), so that
+  a large value costs no large intermediate copy.
 
 What has no such form (a lock, a client, a lambda) raises :class:`~stepwise.errors.DigestError`
-with the path to it.  Imports: errors only.
+with the path to it.  Imports: errors and the forms of single values and of types.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import copyreg
-import dataclasses
-import datetime as dt
-import decimal
 import enum
-import fractions
 import functools
 import hashlib
-import math
 import pathlib
 import re
-import struct
-import sys
 import types
-import uuid
-import zoneinfo
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from stepwise._digest_atoms import (
+    ATOMS,
+    UndigestibleError,
+    class_name,
+    fold,
+    join,
+    noun,
+    string,
+)
+from stepwise._digest_types import Form, form_for, leads_to
 from stepwise.errors import DigestError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 __all__ = ["class_name", "combine", "digest", "encode"]
 
-_FOLD = 64  # bytes; below it an encoding stands for itself
 _NOT_STATE = frozenset({"__weakref__", "__dict__"})
+_TOO_OFTEN = 1_000_000
 
 
 def digest(value: object) -> str:
@@ -58,15 +58,20 @@ def digest(value: object) -> str:
 
 def combine(*parts: bytes | str) -> str:
     """Digest several strings so that their boundaries count."""
-    encoded = [part.encode() if isinstance(part, str) else part for part in parts]
-    return hashlib.sha256(_join(b"+", encoded)).hexdigest()[:32]
+    encoded = [fold(part.encode() if isinstance(part, str) else part) for part in parts]
+    return hashlib.sha256(join(b"+", encoded)).hexdigest()[:32]
 
 
 def encode(value: object) -> bytes:
-    """The canonical bytes of ``value``, of which :func:`digest` is the hash."""
+    """The canonical bytes of ``value``, at most 64, of which :func:`digest` is the hash.
+
+    Raises:
+        DigestError: see :func:`digest`.
+    """
     try:
-        return _Encoder().encode(value)
-    except _UndigestibleError as error:
+        simple = ATOMS.get(type(value))
+        return simple(value) if simple is not None else _Encoder().encode(value)
+    except UndigestibleError as error:
         path = "".join(reversed(error.path))
         raise DigestError(
             f"{error.reason} (at value{path})" if path else error.reason,
@@ -81,354 +86,240 @@ def encode(value: object) -> bytes:
         ) from None
 
 
-def class_name(cls: type) -> str:
-    """``module.qualname`` of a class or function; the name alone for builtins."""
-    module = getattr(cls, "__module__", None)
-    name = getattr(cls, "__qualname__", None) or repr(cls)
-    return name if module in (None, "builtins") else f"{module}.{name}"
-
-
-class _UndigestibleError(Exception):
-    """Carries the path outwards; each container on the way adds its own piece."""
-
-    def __init__(self, reason: str, type_name: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.type_name = type_name
-        self.path: list[str] = []
-
-
-def _fold(encoded: bytes) -> bytes:
-    return encoded if len(encoded) <= _FOLD else b"#" + hashlib.sha256(encoded).digest()
-
-
-def _join(tag: bytes, children: Iterable[bytes]) -> bytes:
-    # A folded child has at most 64 bytes, so one byte holds its length: no two lists join alike.
-    folded = [child if len(child) <= _FOLD else _fold(child) for child in children]
-    return tag + b"".join([bytes((len(child),)) + child for child in folded])
-
-
 class _Encoder:
-    """One encoding.  ``active`` holds the objects being encoded, to see cycles."""
+    """One encoding.
+
+    ``active`` holds the objects that are being encoded, each with its level, to see cycles; ``met``
+    holds those that were, with their encoding if no cycle runs through them: an object that many
+    refer to is taken apart once.
+    """
+
+    cycles = again = 0
 
     def __init__(self) -> None:
         self.active: dict[int, int] = {}
+        self.met: dict[int, tuple[Any, bytes | None]] = {}
 
     def encode(self, value: Any) -> bytes:
-        simple = _ATOMS.get(type(value))
+        cls = type(value)
+        simple = ATOMS.get(cls)
         if simple is not None:
             return simple(value)
-        here = id(value)
+        here, level = id(value), len(self.active)
         if here in self.active:  # a cycle is told by how many levels up it leads
-            return b"^%d" % (len(self.active) - self.active[here])
-        self.active[here] = len(self.active)
+            self.cycles += 1
+            return b"^%d" % (level - self.active[here])
+        self.active[here] = level
         try:
-            container = _CONTAINERS.get(type(value))
-            return container(self, value) if container is not None else self.other(value)
+            container = _CONTAINERS.get(cls)
+            return container(self, value) if container is not None else self.object(value)
         finally:
             del self.active[here]
+
+    def object(self, value: Any) -> bytes:
+        known = self.met.get(id(value))
+        if known is not None:
+            if known[1] is not None:
+                return known[1]
+            self.again += 1
+            if self.again > _TOO_OFTEN:
+                raise UndigestibleError(
+                    "its parts refer to each other in too many ways", class_name(type(value))
+                )
+        cycles = self.cycles
+        cls: type = type(value)
+        try:
+            encoded = _form_of(cls)(self, value)
+        except (UndigestibleError, RecursionError, MemoryError):
+            raise
+        except Exception as error:  # its own methods are asked
+            raise UndigestibleError(
+                f"{noun(value)} cannot be part of an identity ({_text(error)})",
+                class_name(type(value)),
+            ) from None
+        self.met[id(value)] = value, encoded if self.cycles == cycles else None
+        return encoded
 
     # -- containers ----------------------------------------------------------------------------
 
     def items(self, values: Iterable[Any], label: str = "[{}]") -> list[bytes]:
         encoded: list[bytes] = []
-        atoms = _ATOMS
+        atoms, encode = ATOMS, self.encode
         try:
             for item in values:
-                simple = atoms.get(type(item))
-                encoded.append(simple(item) if simple is not None else self.encode(item))
-        except _UndigestibleError as error:
+                encoded.append(atoms.get(type(item), encode)(item))  # noqa: PERF401 (the path)
+        except UndigestibleError as error:
             error.path.append(label.format(len(encoded)))
             raise
         return encoded
 
     def list_(self, value: Iterable[Any]) -> bytes:
-        return _join(b"l", self.items(value))
+        return join(b"l", self.items(value))
 
     def tuple_(self, value: Iterable[Any]) -> bytes:
-        return _join(b"t", self.items(value))
+        return join(b"t", self.items(value))
 
     def set_(self, value: Iterable[Any]) -> bytes:
-        return _join(b"{", sorted(map(_fold, self.items(value, "{{...}}"))))
+        return join(b"{", sorted(self.items(value, "{{...}}")))
 
-    def pairs(self, value: dict[Any, Any]) -> list[tuple[bytes, bytes]]:
+    def pairs(self, value: dict[Any, Any], label: str = "[{}]") -> list[tuple[bytes, bytes]]:
         pairs = []
-        for key, item in value.items():
-            try:
-                pairs.append((_fold(self.encode(key)), _fold(self.encode(item))))
-            except _UndigestibleError as error:
-                error.path.append(f"[{_short(key)}]")
-                raise
+        atoms, encode = ATOMS, self.encode
+        key: Any = None
+        try:
+            for key, item in value.items():
+                name = atoms.get(type(key), encode)(key)
+                pairs.append((name, atoms.get(type(item), encode)(item)))
+        except UndigestibleError as error:
+            error.path.append(label.format(_short(key) if label == "[{}]" else key))
+            raise
         return pairs
 
-    def dict_(self, value: dict[Any, Any]) -> bytes:
-        return _join(b"d", [part for pair in sorted(self.pairs(value)) for part in pair])
+    def dict_(self, value: dict[Any, Any], label: str = "[{}]") -> bytes:
+        return join(b"d", [part for pair in sorted(self.pairs(value, label)) for part in pair])
 
     def ordered_dict(self, value: dict[Any, Any]) -> bytes:
         # Two OrderedDicts are equal only in the same order.
-        return _join(b"D", [part for pair in self.pairs(value) for part in pair])
+        return join(b"D", [part for pair in self.pairs(value) for part in pair])
 
     def counter(self, value: collections.Counter[Any]) -> bytes:
         # A count of zero is equal to no count.
-        return b"C" + self.dict_({key: count for key, count in value.items() if count != 0})
+        return join(b"C", [self.dict_({key: count for key, count in value.items() if count != 0})])
 
     def defaultdict(self, value: dict[Any, Any]) -> bytes:
         return self.dict_(value)  # the factory is not part of ``==``
 
     def deque(self, value: Iterable[Any]) -> bytes:
-        return b"Q" + self.list_(value)  # nor is maxlen
+        return join(b"Q", self.items(value))  # nor is maxlen
 
-    # -- everything else -----------------------------------------------------------------------
+    def slice(self, value: slice) -> bytes:
+        return join(b":", self.fields(value, ("start", "stop", "step")))
 
-    def other(self, value: Any) -> bytes:
-        for known, form in _BASES:
-            if isinstance(value, known):
-                return form(value)
-        for applies, method in _FAMILIES:
-            if applies(value):
-                return method(self, value)
-        return self.reduced(value)
+    def memory(self, value: memoryview) -> bytes:
+        content = hashlib.sha256(value if value.contiguous else value.tobytes()).digest()
+        return join(b"v", [*self.items((value.format, value.shape)), content])
+
+    # -- objects -------------------------------------------------------------------------------
+
+    def fields(self, value: Any, names: Iterable[str]) -> list[bytes]:
+        """Names and values of attributes."""
+        parts = []
+        for name in names:
+            try:
+                parts += [string(name), self.encode(getattr(value, name, None))]
+            except UndigestibleError as error:
+                error.path.append(f".{name}")
+                raise
+        return parts
 
     def enum(self, value: enum.Enum) -> bytes:
-        name = value.name
-        content = self.encode(value.value) if name is None or "|" in name else name.encode()
-        return _join(b"e", [class_name(type(value)).encode(), content])
-
-    def fields(self, value: Any, names: Iterable[str]) -> bytes:
-        parts = [class_name(type(value)).encode()]
-        for name in names:
-            parts += [name.encode(), self.attribute(value, name)]
-        return _join(b"o", parts)
-
-    def attribute(self, value: Any, name: str) -> bytes:
-        try:
-            return self.encode(getattr(value, name, None))
-        except _UndigestibleError as error:
-            error.path.append(f".{name}")
-            raise
-
-    def dataclass(self, value: Any) -> bytes:
-        return self.fields(value, [f.name for f in dataclasses.fields(value) if f.compare])
-
-    def attrs(self, value: Any) -> bytes:
-        return self.fields(value, [a.name for a in value.__attrs_attrs__ if a.eq])
-
-    def msgspec(self, value: Any) -> bytes:
-        return self.fields(value, value.__struct_fields__)
-
-    def pydantic(self, value: Any) -> bytes:
-        state = dict(value.__dict__)
-        for extra in ("__pydantic_extra__", "__pydantic_private__"):
-            state.update(getattr(value, extra, None) or {})
-        try:
-            return _join(b"o", [class_name(type(value)).encode(), self.dict_(state)])
-        except _UndigestibleError as error:
-            if error.path:  # ['field'] reads as .field
-                error.path[-1] = "." + error.path[-1].strip("[]'\"")
-            raise
+        cls = type(value)
+        if value.name in cls.__members__:
+            return join(b"e", [string(class_name(cls)), string(value.name)])
+        return join(b"E", [string(class_name(cls)), self.encode(value.value)])  # READ | WRITE
 
     def namedtuple(self, value: Any) -> bytes:
-        return _join(b"o", [class_name(type(value)).encode(), *self.items(value)])
-
-    def array(self, value: Any) -> bytes:
-        """A numpy array or scalar: element type, shape, elements in C order, little-endian."""
-        import numpy as np  # loaded already: the value is one of its own
-
-        array = np.asarray(value)
-        if type(value) is not np.ndarray and not isinstance(value, np.generic):
-            raise _UndigestibleError(
-                f"{_a(value)} is a special kind of array; convert it with numpy.asarray first",
-                class_name(type(value)),
-            )
-        kind = b"n" if isinstance(value, np.generic) else b"a"
-        shape = self.tuple_(array.shape)
-        if array.dtype.hasobject:
-            return _join(kind, [b"O", shape, self.list_(array.ravel().tolist())])
-        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        if array.dtype.kind in "fc":
-            array = array + 0  # -0.0 == 0.0
-        name = repr(array.dtype.descr).encode()
-        return _join(kind, [name, shape, hashlib.sha256(array.data).digest()])
-
-    def pandas(self, value: Any) -> bytes:
-        from pandas.util import hash_pandas_object  # loaded already: the value is one of its own
-
-        name = class_name(type(value))
-        try:
-            parts = [name.encode(), self.array(hash_pandas_object(value).to_numpy())]
-        except TypeError as error:  # a column of lists, say
-            raise _UndigestibleError(f"{_a(value)} cannot be hashed ({error})", name) from None
-        if hasattr(value, "dtypes") and hasattr(value, "columns"):
-            parts += [self.list_(value.columns), self.list_(str(t) for t in value.dtypes)]
-        else:
-            parts += [self.encode(value.name), str(value.dtype).encode()]
-        return _join(b"p", parts)
+        return join(b"o", [string(class_name(type(value))), *self.items(value)])
 
     def function(self, value: Any) -> bytes:
-        """A function is its name, if that name leads back to it."""
-        found: Any = sys.modules.get(getattr(value, "__module__", None) or "builtins")
-        for name in value.__qualname__.split("."):
-            found = getattr(found, name, None)
-        if found is not value and getattr(found, "__wrapped__", None) is not value:
-            raise _UndigestibleError(
-                f"{_a(value)} named {value.__qualname__!r} has no importable name, so that two of "
-                "them cannot be told apart",
-                class_name(type(value)),
-            )
-        return b"F" + class_name(value).encode()
+        return self.named(value, value.__qualname__)
+
+    def named(self, value: Any, name: str) -> bytes:
+        """What is its own name, if that name leads back to it."""
+        # Functions know their module; singletons live beside their class.
+        for module in (getattr(value, "__module__", None) or "builtins", type(value).__module__):
+            if leads_to(module, name, value):
+                return fold(f"c{name if module == 'builtins' else f'{module}.{name}'}".encode())
+        raise UndigestibleError(
+            f"no importable name leads to {noun(value)} named {name!r}, so that two of them "
+            "cannot be told apart",
+            class_name(type(value)),
+        )
 
     def method(self, value: types.MethodType) -> bytes:
-        return _join(b"M", [value.__name__.encode(), self.encode(value.__self__)])
+        name = value.__name__
+        if getattr(value.__self__, name, None) == value:
+            return join(b"M", [string(name), self.encode(value.__self__)])
+        return join(b"m", self.items((value.__func__, value.__self__)))  # of a parent class
 
     def partial(self, value: functools.partial[Any]) -> bytes:
-        return _join(b"P", self.items((value.func, value.args, value.keywords)))
+        return join(b"P", self.fields(value, ("func", "args", "keywords")))
+
+    def pattern(self, value: re.Pattern[Any]) -> bytes:
+        return join(b"R", self.items((value.flags, value.pattern)))
+
+    def subclass(self, value: Any) -> bytes:
+        """Of a builtin container whose pickle holds more than ``==`` compares, or its set order."""
+        form = next(form for base, form in _SUBCLASSED if isinstance(value, base))
+        state = _reduce(value)[2]
+        return join(
+            b"S", [string(class_name(type(value))), form(self, value), self.state(value, state)]
+        )
 
     def reduced(self, value: Any) -> bytes:
         """Class and state of an ordinary object, as pickle protocol 2 would take it apart."""
-        try:
-            form = value.__reduce_ex__(2)
-        except Exception as error:
-            raise _UndigestibleError(
-                f"{_a(value)} cannot be part of an identity ({error})", class_name(type(value))
-            ) from None
+        form = _reduce(value)
         if isinstance(form, str):
-            return b"G" + class_name(type(value)).encode() + b"." + form.encode()
-        make, args, state, items, pairs = (*form, None, None, None)[:5]
-        parts = [class_name(type(value)).encode()]
-        if make not in (copyreg.__newobj__, copyreg._reconstructor):  # type: ignore[attr-defined]
-            parts.append(self.function(make))
-        parts.append(self.tuple_(a for a in args if a is not type(value)))
-        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-            state = {**(state[0] or {}), **state[1]}  # __dict__ and __slots__
-        if isinstance(state, dict):
-            parts.append(self.state(state))
-        elif state is not None:
-            parts.append(self.encode(state))
+            return self.named(value, form)
+        cls = type(value)
+        make, args, state, items, pairs = form
+        parts = [string(class_name(cls))]
+        if make not in (copyreg.__newobj__, copyreg._reconstructor, cls):  # type: ignore[attr-defined]
+            parts.append(self.encode(make))
+        parts.append(self.tuple_(each for each in args if each is not cls))
+        if state is not None:
+            parts.append(self.state(value, state))
         parts.append(self.list_(items or ()))
         parts.append(self.dict_(dict(pairs or ())))
-        return _join(b"o", parts)
+        return join(b"o", parts)
 
-    def state(self, state: dict[str, Any]) -> bytes:
-        pairs: list[tuple[bytes, bytes]] = []
-        for name, item in state.items():
-            if name in _NOT_STATE:
-                continue
-            try:
-                pairs.append((_fold(self.encode(name)), _fold(self.encode(item))))
-            except _UndigestibleError as error:
-                error.path.append(f".{name}")
-                raise
-        return _join(b"d", [part for pair in sorted(pairs) for part in pair])
+    def state(self, value: Any, state: Any) -> bytes:
+        inherited = getattr(object, "__getstate__", None)  # there since 3.11
+        if (
+            isinstance(state, tuple)
+            and len(state) == 2
+            and isinstance(state[1], dict)
+            and getattr(type(value), "__getstate__", None) is inherited
+        ):
+            state = {**(state[0] or {}), **state[1]}  # of __dict__ and __slots__
+        if not isinstance(state, dict):
+            return self.encode(state)
+        return self.dict_({k: v for k, v in state.items() if k not in _NOT_STATE}, ".{}")
+
+
+def _reduce(value: Any) -> Any:
+    reducer = copyreg.dispatch_table.get(type(value))
+    form: Any = reducer(value) if reducer is not None else value.__reduce_ex__(2)
+    return form if isinstance(form, str) else (*form, None, None, None)[:5]
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{class_name(type(value))}>"
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _a(value: object) -> str:
-    name = class_name(type(value))
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
 
 
-# -- atoms -------------------------------------------------------------------------------------
-
-
-def _int(value: int) -> bytes:
-    return b"i" + format(value, "x").encode()  # hexadecimal: no limit on the number of digits
-
-
-def _float(value: float) -> bytes:
-    return b"fnan" if math.isnan(value) else b"f" + struct.pack(">d", value + 0.0)  # -0.0 == 0.0
-
-
-def _str(value: str) -> bytes:
-    return b"s" + value.encode("utf-8", "surrogatepass")
-
-
-def _decimal(value: decimal.Decimal) -> bytes:
-    if not value.is_finite():
-        return b"m" + str(value).encode()
-    sign, digits, exponent = value.as_tuple()
-    text = "".join(map(str, digits)).lstrip("0")
-    stripped = text.rstrip("0")
-    assert isinstance(exponent, int)
-    if not stripped:
-        return b"m0"
-    return b"m%d:%s:%d" % (sign, stripped.encode(), exponent + len(text) - len(stripped))
-
-
-def _datetime(value: dt.datetime) -> bytes:
-    if value.utcoffset() is not None:  # aware ones are equal when their instant is
-        with contextlib.suppress(OverflowError):  # within a day of year 1 or 9999
-            value = value.astimezone(dt.timezone.utc)
-    return b"w" + value.isoformat().encode()
-
-
-def _time(value: dt.time) -> bytes:
-    offset = value.utcoffset()
-    if offset is None:
-        return b"h" + value.isoformat().encode()
-    clock = dt.timedelta(
-        hours=value.hour,
-        minutes=value.minute,
-        seconds=value.second,
-        microseconds=value.microsecond,
-    )
-    return b"z" + repr(clock - offset).encode()
-
-
-def _path(value: pathlib.PurePath) -> bytes:
+def _path(_: _Encoder, value: pathlib.PurePath) -> bytes:
     windows = isinstance(value, pathlib.PureWindowsPath)
-    return b"\\" + _str(str(value).lower()) if windows else b"/" + _str(str(value))
+    return (
+        join(b"\\", [string(str(value).lower())]) if windows else join(b"/", [string(str(value))])
+    )
 
 
-def _range(value: range) -> bytes:
-    content = (len(value), value.start if value else 0, value.step if len(value) > 1 else 0)
-    return b"r%d:%d:%d" % content
+def _module(_: _Encoder, value: types.ModuleType) -> bytes:
+    return fold(b"L" + value.__name__.encode())
 
 
-def _zone(value: zoneinfo.ZoneInfo) -> bytes:
-    if value.key is None:
-        raise _UndigestibleError("a ZoneInfo made from a file has no name", "zoneinfo.ZoneInfo")
-    return b"Z" + value.key.encode()
-
-
-def _class(value: type) -> bytes:
-    if "<locals>" in value.__qualname__:
-        raise _UndigestibleError(
-            f"the class {value.__qualname__!r} is made inside a function, so that two of them "
-            "cannot be told apart",
-            "type",
-        )
-    return b"c" + class_name(value).encode()
-
-
-_ATOMS: dict[type, Callable[[Any], bytes]] = {
-    type(None): lambda _: b"N",
-    bool: lambda value: b"T" if value else b"!",
-    int: _int,
-    float: _float,
-    str: _str,
-    bytes: lambda value: b"b" + value,
-    bytearray: lambda value: b"B" + bytes(value),
-    memoryview: lambda value: b"v" + value.tobytes(),
-    complex: lambda value: b"x" + _float(value.real) + b"," + _float(value.imag),
-    type(Ellipsis): lambda _: b".",
-    type(NotImplemented): lambda _: b"~",
-    decimal.Decimal: _decimal,
-    fractions.Fraction: lambda value: b"g%x/" % value.denominator + _int(value.numerator),
-    uuid.UUID: lambda value: b"u" + value.bytes,
-    dt.datetime: _datetime,
-    dt.date: lambda value: b"y" + value.isoformat().encode(),
-    dt.time: _time,
-    dt.timedelta: lambda value: b"q" + repr(value).encode(),
-    dt.timezone: lambda value: b"k" + repr(value.utcoffset(None)).encode(),
-    zoneinfo.ZoneInfo: _zone,
-    range: _range,
-}
-
-_CONTAINERS: dict[type, Callable[[_Encoder, Any], bytes]] = {
+_CONTAINERS: dict[type, Form] = {
     list: _Encoder.list_,
     tuple: _Encoder.tuple_,
     dict: _Encoder.dict_,
@@ -438,45 +329,41 @@ _CONTAINERS: dict[type, Callable[[_Encoder, Any], bytes]] = {
     collections.defaultdict: _Encoder.defaultdict,
     collections.Counter: _Encoder.counter,
     collections.deque: _Encoder.deque,
-    functools.partial: _Encoder.partial,
-    types.MethodType: _Encoder.method,
 }
 
-_BASES: tuple[tuple[type | tuple[type, ...], Callable[[Any], bytes]], ...] = (
+_SUBCLASSED: tuple[tuple[type, Form], ...] = (
+    (collections.OrderedDict, _Encoder.ordered_dict),
+    (collections.defaultdict, _Encoder.defaultdict),
+    (collections.Counter, _Encoder.counter),
+    (collections.deque, _Encoder.deque),
+    (set, _Encoder.set_),
+    (frozenset, _Encoder.set_),
+)
+
+_BASES: tuple[tuple[Any, Form], ...] = (
+    (enum.Enum, _Encoder.enum),
     (pathlib.PurePath, _path),
-    (type, _class),
-    (types.ModuleType, lambda value: b"L" + value.__name__.encode()),
-    (re.Pattern, lambda value: b"R%d:" % value.flags + encode(value.pattern)),
-    (slice, lambda value: b":" + encode((value.start, value.stop, value.step))),
+    (types.ModuleType, _module),
+    (re.Pattern, _Encoder.pattern),
+    (slice, _Encoder.slice),
+    (memoryview, _Encoder.memory),
+    (functools.partial, _Encoder.partial),
+    (types.MethodType, _Encoder.method),
+    ((types.FunctionType, types.BuiltinFunctionType), _Encoder.function),
 )
 
 
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
-
-
-def _is_table(value: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
-
-
-def _has(name: str) -> Callable[[Any], bool]:
-    return lambda value: hasattr(type(value), name)
-
-
-# Asked in this order; the first that applies decides.
-_FAMILIES: tuple[tuple[Callable[[Any], bool], Callable[[_Encoder, Any], bytes]], ...] = (
-    (lambda value: isinstance(value, enum.Enum), _Encoder.enum),
-    (_is_array, _Encoder.array),
-    (_is_table, _Encoder.pandas),
-    (_has("__pydantic_validator__"), _Encoder.pydantic),
-    (_has("__dataclass_fields__"), _Encoder.dataclass),
-    (_has("__attrs_attrs__"), _Encoder.attrs),
-    (_has("__struct_fields__"), _Encoder.msgspec),
-    (lambda value: isinstance(value, tuple) and hasattr(value, "_fields"), _Encoder.namedtuple),
-    (
-        lambda value: isinstance(value, (types.FunctionType, types.BuiltinFunctionType)),
-        _Encoder.function,
-    ),
-)
+@functools.lru_cache(maxsize=1000)
+def _form_of(cls: type) -> Form:
+    """How the values of a class that is neither an atom nor a container are taken apart."""
+    for base, form in _BASES:
+        if issubclass(cls, base):
+            return form
+    known = form_for(cls)
+    if known is not None:
+        return known
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return _Encoder.namedtuple
+    if issubclass(cls, tuple(base for base, _ in _SUBCLASSED)):
+        return _Encoder.subclass
+    return _Encoder.reduced

@@ -24,7 +24,7 @@ MODULES = {
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
 LINES, FUNCTION_LINES = 420, 60
-LARGER = {"stepwise._digest": 500, "stepwise._run": 500, "stepwise.testing": 540}
+LARGER = {"stepwise._run": 500, "stepwise.testing": 540}
 LONGER: dict[str, int] = {}
 
 ONLY_IN = {
@@ -36,8 +36,8 @@ ONLY_IN = {
     "diskcache": {"stepwise.stores._cache"},
     "fcntl": {"stepwise.stores._locks"},
     "hmac": {"stepwise._seal"},
-    "numpy": {"stepwise._digest"},
-    "pandas": {"stepwise._digest"},
+    "numpy": {"stepwise._digest_types"},
+    "pandas": {"stepwise._digest_types"},
     "pickle": {"stepwise._codec", "stepwise._pickling", "stepwise._snapshot"},
     "sqlite3": {"stepwise.stores"},
     "tabulate": {"stepwise.cli"},
@@ -99,7 +99,7 @@ def layers():
 @pytest.mark.xfail(
     strict=True,
     reason="bug: the map leaves out _checkpoints _flows _frames _history _inspection _mutation "
-    "_pickling _resources _resume _snapshot",
+    "_resources _resume _snapshot",
 )
 def test_the_map_is_complete():
     """Every module is in the map in the docstring of ``stepwise``, once, and nothing else is."""

@@ -1,0 +1,1391 @@
+"""The canonical digest: what is equal, what differs, and what has none."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import itertools
+import json
+import math
+import operator
+import os
+import pathlib
+import random
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import tracemalloc
+import types
+import uuid
+import zoneinfo
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+import pandas as pd
+import pydantic
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import stepwise
+from stepwise._digest import class_name, combine, digest, encode
+from stepwise.errors import DigestError
+
+# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
+sweep = settings(
+    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
+    derandomize="STEPWISE_EXAMPLES" not in os.environ,
+    deadline=None,
+    database=None,
+)
+
+
+# -- what is digested ------------------------------------------------------------------------------
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Permission(enum.Flag):
+    READ = 1
+    WRITE = 2
+    i3 = 4  # its name reads like the encoding of READ | WRITE
+
+
+@dataclasses.dataclass
+class Point:
+    x: Any
+    y: Any = 0
+    note: Any = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    x: Any
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@attrs.define
+class Attrs:
+    x: Any
+    note: Any = attrs.field(default=None, eq=False)
+
+
+@attrs.define
+class Caseless:
+    name: str = attrs.field(eq=str.lower)
+
+
+class Model(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    x: Any = None
+    _secret: Any = pydantic.PrivateAttr(default=None)
+
+    @functools.cached_property
+    def slow(self) -> str:
+        return f"computed from {self.x}"
+
+
+@pydantic.dataclasses.dataclass(slots=True)
+class PydanticSlotted:
+    x: int = 0
+
+
+@pydantic.dataclasses.dataclass
+class PydanticPoint:
+    x: int = 0
+    note: str = dataclasses.field(default="", compare=False)
+
+
+class Plain:
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+    def ask(self):
+        return "asked"
+
+
+class Child(Plain):
+    def ask(self):
+        return super().ask()
+
+    def parents(self):
+        return super().ask
+
+
+class WithSlots:
+    __slots__ = ("x", "y")
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Versioned:
+    """Its state is a pair whose second half is a dict, as that of slots is."""
+
+    def __init__(self, version, content):
+        self.state = (version, {"content": content})
+
+    def __getstate__(self):
+        return self.state
+
+    def __setstate__(self, state):
+        self.state = state
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Names(set):
+    pass
+
+
+class Tally(collections.Counter):
+    pass
+
+
+class Order(collections.OrderedDict):
+    pass
+
+
+def module_function():
+    return 1
+
+
+@functools.lru_cache
+def cached_function():
+    return 1
+
+
+def closure(value):
+    def inner():
+        return value
+
+    return inner
+
+
+def local_class():
+    class Inner:
+        pass
+
+    return Inner
+
+
+# -- equal values ----------------------------------------------------------------------------------
+
+zones = st.sampled_from([dt.timezone.utc, dt.timezone(dt.timedelta(hours=5, minutes=30))])
+NAIVE = dt.datetime.fromisoformat("2024-01-01T00:00:00")
+moments = st.datetimes(min_value=NAIVE.replace(year=1900), max_value=NAIVE.replace(year=2200))
+names = st.text(max_size=8)
+hashables = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.decimals(allow_nan=False, allow_infinity=True),
+    st.fractions(),
+    st.uuids(),
+    st.dates(),
+    st.timedeltas(),
+    moments,
+    st.builds(lambda moment, zone: moment.replace(tzinfo=zone), moments, zones),
+    st.sampled_from([*Color, *Permission, Permission.READ | Permission.WRITE, int, len, ...]),
+    st.builds(pathlib.PurePosixPath, names.filter(lambda text: "\0" not in text)),
+)
+atoms = hashables | st.just(math.nan) | st.complex_numbers() | st.builds(range, st.integers(0, 9))
+
+
+def containers(inner):
+    mappings = st.dictionaries(hashables, inner, max_size=5)
+    return st.one_of(
+        st.lists(inner, max_size=5),
+        st.lists(inner, max_size=5).map(tuple),
+        mappings,
+        mappings.map(lambda pairs: collections.defaultdict(list, pairs)),
+        mappings.map(collections.OrderedDict),
+        st.dictionaries(hashables, st.integers(0, 3), max_size=5).map(collections.Counter),
+        st.sets(hashables, max_size=5),
+        st.frozensets(hashables, max_size=5),
+        st.lists(inner, max_size=4).map(collections.deque),
+        st.builds(Point, inner, inner),
+        st.builds(Slotted, inner),
+        st.builds(Pair, inner, inner),
+        st.builds(Attrs, inner),
+        st.builds(lambda value: Model(x=value, more=value), inner),
+        st.builds(lambda value: Plain(a=value, b=1), inner),
+        st.builds(WithSlots, inner),
+        st.builds(lambda value: types.SimpleNamespace(a=value), inner),
+    )
+
+
+values = st.recursive(atoms, containers, max_leaves=12)
+
+
+class Twin:
+    """Makes an equal value of another making: other objects, orders, zones, signs of zero."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+
+    def of(self, value):
+        kind = type(value)
+        if kind is str:
+            return "".join(list(value))
+        if kind is float:
+            return float("nan") if math.isnan(value) else -value if value == 0 else value
+        if kind is decimal.Decimal:
+            return self.decimal(value)
+        if kind is dt.datetime and value.tzinfo is not None:
+            return value.astimezone(
+                dt.timezone(dt.timedelta(minutes=self.chance.randint(-600, 600)))
+            )
+        if kind in (list, tuple, collections.deque):
+            return kind([self.of(item) for item in value])
+        if kind is Pair:
+            return Pair(*map(self.of, value))
+        if kind in (set, frozenset):
+            return self.set(kind, value)
+        if kind in (dict, collections.OrderedDict, collections.Counter):
+            return kind(dict(self.pairs(value, shuffled=kind is not collections.OrderedDict)))
+        if kind is collections.defaultdict:
+            return collections.defaultdict(int, self.pairs(value, shuffled=True))
+        if kind in (Point, Attrs):
+            fields = [self.of(getattr(value, name)) for name in ("x", "y") if hasattr(value, name)]
+            return kind(*fields, note="another note")
+        if kind is Slotted or kind is WithSlots:
+            return kind(self.of(value.x))
+        if kind is Model:
+            return Model(more=self.of(value.more), x=self.of(value.x))
+        if kind in (Plain, types.SimpleNamespace):
+            return kind(**dict(reversed([(n, self.of(v)) for n, v in vars(value).items()])))
+        return copy.copy(value)
+
+    def decimal(self, value):
+        sign, digits, exponent = value.as_tuple()
+        if not value.is_finite():
+            return value
+        if value == 0:
+            sign, exponent = 1 - sign, exponent + 3
+        return decimal.Decimal((sign, (*digits, 0), exponent - 1))
+
+    def set(self, kind, value):
+        items = [self.of(item) for item in value]
+        self.chance.shuffle(items)
+        strangers = [object() for _ in range(self.chance.randint(0, 40))]
+        built = set(strangers + items)  # a table of another size, with other collisions
+        built.difference_update(strangers)
+        return kind(built)
+
+    def pairs(self, value, *, shuffled):
+        pairs = [(self.of(key), self.of(item)) for key, item in value.items()]
+        if isinstance(value, collections.Counter):
+            pairs.append((Pair("never", "counted"), 0))
+        if shuffled:
+            self.chance.shuffle(pairs)
+        return pairs
+
+
+@sweep
+@given(values, st.integers(0, 2**32))
+@example(-0.0, 0)
+@example([{-0.0: {"b", "a", "c"}}, decimal.Decimal("-0.00"), math.nan], 1)
+def test_equal_values(value, seed):
+    """Equal values of one type have equal digests, however they were made."""
+    assert digest(Twin(random.Random(seed)).of(value)) == digest(value)
+
+
+@sweep
+@given(values)
+def test_copies(value):
+    """A deep copy, which shares nothing with its original, has the digest of its original."""
+    assert digest(copy.deepcopy(value)) == digest(value)
+
+
+def test_interning():
+    """Whether a string is interned makes no difference, alone, as a key, or twice in one list."""
+    interned = sys.intern("stepwise-digest")
+    made = "".join(list(interned))
+    assert made is not interned
+    assert digest({interned: [interned, interned]}) == digest({made: ["".join(list(made)), made]})
+
+
+def test_sharing():
+    """An object met twice has the digest of two equal objects."""
+    shared = [1, {"a": 2}]
+    assert digest([shared, shared]) == digest([shared, copy.deepcopy(shared)])
+
+
+EQUAL = {
+    "zeros": (0.0, -0.0),
+    "complex zeros": (complex(0, 0), complex(-0.0, -0.0)),
+    "nan": (math.nan, -float("nan")),
+    "decimals": (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+    "large decimals": (decimal.Decimal("1E+3"), decimal.Decimal(1000)),
+    "decimal zeros": (decimal.Decimal("0.0"), decimal.Decimal("-0.000")),
+    "fractions": (fractions.Fraction(2, 4), fractions.Fraction(1, 2)),
+    "instants": (
+        dt.datetime(2024, 1, 1, 12, tzinfo=dt.timezone.utc),
+        dt.datetime(2024, 1, 1, 14, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+    ),
+    "instants of a named zone": (
+        dt.datetime(2024, 7, 1, 12, tzinfo=dt.timezone.utc),
+        dt.datetime(2024, 7, 1, 14, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    ),
+    "times of day": (
+        dt.time(12, tzinfo=dt.timezone.utc),
+        dt.time(14, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+    ),
+    "named offsets": (
+        dt.timezone(dt.timedelta(hours=1)),
+        dt.timezone(dt.timedelta(hours=1), "CET"),
+    ),
+    "zones": (zoneinfo.ZoneInfo("Europe/Berlin"), zoneinfo.ZoneInfo.no_cache("Europe/Berlin")),
+    "counters": (collections.Counter(a=1, b=0), collections.Counter(a=1)),
+    "default factories": (
+        collections.defaultdict(list, a=1),
+        collections.defaultdict(lambda: None, a=1),
+    ),
+    "deques": (collections.deque([1, 2]), collections.deque([1, 2], maxlen=5)),
+    "empty ranges": (range(0), range(5, 5, 3)),
+    "ranges": (range(0, 10, 3), range(0, 12, 3)),
+    "ranges of one": (range(5, 6), range(5, 7, 2)),
+    "uuids": (uuid.UUID(int=7), uuid.UUID(str(uuid.UUID(int=7)), is_safe=uuid.SafeUUID.safe)),
+    "paths": (pathlib.Path("a/b"), pathlib.PurePosixPath("a//b/")),
+    "windows paths": (pathlib.PureWindowsPath("C:/A"), pathlib.PureWindowsPath("c:\\a")),
+    "not compared": (Point(1, 2, note="a"), Point(1, 2, note=threading.Lock())),
+    "not compared in attrs": (Attrs(1, note="a"), Attrs(1, note=threading.Lock())),
+    "patterns": (re.compile("a+", re.IGNORECASE), re.compile("a+", re.IGNORECASE | re.UNICODE)),
+    "flags": (Permission.READ | Permission.WRITE, Permission(3)),
+    "partials": (functools.partial(int, base=2), functools.partial(int, base=2)),
+    "bound methods": (Plain(a=1).ask, Plain(a=1).ask),
+    "text of a subclass": (Text("a"), Text("a")),
+    "10 MB": ("x" * 10_000_000, "x" * 9_999_999 + "x"),
+    "slices": (slice(1, 2), slice(1, 2, None)),
+    "exceptions": (ValueError("a", 1), ValueError("a", 1)),
+    "models": (Model(x=1, more=[2]), Model(more=[2], x=1)),
+    "generic classes": (list[int], list[int]),
+}
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_equal_examples(case):
+    """Values that are equal though they look different have one digest."""
+    one, other = EQUAL[case]
+    assert digest(one) == digest(other)
+    assert digest([one, {"k": one}]) == digest([other, {"k": other}])
+
+
+SUBCLASSES = {
+    "a set's order": (Names([0, 8, 16]), Names([16, 8, 0])),
+    "a Counter's zeros": (Tally(a=1, b=0), Tally(a=1)),
+}
+
+
+@pytest.mark.parametrize("case", SUBCLASSES)
+def test_equal_values_of_a_subclass(case):
+    """Equal values of a subclass of a builtin container have one digest."""
+    one, other = SUBCLASSES[case]
+    assert one == other
+    assert digest(one) == digest(other)
+
+
+def test_the_order_of_an_ordered_subclass():
+    """Two of a subclass of OrderedDict that differ by their order differ by their digest."""
+    assert Order(a=1, b=2) != Order(b=2, a=1)
+    assert digest(Order(a=1, b=2)) != digest(Order(b=2, a=1))
+
+
+def test_keyed_attrs():
+    """A field that attrs compares by a key counts by that key."""
+    assert Caseless("A") == Caseless("a")
+    assert digest(Caseless("A")) == digest(Caseless("a"))
+
+
+def test_cached_property_of_a_model():
+    """That a pydantic model's cached property was looked at is not part of its identity."""
+    fresh, used = Model(x=1), Model(x=1)
+    assert used.slow
+    assert fresh == used
+    assert digest(fresh) == digest(used)
+
+
+def test_pydantic_dataclasses():
+    """A pydantic dataclass counts by the fields it compares, with slots or without."""
+    assert digest(PydanticPoint(1, "a")) == digest(PydanticPoint(1, "b"))
+    assert digest(PydanticPoint(1)) != digest(PydanticPoint(2))
+    assert digest(PydanticSlotted(1)) == digest(PydanticSlotted(1)) != digest(PydanticSlotted(2))
+
+
+def test_private_and_extra_fields_of_a_model():
+    """What a pydantic model holds besides its fields is compared, so it counts."""
+    one, other = Model(x=1), Model(x=1)
+    other._secret = "s"
+    assert len({digest(one), digest(other), digest(Model(x=1, more=1)), digest(Model(x=1))}) == 3
+
+
+# -- different values ------------------------------------------------------------------------------
+
+
+def form(value):
+    """The independent oracle: equal if and only if the values are equal, types included."""
+    kind = type(value)
+    if kind in (list, tuple, collections.deque):
+        return (kind, tuple(map(form, value)))
+    if kind in (set, frozenset):  # these two are equal to each other
+        return (set, frozenset(map(form, value)))
+    if kind is dict:
+        return (kind, frozenset((form(key), form(item)) for key, item in value.items()))
+    if kind is collections.OrderedDict:
+        return (kind, tuple((form(key), form(item)) for key, item in value.items()))
+    if kind in (Point, Pair):
+        return (kind, *map(form, (value.x, value.y) if kind is Point else value))
+    if kind is float and math.isnan(value):
+        return (kind, "nan")
+    return (kind, value)
+
+
+near_keys = st.sampled_from(
+    [0, 1, True, 1.0, "", "a", "b", "ab", b"a", b"ab", None, (), (1,), ("a",)]
+)
+near = st.recursive(
+    near_keys
+    | st.sampled_from([False, -0.0, math.nan, -1, "a" * 63, "a" * 64, "b" * 64, "a" * 65]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(near_keys, inner, max_size=2),
+        st.dictionaries(near_keys, inner, max_size=2).map(collections.OrderedDict),
+        st.sets(near_keys, max_size=3),
+        st.frozensets(near_keys, max_size=2),
+        st.lists(inner, max_size=2).map(collections.deque),
+        st.builds(Point, inner, inner),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=4,
+)
+
+
+@sweep
+@given(st.lists(near, min_size=20, max_size=50))
+def test_different_values(sample):
+    """Digests are equal if and only if the values are, types included."""
+    forms: dict[str, Any] = {}
+    digests: dict[Any, str] = {}
+    for value in [*sample, *([value] for value in sample)]:
+        assert forms.setdefault(digest(value), form(value)) == form(value)
+        assert digests.setdefault(form(value), digest(value)) == digest(value)
+
+
+@sweep
+@given(hashables, hashables)
+def test_different_atoms(one, other):
+    """Two atoms share a digest if and only if they are equal and of one type."""
+    same = type(one) is type(other) and one == other
+    assert (digest(one) == digest(other)) == same
+
+
+def different():
+    """Values of which no two are the same."""
+    inner = encode(["a", "b"])
+    utc, hour = dt.timezone.utc, dt.timedelta(hours=1)
+    decimals = map(decimal.Decimal, ("1", "-1", "10", "0.1", "NaN", "Infinity"))
+    fractional = itertools.starmap(fractions.Fraction, [(1, 2), (-1, 2), (2, 1), (1, 18), (18, 1)])
+    yield from [None, ..., NotImplemented, True, False, 0, 1, -1, 16, 1.0, 2**64, 1j, "", "1", "i1"]
+    yield from [b"", b"1", b"i1", bytearray(b"1"), memoryview(b"1"), inner, inner.decode("latin1")]
+    yield from [math.inf, -math.inf, math.nan, 5e-324, sys.float_info.max, 0.1 + 0.2, 0.3]
+    yield from [*decimals, *fractional, "nan", "N", "T", "!", ".", "~", "#" + "a" * 32]
+    yield from ["\ud800", "\ud800\udc00", "\U00010000", "é", "e\u0301", "a" * 64, "a" * 65, "a\0"]
+    yield from [[], (), {}, set(), collections.deque(), collections.OrderedDict()]
+    yield from [[1], (1,), {1}, {1: 1}, collections.Counter({1: 1}), [[1]], [1, 1], {(1, 2)}]
+    yield from [["ab", "c"], ["a", "bc"], ["abc"], [["a"], "bc"], ["a", ["bc"]], [["a", "bc"]]]
+    yield from [{"a": "b"}, {"b": "a"}, {"a": {"b": 1}}, {"a": "b", "b": 1}, [("a", "b")]]
+    yield from [collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)]
+    yield from [{"a": 1, "b": 2}, {1, 2}, {frozenset({1}), 2}, [{1}, {2}], [{1, 2}, set()]]
+    yield from [NAIVE, NAIVE.date(), NAIVE.time(), NAIVE.replace(microsecond=1), hour, hour * 24]
+    yield from [NAIVE.replace(tzinfo=utc), dt.time(tzinfo=utc), utc, dt.timezone(hour)]
+    yield from [NAIVE.replace(year=1, tzinfo=dt.timezone(hour)), zoneinfo.ZoneInfo("UTC")]
+    yield from [zoneinfo.ZoneInfo("Europe/Berlin"), uuid.UUID(int=1), range(1), range(2)]
+    yield from [range(1, 2), slice(1), slice(1, 1), re.compile("a"), re.compile(b"a")]
+    yield from [re.compile("a", re.MULTILINE), pathlib.Path("a"), pathlib.PureWindowsPath("a")]
+    yield from [pathlib.Path("A"), pathlib.Path("a/b"), Color.RED, Color.BLUE, Level.LOW]
+    yield from [Permission.READ, Permission.READ | Permission.WRITE, int, str, len, module_function]
+    yield from [Color, Point, re, os, Plain().ask, Plain(a=1).ask, Child(a=1).ask, Plain.ask]
+    yield from [Point(1), Point(1, 1), Slotted(1), Pair(1, 0), Attrs(1), Model(x=1), Plain(x=1)]
+    yield from [WithSlots(1), types.SimpleNamespace(x=1), Text("1"), Plain(), Plain(y=1)]
+    yield from [Child(x=1), functools.partial(int, "1"), functools.partial(int, base=1)]
+    yield from [ValueError(), ValueError("a"), TypeError("a"), list[int], list[str], dict[str, int]]
+
+
+def test_no_two_share_a_digest():
+    """Values that are easily taken for each other differ, alone and inside a list."""
+    kept = list(different())
+    for wrap in (lambda value: value, lambda value: [value], lambda value: {"k": (value, 0)}):
+        met: dict[str, Any] = {}
+        for value in kept:
+            found = digest(wrap(value))
+            assert found not in met, f"{value!r} has the digest of {met[found]!r}"
+            met[found] = value
+
+
+def test_one_character_of_ten_million():
+    """One character makes a difference in a text of ten million."""
+    text = "x" * 9_999_999
+    assert len({digest(text + "x"), digest(text + "y"), digest("y" + text)}) == 3
+
+
+def test_composite_flags():
+    """A composite flag is not taken for a member whose name looks like its encoding."""
+    assert digest(Permission.READ | Permission.WRITE) != digest(Permission.i3)
+
+
+def test_complex_nan():
+    """A complex number with a NaN part is not taken for another whose bytes look like it."""
+    (imaginary,) = struct.unpack(">d", b"abc,fnan")
+    (real,) = struct.unpack(">d", b"nan,fabc")
+    assert digest(complex(math.nan, imaginary)) != digest(complex(real, math.nan))
+
+
+def test_methods_that_only_share_a_name():
+    """A bound method that its object does not have under that name is refused or differs."""
+    one, other = (types.MethodType(closure(n), Plain(a=1)) for n in (1, 2))
+    try:
+        assert digest(one) != digest(other)
+    except DigestError as error:
+        assert "inner" in str(error)
+
+
+def test_method_of_a_parent_class():
+    """The parent's bound method is not the child's that overrides it."""
+    child = Child(a=1)
+    try:
+        assert digest(child.ask) != digest(child.parents())
+    except DigestError as error:
+        assert "ask" in str(error)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda field: pydantic.create_model("Answer", **{field: (int, 0)}),
+        lambda field: type("Answer", (), {field: 0}),
+        lambda field: dataclasses.make_dataclass("Answer", [field]),
+        lambda field: enum.Enum("Answer", [field]),
+        lambda field: NamedTuple("Answer", [(field, int)]),
+    ],
+    ids=["pydantic", "type", "dataclass", "enum", "namedtuple"],
+)
+def test_classes_made_on_the_fly(make):
+    """Two classes of one name, which no module holds, are refused or differ: output types, say."""
+    one, other = make("a"), make("b")
+    try:
+        assert digest(one) != digest(other)
+    except DigestError as error:
+        assert "Answer" in str(error)
+
+
+# -- arrays ----------------------------------------------------------------------------------------
+
+_structured = np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i4"), ("b", "f8")])
+EQUAL_ARRAYS = {
+    "order": (np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3))),
+    "strides": (np.arange(0, 10, 2), np.arange(10)[::2]),
+    "negative strides": (np.array([2, 1, 0]), np.arange(3)[::-1]),
+    "transposed": (np.array([[0, 2], [1, 3]]), np.arange(4).reshape(2, 2).T),
+    "byte order": (np.arange(3, dtype=">i4"), np.arange(3, dtype="<i4")),
+    "byte order of floats": (np.array([1.5], dtype=">f8"), np.array([1.5])),
+    "byte order of text": (np.array(["ab"], dtype=">U2"), np.array(["ab"], dtype="<U2")),
+    "byte order in structures": (
+        _structured,
+        _structured.astype([("a", ">i4"), ("b", ">f8")]),
+    ),
+    "zeros": (np.array([0.0, 1.0]), np.array([-0.0, 1.0])),
+    "complex zeros": (np.array([0j]), np.array([complex(-0.0, -0.0)])),
+    "scalar zeros": (np.float32(0), np.float32(-0.0)),
+    "read-only": (np.arange(3), np.broadcast_to(np.arange(3), (3,))),
+    "broadcast": (np.zeros((2, 3)), np.broadcast_to(0.0, (2, 3))),
+    "objects": (np.array([{"a": 1, "b": 2}, None]), np.array([{"b": 2, "a": 1}, None])),
+    "object order": (
+        np.array([[1, "a"], [2, "b"]], dtype=object),
+        np.asfortranarray(np.array([[1, "a"], [2, "b"]], dtype=object)),
+    ),
+    "structures": (_structured, _structured[::-1][::-1]),
+    "one structure": (_structured[0], _structured.copy()[0]),
+    "scalars": (np.float64(1.5), np.array([1.5])[0]),
+    "bools": (np.bool_(True), np.array([True])[0]),
+    "text scalars": (np.str_("ab"), np.array(["ab"])[0]),
+    "no elements": (np.zeros((0, 3)), np.ones((0, 3))),
+    "no dimensions": (np.array(1.5), np.array(1.5)),
+    "halves": (np.float16([1, 2]), np.array([1, 2], dtype="f2")),
+    "generators": (np.random.default_rng(3), np.random.default_rng(3)),
+    "dtypes": (np.dtype("f4"), np.dtype("float32")),
+}
+
+
+@pytest.mark.parametrize("case", EQUAL_ARRAYS)
+def test_equal_arrays(case):
+    """Arrays of equal elements have one digest, whatever their layout in memory."""
+    one, other = EQUAL_ARRAYS[case]
+    assert digest(one) == digest(other)
+    assert digest([one]) == digest([other])
+
+
+def test_different_arrays():
+    """Element type, shape, elements, and being a scalar or not all make a difference."""
+    arrays = [
+        *(np.arange(6), np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2), np.arange(6)[::-1]),
+        *(np.arange(6, dtype="i4"), np.arange(6, dtype="u8"), np.arange(6.0), list(range(6))),
+        *(np.zeros(0), np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(0, dtype="i1")),
+        *(np.int64(1), np.int32(1), np.array(1), np.array([1]), 1, np.bool_(1), np.float64(1), 1.0),
+        *(np.array([1, 2], dtype=object), np.array(["a"]), np.array([b"a"]), "a", np.str_("a")),
+        *(_structured, _structured[["a"]], _structured[0], _structured["b"]),
+        *(np.array([np.nan, 1.0]), np.array([1.0, np.nan]), np.array([np.inf]), np.array([1j])),
+        *(np.dtype("f4"), np.dtype("f8"), np.random.default_rng(1), np.random.default_rng(2)),
+    ]
+    digests = [digest(array) for array in arrays]
+    assert len(set(digests)) == len(arrays)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array(["2024-01-01", "NaT"], "M8[D]"), np.array(["2024-01-02", "NaT"], "M8[D]")),
+        (np.array([1, 2], "m8[s]"), np.array([1, 3], "m8[s]")),
+        (np.datetime64("2024-01-01"), np.datetime64("2024-01-02")),
+        (np.timedelta64(1, "s"), np.timedelta64(2, "s")),
+        (np.timedelta64(1, "s"), np.timedelta64(1, "ms")),
+        (
+            np.array([("2024-01-01", 1)], [("when", "M8[s]"), ("n", "i4")]),
+            np.array([("2024-01-02", 1)], [("when", "M8[s]"), ("n", "i4")]),
+        ),
+    ],
+    ids=["dates", "durations", "date", "duration", "unit", "structure"],
+)
+def test_dates_of_numpy(one, other):
+    """Arrays and scalars of dates and durations have digests like all others."""
+    assert digest(one) == digest(one.copy()) != digest(other)
+
+
+@pytest.mark.parametrize("make", [np.longdouble, lambda text: np.array([text], dtype="g")])
+def test_long_doubles(make):
+    """Extended floats, whose bytes hold padding, have a digest or a clear refusal."""
+    try:
+        digests = {digest(make("1.5")) for _ in range(20)}
+        assert len(digests) == 1
+        assert digests != {digest(make("2.5"))}
+    except DigestError as error:
+        assert "numpy" in str(error)
+
+
+def test_nan_in_arrays():
+    """A NaN in an array is a NaN, whatever its sign and payload, as in a plain float."""
+    with np.errstate(invalid="ignore"):
+        computed = np.array([np.inf]) - np.inf
+    assert digest(float(computed[0])) == digest(math.nan)
+    assert digest(computed) == digest(np.array([np.nan])) == digest(-np.array([np.nan]))
+    assert digest(computed[0]) == digest(np.float64("nan"))
+
+
+def test_zeros_in_structures():
+    """The sign of a zero does not count inside a structured array either."""
+    one, other = (np.array([(zero,)], dtype=[("a", "f8")]) for zero in (0.0, -0.0))
+    assert (one == other).all()
+    assert digest(one) == digest(other)
+
+
+def test_padding_in_structures():
+    """The bytes between the fields of an aligned structure are not part of its value."""
+    aligned = np.dtype([("a", "i1"), ("b", "i8")], align=True)
+    one, other = np.zeros(1, aligned), np.zeros(1, aligned)
+    other.view("u1")[3] = 7
+    assert (one == other).all()
+    assert digest(one) == digest(other)
+
+
+def test_overlapping_structures():
+    """A structure whose fields overlap has a digest or a clear refusal."""
+    overlapping = np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 0]})
+    one, other = np.zeros(2, overlapping), np.ones(2, "i4").view(overlapping)
+    try:
+        assert digest(one) != digest(other)
+    except DigestError as error:
+        assert "numpy" in str(error)
+
+
+@pytest.mark.parametrize("special", [np.ma.array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])])
+def test_special_arrays(special):
+    """A special kind of array is refused, with the conversion that helps."""
+    with pytest.raises(DigestError, match=r"numpy\.asarray"):
+        digest(special)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def test_equal_tables():
+    """Equal frames, series and indexes of pandas have equal digests."""
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", None], "c": [0.5, np.nan]})
+    same = pd.DataFrame({"c": [0.5, np.nan], "a": [1, 2], "b": ["x", None]})[["a", "b", "c"]]
+    assert digest(frame) == digest(same) == digest(frame.copy())
+    assert digest(frame["a"]) == digest(same["a"])
+    assert digest(frame) == digest(frame.set_axis(pd.Index([0, 1])))  # a list is a range
+    assert digest(frame.index) == digest(pd.RangeIndex(2))
+    assert digest({"table": frame}) == digest({"table": same})
+
+
+def test_different_tables():
+    """Cells, column names, their order, element types, the index and a name make a difference."""
+    frame = pd.DataFrame({"a": [1, 2], "b": [3, 4]})
+    tables = [
+        *(frame, frame[["b", "a"]], frame.rename(columns={"a": "c"}), frame.astype({"a": "i4"})),
+        *(frame.astype({"a": float}), frame.iloc[::-1], frame.set_axis(["x", "y"]), frame[["a"]]),
+        *(frame["a"], frame["a"].rename("c"), frame["a"].astype("i4"), frame.index, frame.columns),
+        *(
+            pd.DataFrame(),
+            frame.iloc[:0],
+            frame["a"].to_numpy(),
+            frame["a"].tolist(),
+            pd.Series([1]),
+        ),
+        *(pd.to_datetime(frame["a"]), pd.Series(["1", "2"], name="a"), frame.replace(1, 9)),
+        *(
+            pd.MultiIndex.from_tuples([(1, 2)]),
+            pd.Categorical(["a"]),
+            pd.Series(["a"], dtype="category"),
+        ),
+    ]
+    assert len({digest(table) for table in tables}) == len(tables)
+
+
+def test_mixed_columns():
+    """In a column of mixed objects, the number 1 is not the text "1"."""
+    one = pd.DataFrame({"a": [1, "b"]}, dtype=object)
+    other = pd.DataFrame({"a": ["1", "b"]}, dtype=object)
+    assert digest(one) != digest(other)
+
+
+def test_objects_in_columns():
+    """Equal objects in a column count by their value, not by the address in their ``repr``."""
+    one, other = (pd.DataFrame({"a": [Plain(x=1), Plain(x=2)]}) for _ in range(2))
+    try:
+        assert digest(one) == digest(other)
+    except DigestError as error:
+        assert "pandas" in str(error)
+
+
+def test_lists_in_columns():
+    """A column of lists has a digest or is refused, with the path to its frame."""
+    try:
+        assert digest([pd.DataFrame({"a": [[1]]})]) != digest([pd.DataFrame({"a": [[2]]})])
+    except DigestError as error:
+        assert error.path == "[0]"
+        assert error.type_name.endswith("DataFrame")
+
+
+def test_timestamps():
+    """Equal timestamps of pandas have one digest, whatever their unit and zone."""
+    noon = pd.Timestamp("2024-01-01 12:00", tz="UTC")
+    assert digest(noon) == digest(pd.Timestamp("2024-01-01 12:00", tz="UTC"))
+    assert digest(noon) != digest(pd.Timestamp("2024-01-01 13:00", tz="UTC"))
+    assert digest(noon) == digest(noon.as_unit("s"))
+    assert digest(noon) == digest(noon.tz_convert("Europe/Berlin"))
+
+
+# -- objects ---------------------------------------------------------------------------------------
+
+
+def test_cycles():
+    """What contains itself has a digest, which depends on its shape and content only."""
+
+    def ring(size, content):
+        first: list[Any] = [content]
+        last = first
+        for _ in range(size - 1):
+            last.append([content])
+            last = last[-1]
+        last.append(first)
+        return first
+
+    digests = [digest(ring(size, content)) for size in (1, 2, 3) for content in "ab"]
+    assert digests == [digest(ring(size, content)) for size in (1, 2, 3) for content in "ab"]
+    assert len(set(digests)) == 6
+    table: dict[str, Any] = {}
+    table["self"] = table
+    node, twin = Plain(name="n"), Plain(name="n")
+    node.friend, twin.friend = [node], [twin]
+    assert digest(node) == digest(twin) != digest(table)
+
+
+def test_where_a_cycle_leads():
+    """It makes a difference whether an inner object leads back to itself or to the outer one."""
+
+    def pair(leads_out):
+        inner: list[Any] = ["inner"]
+        outer = ["outer", inner]
+        inner.append(outer if leads_out else inner)
+        return outer
+
+    assert digest(pair(True)) == digest(pair(True)) != digest(pair(False))
+
+
+def test_operators():
+    """Callables of ``operator`` that hold arguments have digests like any other object."""
+    call = operator.methodcaller
+    assert digest(call("get", 1, default=2)) == digest(call("get", 1, default=2))
+    assert (
+        len({digest(c) for c in (call("a"), call("a", x=1), call("a", x=2), call("b", x=1))}) == 4
+    )
+    assert digest(operator.itemgetter(1)) != digest(operator.itemgetter(2))
+
+
+def test_state_that_is_a_pair():
+    """A state of the user's own making that is a pair of a version and a dict counts whole."""
+    one, same = Versioned("v1", [1]), Versioned("v1", [1])
+    assert digest(one) == digest(same)
+    assert len({digest(v) for v in (one, Versioned("v2", [1]), Versioned("v1", [2]))}) == 3
+
+
+def test_registered_reducers():
+    """A type that pickles because ``copyreg`` knows how has a digest."""
+    assert digest(int | str) == digest(int | str) != digest(int | bytes)
+
+
+def test_cached_functions():
+    """A function under ``lru_cache`` is its importable name; without one it is refused."""
+    assert digest(cached_function) == digest(cached_function)
+    with pytest.raises(DigestError, match="inner"):
+        digest(functools.lru_cache(closure(1)))
+
+
+def test_cached_functions_of_two_modules():
+    """Two cached functions of the same name in different modules differ."""
+    digests = set()
+    for module in ("first", "second"):
+        namespace = {"__name__": module}
+        exec("def search(): pass", namespace)
+        held = types.ModuleType(module)
+        held.search = functools.lru_cache(namespace["search"])
+        sys.modules[module] = held
+        try:
+            digests.add(digest(held.search))
+        finally:
+            del sys.modules[module]
+    assert len(digests) == 2
+
+
+def test_decorated_functions():
+    """A step and the plain function under it are one: the name leads to both."""
+    wrapper = functools.wraps(module_function)(lambda: 1)
+    held = sys.modules[__name__]
+    before = digest(module_function)
+    original = held.module_function
+    held.module_function = wrapper
+    try:
+        assert digest(wrapper) == digest(original) == before
+    finally:
+        held.module_function = original
+
+
+def test_combine():
+    """Combined strings count with their boundaries and their order."""
+    parts = [("ab", "c"), ("a", "bc"), ("abc",), ("c", "ab"), ("ab", "c", ""), ("", "ab", "c"), ()]
+    assert len({combine(*part) for part in parts}) == len(parts)
+    assert combine("ab", "c") == combine(b"ab", b"c")
+    long = "x" * 100
+    assert combine(long, "y") != combine(long + "y")
+
+
+def test_the_form_of_a_digest():
+    """A digest is 32 hexadecimal digits."""
+    assert re.fullmatch(r"[0-9a-f]{32}", digest("anything"))
+
+
+def test_names_of_classes():
+    """A class is named with its module, a builtin by its name alone."""
+    assert class_name(int) == "int"
+    assert class_name(Point).endswith("test_digest.Point")
+    assert class_name(collections.Counter) == "collections.Counter"
+
+
+def test_large_values_in_little_memory():
+    """The digest of a list of large texts needs no copy of all of them at once."""
+    texts = [str(n) * 1_000_000 for n in range(10)] * 3
+    tracemalloc.start()
+    try:
+        digest(texts)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8_000_000
+
+
+# -- what has none ---------------------------------------------------------------------------------
+
+
+def generator():
+    yield 1
+
+
+async def coroutine():
+    pass
+
+
+def culprits():
+    """(name, what has no digest, how to get rid of it)."""
+    yield "lock", threading.Lock(), None
+    yield "rlock", threading.RLock(), None
+    yield "generator", generator(), None
+    opened = open(os.devnull)  # noqa: SIM115
+    yield "file", opened, opened.close
+    written = open(os.devnull, "wb")  # noqa: SIM115
+    yield "binary file", written, written.close
+    yield "lambda", lambda: 1, None
+    yield "local function", closure(1), None
+    yield "local class", local_class(), None
+    connected = socket.socket()
+    yield "socket", connected, connected.close
+    awaited = coroutine()
+    yield "coroutine", awaited, awaited.close
+    yield "thread local", threading.local(), None
+    yield "frame", sys._getframe(), None
+    yield "method of a list", [].append, None
+    yield "mapping proxy", types.MappingProxyType({}), None
+    yield "dict view", {}.keys(), None
+    with open(zoneinfo.ZoneInfo("UTC").key and _zone_file(), "rb") as file:
+        yield "zone without a name", zoneinfo.ZoneInfo.from_file(file), None
+
+
+def _zone_file():
+    import importlib.resources
+
+    return str(importlib.resources.files("tzdata") / "zoneinfo" / "UTC")
+
+
+CULPRITS = [name for name, _, close in culprits() if close is None or close() is None]
+
+
+@pytest.fixture
+def culprit(request):
+    for name, value, close in culprits():
+        if name == request.param:
+            yield value
+        if close is not None:
+            close()
+
+
+@pytest.mark.parametrize("culprit", CULPRITS, indirect=True)
+def test_refused(culprit):
+    """What has no identity is refused, with its type and the path to it."""
+    with pytest.raises(DigestError) as caught:
+        digest({"a": [1, culprit]})
+    assert caught.value.path == "['a'][1]"
+    assert "(at value['a'][1])" in str(caught.value)
+    assert caught.value.type_name
+    assert caught.value.__cause__ is None
+    assert isinstance(caught.value, TypeError)
+    with pytest.raises(DigestError) as caught:
+        digest(culprit)
+    assert caught.value.path == ""
+    assert "(at" not in str(caught.value)
+
+
+LOCK = threading.Lock()
+PATHS = {
+    "[2]": [1, 2, LOCK],
+    "[0][1]": ((1, LOCK),),
+    "{...}": {LOCK},
+    "['k']": collections.OrderedDict(k=LOCK),
+    "['d']": collections.defaultdict(list, d=LOCK),
+    "[1]": collections.deque([1, LOCK]),
+    "[1][0]": Pair(1, [LOCK]),
+    ".x": Point(LOCK),
+    ".x[0]": Slotted([LOCK]),
+    ".x['a']": Attrs({"a": LOCK}),
+    ".x[3]": Model(x=[1, 2, 3, LOCK]),
+    "._secret": None,  # made below: a model's private attribute
+    ".a.b": Plain(a=Plain(b=LOCK)),
+    ".y": WithSlots(1),
+    "['a'].x[0].a": {"a": Point([Plain(a=LOCK)])},
+    "[0]": np.array([LOCK]),
+    "['nested'][1]": {"nested": np.array([1, LOCK])},
+}
+PATHS["._secret"] = Model()
+PATHS["._secret"]._secret = LOCK
+PATHS[".y"].y = LOCK
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths(path):
+    """The path to what has no identity goes through every kind of container."""
+    with pytest.raises(DigestError) as caught:
+        digest(PATHS[path])
+    assert caught.value.path == path
+    assert caught.value.type_name == "_thread.lock"
+    assert f"value{path}" in str(caught.value)
+
+
+def test_path_through_a_slice():
+    """The path does not begin anew inside a slice."""
+    with pytest.raises(DigestError) as caught:
+        digest({"a": [slice(LOCK)]})
+    assert caught.value.path.startswith("['a'][0]")
+
+
+def test_keys_without_a_repr():
+    """A key whose ``repr`` raises does not keep the refusal from being told."""
+
+    class Mute:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    with pytest.raises(DigestError, match=r"_thread\.lock"):
+        digest({Mute(): LOCK})
+
+
+def test_long_keys_are_shortened():
+    """A long key is shortened in the path."""
+    with pytest.raises(DigestError) as caught:
+        digest({"x" * 10_000: LOCK})
+    assert len(str(caught.value)) < 300
+
+
+def test_released_memory():
+    """A memory view that was released is refused."""
+    view = memoryview(b"gone")
+    view.release()
+    with pytest.raises(DigestError):
+        digest([view])
+
+
+def test_objects_that_fail_to_reduce():
+    """An object whose reduction raises is refused with what it said."""
+
+    class Stubborn:
+        def __reduce_ex__(self, protocol):
+            raise ZeroDivisionError("I am a client")
+
+    with pytest.raises(DigestError, match="I am a client") as caught:
+        digest([Stubborn()])
+    assert caught.value.path == "[0]"
+
+
+def test_objects_made_by_a_callable_object():
+    """An object whose reduction names a callable without a name is refused or counts by it."""
+
+    class Odd:
+        def __init__(self, base):
+            self.base = base
+
+        def __reduce__(self):
+            return functools.partial(int, base=self.base), ("1",)
+
+    try:
+        assert digest(Odd(2)) != digest(Odd(3))
+    except DigestError as error:
+        assert "Odd" in str(error) or "partial" in str(error)
+
+
+def deep(depth, wrap):
+    value: Any = None
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: [inner],
+        lambda inner: (inner,),
+        lambda inner: {"k": inner},
+        Point,
+        lambda inner: Plain(inner=inner),
+        lambda inner: Pair(1, inner),
+        lambda inner: functools.partial(int, inner),
+        slice,
+    ],
+    ids=["list", "tuple", "dict", "dataclass", "object", "namedtuple", "partial", "slice"],
+)
+def test_deep_nesting(wrap):
+    """What is nested too deeply is refused; it does not crash the interpreter."""
+    value = deep(20_000, wrap)
+    try:
+        with pytest.raises(DigestError) as caught:
+            digest(value)
+        assert len(str(caught.value)) < 2_000
+    finally:
+        while value is not None:  # taken apart from outside: freeing it would recurse as well
+            value = _inner(value)
+
+
+def _inner(value):
+    if isinstance(value, slice):
+        return value.stop
+    if isinstance(value, functools.partial):
+        return value.args[0]
+    if isinstance(value, (list, tuple)):
+        return value[-1]
+    if isinstance(value, dict):
+        return value["k"]
+    return value.x if isinstance(value, Point) else value.inner
+
+
+def test_moderate_nesting():
+    """A hundred levels, as no prompt has, are no problem."""
+    assert digest(deep(100, lambda inner: [inner])) != digest(deep(99, lambda inner: [inner]))
+    assert digest(deep(100, Point)) == digest(deep(100, Point))
+
+
+# -- other processes, other Pythons ----------------------------------------------------------------
+
+VALUES = textwrap.dedent(
+    """
+    import array, collections, dataclasses, datetime as dt, decimal, enum, fractions, functools
+    import http, io, ipaddress, math, operator, pathlib, random, re, signal, string, time, types
+    import uuid, zoneinfo
+
+    class Color(enum.Enum):
+        RED = 1
+    class Word(str, enum.Enum):
+        YES = "yes"
+    class Permission(enum.Flag):
+        READ = 1
+        WRITE = 2
+    class IntPermission(enum.IntFlag):
+        READ = 1
+        WRITE = 2
+    @dataclasses.dataclass
+    class Point:
+        x: object
+        tags: set = dataclasses.field(default_factory=set)
+    @dataclasses.dataclass(frozen=True)
+    class Frozen:
+        x: int
+    Pair = collections.namedtuple("Pair", "left right")
+    class Plain:
+        def __init__(self, **attributes):
+            self.__dict__.update(attributes)
+        def ask(self):
+            pass
+    class Slotted:
+        __slots__ = ("a", "b")
+    slotted = Slotted()
+    slotted.a = {"y", "x"}
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+    berlin = zoneinfo.ZoneInfo("Europe/Berlin")
+    values = {
+        "none": None, "int": 12345678901234567890, "float": 0.1, "nan": math.nan,
+        "text": "h\\xe9\\U0001f600",
+        "long": "x" * 100_000, "bytes": b"\\0\\xff", "complex": 1 + 2j, "ellipsis": ...,
+        "set": set(words), "frozenset": frozenset(words[1:]),
+        "nested": {frozenset(words): set(words)},
+        "dict": {w: len(w) for w in set(words)}, "sets": {frozenset({w, "x"}) for w in words},
+        "ordered": collections.OrderedDict(b=1, a=2), "counter": collections.Counter("hello"),
+        "deque": collections.deque([1]), "chain": collections.ChainMap({"a": 1}),
+        "user dict": collections.UserDict(a=1), "user list": collections.UserList([1]),
+        "decimal": decimal.Decimal("1.10"), "fraction": fractions.Fraction(1, 3),
+        "uuid": uuid.UUID(int=5),
+        "date": dt.date(2024, 2, 29), "aware": dt.datetime(2024, 7, 1, tzinfo=berlin),
+        "naive": dt.datetime(2024, 7, 1, 1, 2, 3, 4), "delta": dt.timedelta(1, 2, 3),
+        "time": dt.time(1, 2),
+        "aware time": dt.time(1, tzinfo=dt.timezone.utc), "zone": berlin, "offset": dt.timezone.utc,
+        "path": pathlib.Path("a/b"), "windows": pathlib.PureWindowsPath("A/b"),
+        "range": range(1, 9, 2),
+        "slice": slice(1, None), "pattern": re.compile("a|b", re.I | re.M), "module": re,
+        "enum": Color.RED, "text enum": Word.YES, "flag": Permission.READ | Permission.WRITE,
+        "no flag": Permission(0), "int flag": IntPermission.READ | IntPermission.WRITE,
+        "regex flag": re.I | re.M, "status": http.HTTPStatus.NOT_FOUND, "signal": signal.SIGINT,
+        "dataclass": Point([1], set(words)), "frozen": Frozen(1), "namedtuple": Pair(1, set(words)),
+        "object": Plain(b=set(words), a=1), "slots": slotted,
+        "namespace": types.SimpleNamespace(a=1, b=2),
+        "class": Plain, "function": math.sqrt, "method": Plain(a=1).ask,
+        "method of a class": str.upper,
+        "partial": functools.partial(int, base=2), "getter": operator.attrgetter("a.b"),
+        "address": ipaddress.ip_address("1.2.3.4"), "network": ipaddress.ip_network("10.0.0.0/8"),
+        "array": array.array("d", [1.5]), "struct": time.gmtime(0),
+        "template": string.Template("$x"),
+        "random": random.Random(1), "context": decimal.Context(prec=5),
+        "error": ValueError("a", {"b"}),
+        "os error": OSError(2, "gone", "f"), "buffer": io.BytesIO(b"a"),
+        "text buffer": io.StringIO("a"),
+        "iterator": iter([1, 2]), "tuple": (1, (2, (3,))),
+    }
+    """
+)
+PRINT = (
+    "\nimport json\nprint(json.dumps({name: digest(value) for name, value in values.items()}))\n"
+)
+# A package that has stepwise's folder but not its __init__, which imports what only the
+# environment of the tests has.
+STUB = textwrap.dedent(
+    f"""
+    import sys, types
+    package = types.ModuleType("stepwise")
+    package.__path__ = [{os.path.dirname(stepwise.__file__)!r}]
+    sys.modules["stepwise"] = package
+    from stepwise._digest import digest
+    """
+)
+
+
+def digests_of(script, python=sys.executable, seed="random"):
+    """What a script's ``values`` digest to in a process of their own."""
+    done = subprocess.run(
+        [python, "-B", "-W", "error::BytesWarning", "-c", STUB + script + PRINT],
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@functools.cache
+def reference(script):
+    return digests_of(script, seed="0")
+
+
+def differing(script, **how):
+    found, expected = digests_of(script, **how), reference(script)
+    assert len(found) == len(expected)
+    return sorted(name for name in expected if expected[name] != found[name])
+
+
+@pytest.mark.parametrize("seed", ["1", "4242", "random"])
+def test_other_processes(seed):
+    """Another process, with another hash seed, finds the same digests."""
+    assert differing(VALUES, seed=seed) == []
+    assert len(set(reference(VALUES).values())) == len(reference(VALUES))
+
+
+LIBRARY_VALUES = textwrap.dedent(
+    """
+    from typing import Any
+    import attrs, numpy as np, pandas as pd, pydantic
+
+    class Model(pydantic.BaseModel):
+        tags: set[str]
+        more: Any = None
+    @attrs.define
+    class Record:
+        tags: set[str]
+    words = {"alpha", "beta", "gamma", "delta", "epsilon"}
+    ordered = sorted(words)
+    values = {
+        "model": Model(tags=words, more={"m": Model(tags=words)}), "attrs": Record(words),
+        "secret": pydantic.SecretStr("s"), "array": np.arange(6.0).reshape(2, 3),
+        "scalar": np.float32(1),
+        "objects": np.array([words, None]), "dtype": np.dtype("f4"),
+        "frame": pd.DataFrame({"a": [1, 2], "b": ["x", None]}),
+        "series": pd.Series([1.5], name="s"),
+        "category": pd.Series(ordered, dtype="category"), "index": pd.Index(ordered),
+        "columns": pd.DataFrame({"a": ["x", "y"], "b": pd.to_datetime(["2024-01-01", None])}),
+        "timestamp": pd.Timestamp("2024-01-01"), "delta": pd.Timedelta("1h"),
+        "period": pd.Period("2024-01"),
+        "missing": pd.NA, "no time": pd.NaT,
+    }
+    """
+)
+
+
+def test_other_processes_with_libraries():
+    """The same for values of numpy, pandas, pydantic and attrs."""
+    assert differing(LIBRARY_VALUES, seed="7") == []
+
+
+SUBCLASS_VALUES = textwrap.dedent(
+    """
+    class Names(set):
+        pass
+    class Frozen(frozenset):
+        pass
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"]
+    values = {"set": Names(words), "frozenset": Frozen(words)}
+    """
+)
+
+
+def test_subclasses_of_sets_in_other_processes():
+    """A subclass of set has one digest in every process, whatever the hash seed."""
+    assert [differing(SUBCLASS_VALUES, seed=seed) for seed in ("1", "2", "3")] == [[], [], []]
+
+
+def test_objects_in_columns_in_other_processes():
+    """A column of sets has one digest in every process, or is refused."""
+    script = "import pandas as pd\nvalues = {'f': pd.DataFrame({'a': [frozenset('abcdefgh')]})}\n"
+    guarded = script + textwrap.dedent(
+        """
+        from stepwise.errors import DigestError
+        exact = digest
+        def digest(value):
+            try:
+                return exact(value)
+            except DigestError:
+                return "refused"
+        """
+    )
+    assert [differing(guarded, seed=seed) for seed in ("1", "2")] == [[], []]
+
+
+def interpreter(version):
+    """Another Python of this machine; skips where it is not there."""
+    home = pathlib.Path("~/.pyenv/versions").expanduser()
+    found = [str(path) for path in sorted(home.glob(f"{version}.*/bin/python"))]
+    named = shutil.which(f"python{version}")
+    if not found and not named:
+        pytest.skip(f"no Python {version} on this machine")
+    return found[-1] if found else named
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_other_pythons(version):
+    """Another version of Python finds the same digests, so that a run survives an upgrade."""
+    assert differing(VALUES, python=interpreter(version)) == []
+
+
+TYPES = textwrap.dedent(
+    """
+    import typing
+    values = {
+        "list[int]": list[int], "list[str]": list[str], "dict": dict[str, list[int]],
+        "set": typing.Set[int], "optional": typing.Optional[int],
+        "literal": typing.Literal["a", "b"], "union": typing.Union[int, str],
+    }
+    """
+)
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_types_in_other_pythons(version):
+    """So do types, as they are given for structured output."""
+    python = interpreter(version)
+    found = digests_of(TYPES, python=python)
+    assert len(set(found.values())) == len(found), "two types share a digest"
+    assert differing(TYPES, python=python) == []
