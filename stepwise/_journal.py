@@ -61,7 +61,7 @@ class Position(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A record that does not verify, or is missing between others."""
+    """A record that does not verify, or is missing before one that does."""
 
     number: int
 
@@ -74,19 +74,23 @@ def read(
     Raises:
         ConfigurationError: they were written with another key.
     """
-    at = start or Position()
+    at, stray = start or Position(), 0
     for number, data in store.read(run_id, after=at.last):
-        for missing in range(at.last + 1, number):
-            at = Position(missing, None, at.effects)
-            yield Lost(missing), at
         try:
             opened = seal.open(_identity(run_id, number), data)
         except ForeignKeyError:
-            if number == 1 and not _knows(store, seal, run_id):
+            if not _knows(store, seal, run_id):
                 raise _foreign(store, run_id) from None
             opened = None
         except DamagedError:
             opened = None
+        if opened is None and number > at.last + 1:
+            stray = number  # perhaps it is the number that is damaged: it proves no gap
+            continue
+        stray = 0
+        for missing in range(at.last + 1, number):
+            at = Position(missing, None, at.effects)
+            yield Lost(missing), at
         if opened is None or (at.link is not None and opened.previous != at.link):
             at = Position(number, None, at.effects)
             yield Lost(number), at
@@ -94,6 +98,8 @@ def read(
         record = _records.from_header(opened.header)
         at = Position(number, opened.link, opened.effects + isinstance(record, ANNOUNCES))
         yield Entry(number, record, opened.payload), at
+    if stray:
+        yield Lost(stray), at
 
 
 def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
@@ -311,7 +317,7 @@ class Journal:
         marked_last, marked = _newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
         self.unknown_effects = max(0, total - seen - len(orphans))
-        if self._at.link is None and not marked_last:
+        if not marked_last and (self._at.link is None or self.lost[-1] > self._at.last):
             self.unknown_effects += 1  # nothing says what the last record was
         numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
         self._tell(
@@ -346,7 +352,7 @@ def _newest_mark(store: Store, seal: Seal, run_id: str) -> tuple[int, int]:
     newest = (0, 0)
     for mark in store.marks(run_id):
         data, tag = mark[: _MARK.size], mark[_MARK.size : _MARK_SIZE]
-        if len(data) == _MARK.size and tag == seal.tag(f"mark/{run_id}", data):
+        if len(data) == _MARK.size and seal.is_tag(f"mark/{run_id}", data, tag):
             last, effects, _ = _MARK.unpack(data)
             newest = max(newest, (last, effects))
     return newest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 
@@ -26,10 +27,11 @@ class Lease:
             or task if it is this process.
     """
 
+    epoch = 0  # of a lease that is not held
+
     def __init__(self, store: Store, run_id: str) -> None:
         self.store = store
         self.run_id = run_id
-        self.epoch = 0
         self._pid = os.getpid()
         owner = Owner(self._pid, socket.gethostname(), time.time(), here())
         try:
@@ -45,6 +47,11 @@ class Lease:
         except KeyboardInterrupt:
             self.release()
             raise
+
+    def __del__(self) -> None:
+        """A lease that Ctrl-C kept from reaching anybody is free again."""
+        if not sys.is_finalizing():
+            self.release()
 
     def release(self) -> None:
         """Give the lease up, if it is held; not in a forked child, whose parent goes on."""

@@ -104,7 +104,7 @@ class Seal:
 
         Raises:
             ForeignKeyError: sealed with another key, or the key id itself is damaged.
-            DamagedErrorError: not what was sealed under this identity.
+            DamagedError: not what was sealed under this identity.
         """
         if len(data) < _HEADER_AT or data[:2] != _MAGIC:
             raise DamagedError("not a sealed record")
@@ -126,6 +126,11 @@ class Seal:
     def tag(self, identity: str, data: bytes) -> bytes:
         """Sixteen bytes that only who has the key can make for ``data``."""
         return _mac(self.keys[0], identity, data)[:16]
+
+    def is_tag(self, identity: str, data: bytes, tag: bytes) -> bool:
+        """Whether ``tag`` was made for ``data``, with any of the keys."""
+        made = (_mac(key, identity, data)[:16] for key in self.keys)
+        return any(hmac.compare_digest(each, tag) for each in made)
 
 
 def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
@@ -196,7 +201,7 @@ def _from_text(text: str) -> bytes:
             "STEPWISE_KEY is shorter than 16 characters; make one with: "
             "python -c 'import secrets; print(secrets.token_hex(32))'"
         )
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256(os.fsencode(text)).digest()  # it need not be UTF-8
 
 
 def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:

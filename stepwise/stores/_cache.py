@@ -8,6 +8,7 @@ diskcache is made for values that may be lost; here none may be.  What is done a
 - only ``str`` keys and ``bytes`` values; nothing is ever unpickled here;
 - one connection for all threads; transactions that say what went wrong, and that the next use
   rolls back if an interrupt left them open;
+- settings in the database are ours, or are ignored: diskcache would set any as an attribute;
 - no memory map: a truncated file would be a SIGBUS.
 
 The only module that knows diskcache.  Imports: the folder.
@@ -23,9 +24,9 @@ import time
 from typing import Any
 
 import diskcache
-from diskcache.core import MODE_BINARY, MODE_RAW
+from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_BINARY, MODE_RAW
 
-from stepwise.stores._folder import write_file
+from stepwise.stores._folder import check_path, damaged, write_file
 
 __all__ = ["Cache", "open_cache"]
 
@@ -33,6 +34,7 @@ _IN_FILES = 1 << 20  # bytes; from here on a fsynced file is faster than a row (
 _BUSY_SECONDS = 60
 _FULL, _NORMAL = 2, 1
 _SETTINGS = {
+    **DEFAULT_SETTINGS,
     "eviction_policy": "none",
     "cull_limit": 0,
     "size_limit": 1 << 62,
@@ -43,22 +45,30 @@ _SETTINGS = {
     "sqlite_synchronous": _FULL,
     "disk_min_file_size": _IN_FILES,
 }
-_WHERE = "FROM Cache WHERE key = ? AND raw = 1"
-_SELECT = f"SELECT mode, filename, value {_WHERE}"
-_INSERT = (
-    "INSERT OR IGNORE INTO Cache (key, raw, store_time, size, mode, filename, value)"
-    " VALUES (?, 1, ?, ?, ?, ?, ?)"
-)
 _VALUE_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
+_WHERE = "FROM Cache WHERE key = ? AND raw = 1"
+_RANGE = "FROM Cache WHERE key >= ? AND key < ?"
+_INSERT = (
+    "INTO Cache (key, raw, store_time, size, mode, filename, value) VALUES (?, 1, ?, ?, ?, ?, ?)"
+)
 
 
 def open_cache(path: str) -> Cache:
     """Open the cache in a folder, with our settings, whatever an opener before us had set."""
-    return Cache(path, timeout=_BUSY_SECONDS, disk=_Disk, **_SETTINGS)
+    check_path(path)
+    try:
+        return Cache(path, timeout=_BUSY_SECONDS, disk=_Disk, **_SETTINGS)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # diskcache trusts what it reads while it opens.
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 class _Disk(diskcache.Disk):  # type: ignore[misc]
     """Bytes in, bytes out.  What cannot be read whole is ``b""``, which never verifies."""
+
+    def __init__(self, directory: str, min_file_size: int, **_: object) -> None:
+        super().__init__(directory, min_file_size)
+        self.fresh: list[str] = []  # files of the transaction
 
     def put(self, key: str) -> tuple[str, bool]:
         return key, True
@@ -67,24 +77,30 @@ class _Disk(diskcache.Disk):  # type: ignore[misc]
         return key
 
     def store(self, value: bytes, read: bool, key: str = "") -> tuple[Any, ...]:
-        if len(value) < self.min_file_size:
+        if len(value) < _IN_FILES:
             return 0, MODE_RAW, None, value
         filename, path = self.filename(key, value)
+        self.fresh.append(filename)
         write_file(path, value, self._directory)
         return len(value), MODE_BINARY, filename, None
 
-    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> bytes:
+    def load(self, mode: object, filename: object, size: object, value: object) -> bytes:
         if mode == MODE_RAW and type(value) is bytes:
             return value
-        if mode == MODE_BINARY and filename and _VALUE_FILE.fullmatch(filename):
-            with contextlib.suppress(FileNotFoundError):
-                with open(os.path.join(self._directory, filename), "rb") as file:
-                    return file.read()
+        if mode == MODE_BINARY and _is_ours(filename):
+            with contextlib.suppress(OSError):  # the file is missing, or something else
+                with open(os.path.join(self._directory, str(filename)), "rb") as file:
+                    data = file.read()
+                return data if len(data) == size else b""
         return b""  # any other mode would be somebody else's pickle
 
-    def remove(self, filename: str) -> None:
-        if _VALUE_FILE.fullmatch(filename):  # a tampered row must not delete other files
+    def remove(self, filename: object) -> None:
+        if _is_ours(filename):  # a tampered row must not delete other files
             super().remove(filename)
+
+
+def _is_ours(filename: object) -> bool:
+    return isinstance(filename, str) and _VALUE_FILE.fullmatch(filename) is not None
 
 
 class Cache(diskcache.Cache):  # type: ignore[misc]
@@ -92,7 +108,7 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
 
     _connection: sqlite3.Connection | None = None
     _level = 0
-    _doomed: list[str | None]
+    _doomed: list[object]
 
     @property
     def _con(self) -> sqlite3.Connection:
@@ -103,9 +119,15 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
                 isolation_level=None,
                 check_same_thread=False,  # every use is behind the store's lock
             )
+            connection.text_factory = _text
             connection.execute("PRAGMA mmap_size=0")
             self._connection, self._level = connection, 0
         return self._connection
+
+    def reset(self, key: str, *value: Any, **how: Any) -> Any:
+        if key in _SETTINGS or key in METADATA:
+            return super().reset(key, *value, **how)
+        return None
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -117,24 +139,29 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
         _abandoned.append(self._connection)
         self._connection = None
 
+    # -- reading ---------------------------------------------------------------------------------
+
     # Plain statements, since nothing here expires, has a tag, or is evicted: the inherited methods
     # take twice as long.
 
     def get(self, key: str) -> bytes | None:
-        row = self._con.execute(_SELECT, (key,)).fetchone()
-        return None if row is None else self._disk.fetch(*row, False)
+        """One value; ``None`` if there is none, ``b""`` if it cannot be read whole."""
+        sql = f"SELECT mode, filename, size, value {_WHERE}"
+        row = self._con.execute(sql, (key,)).fetchone()
+        return None if row is None else self._disk.load(*row)
 
-    def set(self, key: str, value: bytes) -> None:
-        row = (key, time.time(), *self._disk.store(value, False, key))
-        if not self._con.execute(_INSERT, row).rowcount:
-            self.delete(key)
-            self._con.execute(_INSERT, row)
+    def page(self, start: str, end: str, size: int) -> list[tuple[str, bytes]]:
+        """The first values of a range of keys, in the order of these."""
+        sql = f"SELECT key, mode, filename, size, value {_RANGE} ORDER BY key LIMIT ?"
+        rows = self._con.execute(sql, (start, end, size)).fetchall()
+        return [(key, self._disk.load(*row)) for key, *row in rows]
 
-    def delete(self, key: str) -> None:
-        rows = self._con.execute(f"SELECT filename {_WHERE}", (key,)).fetchall()
-        self._doomed += [filename for (filename,) in rows if filename is not None]
-        if rows:
-            self._con.execute(f"DELETE {_WHERE}", (key,))
+    def keys(self, start: str, end: str) -> list[str]:
+        """A range of keys, in order."""
+        rows = self._con.execute(f"SELECT key {_RANGE} ORDER BY key", (start, end))
+        return [key for (key,) in rows]
+
+    # -- writing ---------------------------------------------------------------------------------
 
     def begin(self, durable: bool) -> None:
         self.roll_back()
@@ -143,20 +170,46 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
             self._con.execute(f"PRAGMA synchronous={level}")
             self._level = level
         self._doomed = []
+        self._disk.fresh = []
         self._con.execute("BEGIN IMMEDIATE")
+
+    def set(self, key: str, value: bytes) -> None:
+        row = (key, time.time(), *self._disk.store(value, False, key))
+        if not self._con.execute(f"INSERT OR IGNORE {_INSERT}", row).rowcount:
+            self.delete(key)
+            self._con.execute(f"INSERT {_INSERT}", row)
+
+    def delete(self, key: str) -> None:
+        self._delete(_WHERE, key)
+
+    def drop(self, start: str, end: str) -> None:
+        """Delete a range of keys."""
+        self._delete(_RANGE, start, end)
+
+    def _delete(self, which: str, *parameters: str) -> None:
+        rows = self._con.execute(f"SELECT filename {which}", parameters).fetchall()
+        self._doomed += [filename for (filename,) in rows if filename is not None]
+        if rows:
+            self._con.execute(f"DELETE {which}", parameters)
 
     def commit(self) -> None:
         # An exception out of COMMIT means "unknown".  Nobody relies on it: whoever gets it stops
         # the run, and the journal is read again before anything else is decided.
         self._con.execute("COMMIT")
+        self._disk.fresh = []
         for name in self._doomed:
-            if name is not None:
-                self._disk.remove(name)
+            self._disk.remove(name)
 
     def roll_back(self) -> None:
         """Undo what an error, or an interrupt at any place, left open."""
         if self._con.in_transaction:
             self._con.rollback()
+            for name in self._disk.fresh:  # only now it is known that no row names them
+                self._disk.remove(name)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")  # a damaged key is not one of ours
 
 
 _abandoned: list[Any] = []

@@ -5,17 +5,34 @@ Imports: errors.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
+import secrets
+import sqlite3
 
-from stepwise.errors import StoreError
+from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 
-__all__ = ["inode", "make_folder", "store_error", "write_file"]
+__all__ = ["check_path", "damaged", "inode", "make_folder", "store_error", "sync", "write_file"]
 
-_NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "lustre", "ceph", "gluster")
+_NETWORK = (
+    "nfs", "cifs", "smb", "9p", "sshfs", "afs", "lustre", "ceph", "gluster", "s3fs", "gcsfuse",
+    "rclone", "davfs",
+)  # fmt: skip
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that diskcache would silently expand; before each opening, it says when."""
+    if os.path.expandvars(path) != path:
+        raise ConfigurationError(
+            f"the store's path {path} names an environment variable; write the path out"
+        )
 
 
 def make_folder(path: str) -> None:
+    """Make the folder and an empty database, readable by their owner only, if they are missing."""
+    check_path(path)
     os.makedirs(path, 0o700, exist_ok=True)
     owner = os.stat(path).st_uid
     if os.geteuid() not in (0, owner) and owner != 0:
@@ -34,9 +51,26 @@ def make_folder(path: str) -> None:
             path=path,
             errno=errno.ENOTSUP,
         )
-    # SQLite gives its other files the mode of the database.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    os.close(os.open(os.path.join(path, "cache.db"), flags, 0o600))
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite could not say so
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+    _make_database(os.path.join(path, "cache.db"))
+
+
+def _make_database(path: str) -> None:
+    """An empty file that only its owner can read; SQLite gives its other files the same mode.
+
+    It is made under another name: closing any descriptor of the database itself would drop the
+    locks that SQLite holds on it in this process.
+    """
+    if os.path.exists(path):
+        return
+    draft = f"{path}.{secrets.token_hex(8)}"
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        with contextlib.suppress(FileExistsError):  # another one was first
+            os.link(draft, path)
+    finally:
+        os.unlink(draft)
 
 
 def _network_kind(path: str) -> str | None:
@@ -48,67 +82,48 @@ def _network_kind(path: str) -> str | None:
         return None  # no /proc: not Linux
     real = os.path.realpath(path)
     best, kind = "", ""
-    for point, name in mounts:
+    for escaped, name in mounts:
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, name
-    return kind if kind.startswith(_NETWORK) else None
+    return kind if kind.removeprefix("fuse.").startswith(_NETWORK) else None
 
 
 def write_file(path: str, value: bytes, top: str) -> None:
+    """Write a new file under the folder ``top``, durably; nothing is left of it if that fails."""
     folder = os.path.dirname(path)
-    os.makedirs(folder, 0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
-        view = memoryview(value)
-        while view:
-            view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    for each in (folder, os.path.dirname(folder), top):
-        descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    descriptor = _create(path)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            view = memoryview(value)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        for each in (folder, os.path.dirname(folder), top):
+            sync(each)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
-_CODES = {
-    5: errno.EAGAIN,  # SQLITE_BUSY
-    6: errno.EAGAIN,  # SQLITE_LOCKED
-    8: errno.EROFS,  # SQLITE_READONLY
-    10: errno.EIO,  # SQLITE_IOERR
-    13: errno.ENOSPC,  # SQLITE_FULL
-    14: errno.EACCES,  # SQLITE_CANTOPEN
-}
-_TEXTS = (  # Python 3.10 gives no error code
-    ("disk is full", errno.ENOSPC),
-    ("readonly", errno.EROFS),
-    ("disk I/O error", errno.EIO),
-    ("unable to open", errno.EACCES),
-    ("locked", errno.EAGAIN),
-)
+def _create(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for _ in range(100):
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process removed its last file
+            return os.open(path, flags, 0o600)
+    return os.open(path, flags, 0o600)
 
 
-def store_error(path: str, error: Exception) -> StoreError:
-    if isinstance(error, OSError):
-        code, text = error.errno, error.strerror or str(error)
-        path = error.filename if isinstance(error.filename, str) else path
-    else:
-        text = str(error)
-        code = _CODES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
-        code = code or next((number for part, number in _TEXTS if part in text), None)
-    name = f" ({errno.errorcode[code]})" if code and code in errno.errorcode else ""
-    hint = {
-        errno.ENOSPC: "free some space",
-        errno.EROFS: "make it writable, or give the store another folder",
-        errno.EACCES: "mend its permissions, or give the store another folder",
-        errno.EAGAIN: "another process kept it locked for a minute; end that one",
-    }.get(code or 0, "mend the cause")
-    return StoreError(
-        f"the store {path} failed: {text}{name}. Nothing recorded is lost; {hint} and run again",
-        path=path,
-        errno=code,
-    )
+def sync(folder: str) -> None:
+    """Make what was made, renamed or deleted in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def inode(path: str) -> tuple[int, int] | None:
@@ -118,3 +133,65 @@ def inode(path: str) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return there.st_ino, there.st_dev
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+_CODES = {
+    3: errno.EACCES,  # SQLITE_PERM
+    5: errno.EAGAIN,  # SQLITE_BUSY
+    6: errno.EAGAIN,  # SQLITE_LOCKED
+    7: errno.ENOMEM,  # SQLITE_NOMEM
+    8: errno.EROFS,  # SQLITE_READONLY
+    10: errno.EIO,  # SQLITE_IOERR
+    13: errno.ENOSPC,  # SQLITE_FULL
+    14: errno.EACCES,  # SQLITE_CANTOPEN
+    15: errno.EAGAIN,  # SQLITE_PROTOCOL: a race for the log that never ended
+}
+_TEXTS = (  # Python 3.10 gives no error code
+    ("disk is full", errno.ENOSPC),
+    ("readonly", errno.EROFS),
+    ("disk I/O error", errno.EIO),
+    ("unable to open", errno.EACCES),
+    ("locked", errno.EAGAIN),
+    ("locking protocol", errno.EAGAIN),
+)
+_INTACT = "Nothing recorded is lost; "
+_HINTS = {
+    errno.ENOSPC: _INTACT + "free some space",
+    errno.EDQUOT: _INTACT + "free some space",
+    errno.EROFS: _INTACT + "make it writable, or give the store another folder",
+    errno.EACCES: _INTACT + "mend its permissions, or give the store another folder",
+    errno.EAGAIN: _INTACT + "another process kept it locked for a minute; end that one",
+}
+
+
+def store_error(path: str, error: Exception) -> StoreError:
+    """What SQLite or the system raised, as an error of ours that names path, cause and way out."""
+    if isinstance(error, OSError):
+        code, text = error.errno, error.strerror or str(error)
+        path = error.filename if isinstance(error.filename, str) else path
+    else:
+        text = str(error)
+        code = _CODES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        code = code or next((number for part, number in _TEXTS if part in text), None)
+        misused = isinstance(error, (sqlite3.InterfaceError, sqlite3.ProgrammingError))
+        if code is None and not misused:
+            return damaged(path, text)  # our statements are right: the database is not
+    name = f" ({errno.errorcode[code]})" if code and code in errno.errorcode else ""
+    hint = _HINTS.get(code or 0, "mend the cause")
+    return StoreError(
+        f"the store {path} failed: {text}{name}. {hint[0].upper()}{hint[1:]} and run again",
+        path=path,
+        errno=code,
+    )
+
+
+def damaged(path: str, what: str) -> CorruptStoreError:
+    """The error for a database that cannot be made sense of."""
+    return CorruptStoreError(
+        f"the database of the store {path} is damaged: {what}. Restore the folder from a backup; "
+        "or, if repeating the side effects of its runs is harmless, move it away and start over",
+        path=path,
+        errno=None,
+    )

@@ -32,7 +32,7 @@ class LockFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a finalizer may release a lease anywhere
         self._descriptor = self._open()
         self._held: set[str] = set()
 
@@ -76,7 +76,7 @@ class LockFile:
 
     def forget(self) -> None:
         """In a forked child: the parent's locks are not ours."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._held = set()
 
     def _open(self) -> int:
@@ -107,7 +107,8 @@ def _failed(path: str, error: OSError) -> StoreError:
 
 def _offset(name: str) -> int:
     # 62 bits: two of a million runs collide with a chance of one in ten million.
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
 
 
 def _holder(descriptor: int, offset: int) -> int | None:

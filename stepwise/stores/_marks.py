@@ -11,7 +11,7 @@ A *draft* is an object on its way into the database, which the next transaction 
 lies here meanwhile, so that a killed process loses nothing: an object that would need a transaction
 of its own costs a twentieth of one (measured: 3 us against 60).
 
-Imports nothing of ours.
+Imports: the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 from typing import NamedTuple
+
+from stepwise.stores._folder import sync
 
 __all__ = ["LARGEST_DRAFT", "Draft", "Marks"]
 
@@ -38,10 +41,15 @@ class Draft(NamedTuple):
 
 
 class Marks:
-    """The files of one store, by run."""
+    """The files of one store, by run; each stays open until its run is given up.
+
+    The mutex keeps a write from using a descriptor that has been closed meanwhile, and may belong
+    to another file by then.  It is reentrant, since a finalizer may give a run up anywhere.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self._mutex = threading.RLock()
         self._open: dict[str, tuple[int, int]] = {}  # descriptor, number of marks written
 
     def read(self, run: str) -> tuple[list[bytes], Draft | None]:
@@ -61,34 +69,40 @@ class Marks:
 
     def mark(self, run: str, mark: bytes) -> None:
         """Write a mark into the older slot."""
-        descriptor, count = self._descriptor(run)
-        os.pwrite(descriptor, mark.ljust(_SLOT, b"\0"), _SLOT * (count % 2))
-        self._open[run] = (descriptor, count + 1)
+        with self._mutex:
+            descriptor, count = self._descriptor(run)
+            os.pwrite(descriptor, mark.ljust(_SLOT, b"\0"), _SLOT * (count % 2))
+            self._open[run] = (descriptor, count + 1)
 
     def draft(self, run: str, draft: Draft) -> None:
         """Replace the draft."""
         name = draft.name.encode()
         front = _FRONT.pack(draft.epoch, len(name), len(draft.data))
-        os.pwrite(self._descriptor(run)[0], front + name + draft.data, _DRAFT_AT)
+        with self._mutex:
+            os.pwrite(self._descriptor(run)[0], front + name + draft.data, _DRAFT_AT)
 
     def taken(self, run: str) -> None:
         """The database holds the draft."""
-        os.pwrite(self._descriptor(run)[0], bytes(_FRONT.size), _DRAFT_AT)
+        with self._mutex:
+            os.pwrite(self._descriptor(run)[0], bytes(_FRONT.size), _DRAFT_AT)
 
     def close(self, run: str) -> None:
         """Close the file of a run."""
-        descriptor, _ = self._open.pop(run, (-1, 0))
-        if descriptor >= 0:
-            os.close(descriptor)
+        with self._mutex:
+            descriptor, _ = self._open.pop(run, (-1, 0))
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def delete(self, run: str) -> None:
-        """Delete the file of a run."""
+        """Delete the file of a run, durably."""
         self.close(run)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(run))
+            sync(self._folder)
 
     def forget(self) -> None:
         """In a forked child: the parent's files are the parent's."""
+        self._mutex = threading.RLock()
         self._open = {}
 
     def _descriptor(self, run: str) -> tuple[int, int]:

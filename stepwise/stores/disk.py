@@ -19,14 +19,16 @@ import os
 import socket
 import sqlite3
 import threading
+import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Concatenate, ParamSpec, TypeVar
 
-from stepwise.errors import ConfigurationError, LeaseLostError, RunOwnedError, StoreError
+from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._cache import Cache, open_cache
-from stepwise.stores._folder import inode, make_folder, store_error
+from stepwise.stores._folder import check_path, damaged, inode, make_folder, store_error
 from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
 from stepwise.stores.base import Batch, Head, Owner
@@ -37,6 +39,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PAGE = 1000  # rows
+_DIGITS = 12  # of a record's number
+_EPOCH = 24  # bytes: its check sum, and itself
 
 
 def _locked(
@@ -60,7 +64,8 @@ def _locked(
         with self._lock:
             try:
                 return method(self, *args, **kwargs)
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+                # The last one is sqlite3's own: a message that quotes a damaged name.
                 raise store_error(self.path, error) from error
 
     return alone
@@ -80,10 +85,7 @@ class DiskStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
-        if os.path.expandvars(self.path) != self.path:  # diskcache would expand it silently
-            raise ConfigurationError(
-                f"the store's path {self.path} names an environment variable; write the path out"
-            )
+        check_path(self.path)
         self.url = f"disk:{self.path}"
         self._lock = threading.RLock()
         self._database = os.path.join(self.path, "cache.db")
@@ -108,8 +110,7 @@ class DiskStore:
             if draft is not None:
                 cache.set(f"o/{_hash(run_id)}/{draft.name}", draft.data)
             epoch = self._epoch(cache, run_id) + 1
-            row = f"{epoch:016x}{json.dumps(asdict(owner))}"
-            cache.set(f"l/{_hash(run_id)}", row.encode())
+            cache.set(f"l/{_hash(run_id)}", _pack_lease(epoch, owner))
             cache.commit()
         except BaseException:
             self._leases().release(run_id)
@@ -120,10 +121,11 @@ class DiskStore:
 
     def release(self, run_id: str, epoch: int) -> None:
         # Without the store's lock: it must work while another thread waits for the disk.
-        self._marks.close(_hash(run_id))
-        self._epochs.pop(run_id, None)
-        self._drafts.pop(run_id, None)  # it lies beside the database
-        self._leases().release(run_id)
+        if self._epochs.get(run_id) == epoch:
+            self._epochs.pop(run_id, None)
+            self._drafts.pop(run_id, None)  # it lies beside the database
+            self._marks.close(_hash(run_id))
+            self._leases().release(run_id)
 
     @_locked
     def owner(self, run_id: str) -> Owner | None:
@@ -135,7 +137,7 @@ class DiskStore:
             return None
         row = self._opened().get(f"l/{_hash(run_id)}") or b""
         try:
-            owner = Owner(**json.loads(row[16:]))
+            owner = Owner(**json.loads(row[_EPOCH:]))
         except (ValueError, TypeError):
             owner = Owner(pid, socket.gethostname(), 0.0)
         # Between taking the lock and writing the row, the row still names the owner before.
@@ -143,7 +145,12 @@ class DiskStore:
 
     def _epoch(self, cache: Cache, run_id: str) -> int:
         row = cache.get(f"l/{_hash(run_id)}")
-        return int(row[:16], 16) if row else 0
+        if row is None:
+            return 0
+        check, digits = row[:8], row[8:_EPOCH]
+        if len(digits) == 16 and check == b"%08x" % zlib.crc32(digits):
+            return int(digits, 16)
+        return int(time.time() * 1000)  # damaged; this is more than any count has come to
 
     def _leases(self) -> LockFile:
         return lock_file(os.path.join(self.path, "leases"))
@@ -163,12 +170,12 @@ class DiskStore:
         try:
             self._check(cache, run_id, epoch)
             for number, data in batch.records:
-                cache.set(f"r/{run}/{number:012d}", data)
+                cache.set(_key(run, number), data)
             for each in (draft, batch):
                 if each is not None:
                     self._put_objects(cache, run, each)
             if batch.prune:
-                self._drop(cache, f"r/{run}/", f"r/{run}/{batch.prune + 1:012d}")
+                cache.drop(f"r/{run}/", _key(run, batch.prune + 1))
             if batch.head is not None:
                 self._put_head(cache, batch.head)
             cache.commit()
@@ -209,18 +216,19 @@ class DiskStore:
         cache.begin(durable=True)
         try:
             self._check(cache, run_id, epoch)
+            # First: a mark without its records would tell of a loss; the other way is harmless.
+            self._drafts.pop(run_id, None)
+            self._marks.delete(run)
             head = _unpack(cache.get(f"h/{run}"))
             if head is not None:
                 cache.delete(f"u/{_hash(head.workflow)}/{run}")
             cache.delete(f"h/{run}")
-            self._drop(cache, f"r/{run}/", f"r/{run}0")
-            self._drop(cache, f"o/{run}/", f"o/{run}0")
+            for kind in "ro":
+                cache.drop(f"{kind}/{run}/", f"{kind}/{run}0")  # "0" comes after "/"
             cache.commit()
         except BaseException:
             cache.roll_back()
             raise
-        self._drafts.pop(run_id, None)
-        self._marks.delete(run)
 
     def _check(self, cache: Cache, run_id: str, epoch: int) -> None:
         if self._epoch(cache, run_id) != epoch:
@@ -234,18 +242,14 @@ class DiskStore:
         else:
             cache.set(f"u/{_hash(head.workflow)}/{run}", row)
 
-    def _drop(self, cache: Cache, first: str, end: str) -> None:
-        where = "FROM Cache WHERE key >= ? AND key < ?"
-        rows = cache._sql(f"SELECT filename {where} AND filename IS NOT NULL", (first, end))
-        cache._doomed += [filename for (filename,) in rows]
-        cache._sql(f"DELETE {where}", (first, end))
-
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        prefix = f"r/{_hash(run_id)}/"
-        for key, data in self._scan(f"{prefix}{after + 1:012d}", f"{prefix}:"):
-            yield int(key[len(prefix) :]), data
+        run = _hash(run_id)
+        for key, data in self._scan(_key(run, after + 1), f"r/{run}0"):
+            digits = key[-_DIGITS:]
+            if digits.isdecimal() and key == _key(run, int(digits)):  # else damaged: not a record
+                yield int(digits), data
 
     @_locked
     def get(self, run_id: str, name: str) -> bytes | None:
@@ -261,15 +265,12 @@ class DiskStore:
     def names(self, run_id: str, prefix: str = "") -> list[str]:
         if not self._exists():
             return []
-        start = f"o/{_hash(run_id)}/{prefix}"
-        sql = "SELECT key FROM Cache WHERE key >= ? AND key < ? ORDER BY key"
-        cache = self._opened()
-        rows = cache._sql(sql, (start, start + "\U0010ffff"))
-        found = {key[len(start) - len(prefix) :] for (key,) in rows}
+        run, cache = f"o/{_hash(run_id)}", self._opened()
+        found = {key[len(run) + 1 :] for key in cache.keys(f"{run}/{prefix}", f"{run}0")}
         draft = self._draft(cache, run_id)
-        if draft is not None and draft.name.startswith(prefix):
+        if draft is not None:
             found.add(draft.name)
-        return sorted(found)
+        return sorted(name for name in found if name.startswith(prefix))
 
     @_locked
     def head(self, run_id: str) -> Head | None:
@@ -290,6 +291,8 @@ class DiskStore:
 
     @_locked
     def close(self) -> None:
+        for run_id, epoch in list(self._epochs.items()):
+            self.release(run_id, epoch)
         cache, self._cache = self._cache, None
         if cache is not None:
             cache.close()
@@ -303,16 +306,11 @@ class DiskStore:
     @_locked
     def _page(self, start: str, end: str) -> list[tuple[str, bytes]]:
         """Rows in key order; nothing stays open between two pages."""
-        if not self._exists():
-            return []
-        cache = self._opened()
-        sql = (
-            "SELECT key, mode, filename, value FROM Cache"
-            " WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
-        )
-        fetch = cache.disk.fetch
-        rows = cache._sql(sql, (start, end, _PAGE)).fetchall()
-        return [(key, fetch(mode, name, value, False)) for key, mode, name, value in rows]
+        page = self._opened().page(start, end, _PAGE) if self._exists() else []
+        keys = [start, *(key for key, _ in page)]
+        if keys != sorted(keys):  # a damaged index: it could lead in circles
+            raise damaged(self.path, "its keys are out of order")
+        return page
 
     # -- the folder and the marks ----------------------------------------------------------------
 
@@ -342,6 +340,15 @@ class DiskStore:
 @functools.lru_cache(maxsize=256)
 def _hash(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _key(run: str, number: int) -> str:
+    return f"r/{run}/{number:0{_DIGITS}d}"
+
+
+def _pack_lease(epoch: int, owner: Owner) -> bytes:
+    digits = b"%016x" % epoch
+    return b"%08x" % zlib.crc32(digits) + digits + json.dumps(asdict(owner)).encode()
 
 
 def _pack(head: Head) -> bytes:
@@ -389,5 +396,6 @@ def _in_child() -> None:
         store._lock = threading.RLock()
         store._marks.forget()
         store._drafts = {}
+        store._epochs = {}
         if store._cache is not None:
             store._cache.abandon()

@@ -5,7 +5,10 @@ Imports: the protocol and errors.
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +39,8 @@ class MemoryStore:
     def __init__(self, name: str = "") -> None:
         self.url = f"memory:{name}"
         self._lock = threading.RLock()
+        _stores.add(self)
+        _watch_forks()
         self._runs: dict[str, _Run] = {}
 
     def acquire(self, run_id: str, owner: Owner) -> int:
@@ -61,8 +66,9 @@ class MemoryStore:
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         with self._lock:
             run = self._held(run_id, epoch)
-            run.records.update(batch.records)
-            run.objects.update(batch.put)
+            records, objects = dict(batch.records), dict(batch.put)  # all that can raise
+            run.records.update(records)
+            run.objects.update(objects)
             for name in batch.delete:
                 run.objects.pop(name, None)
             if batch.prune:
@@ -114,3 +120,18 @@ class MemoryStore:
         if run is None or run.epoch != epoch or run.owner is None:
             raise LeaseLostError(run_id=run_id)
         return run
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _in_child() -> None:
+    for store in list(_stores):
+        store._lock = threading.RLock()  # it may be a thread's that is not here
