@@ -5,22 +5,30 @@ anywhere, run it again: it goes on where it stopped, and nothing that was done i
 
 The map, each layer importing only from those above it::
 
-    errors                               every exception and warning, as one tree
-    _config _notices _interrupts _tasks  settings, one-line messages, Ctrl-C, asyncio
-    _digest_atoms _digest_types _digest  equal values, equal digests
-    _pickling _codec _seal _records      values to bytes; the envelope; what is recorded
-    _injected _identity                  what frameworks inject; calls and runs told apart
-    _threads rewrite                     new threads; source positions
-    stores                               where runs are kept: memory, disk
-    _lease _journal                      one owner per run; the append-only records
-    _matching _unwinding _origin         which record answers; failures; where a call is made
-    _run _doubt _attempts                a run in progress; side effects in doubt; retries
-    _perform _drive _adrive              one call from look-up to outcome; sync; async
-    _steps _map _compensation            @step and @tool; map; undoing
-    _runs _context                       looking at runs; current_step
-    _lifecycle _execute _process         a run begins, resumes, ends; what a process remembers
-    _definition _invoke _workflow        a call of a workflow; @workflow
-    testing cli                          for users' tests; the command line
+    errors                         every exception and warning, as one tree
+    _config _notices _interrupts   settings; one-line messages; Ctrl-C held back
+    _tasks _threads                what asyncio is doing; threads that belong to a run
+    _digest_atoms _digest_types    equal values, equal digests
+    _digest _pickling _codec       the same for all; code by value; values to bytes and back
+    _seal _records                 the envelope; what is recorded
+    _injected _identity            what frameworks inject; calls and runs told apart
+    _process _resources            what a process remembers; what is made anew
+    rewrite                        functions that can be entered in the middle
+    stores                         where runs are kept: memory, disk
+    _lease _journal                one owner per run; the append-only records
+    _matching _unwinding _origin   which record answers; failures; where a call is made
+    _snapshot _mutation            variables to bytes; what a call did to its arguments
+    _checkpoints _inspection       positions with variables, kept and looked into
+    _flows _run                    tasks and threads of a run; a run in progress
+    _doubt _attempts _history      side effects in doubt; retries; what happened
+    _perform _drive _adrive        one call from look-up to outcome; sync; async
+    _steps _map _compensation      @step and @tool; map; undoing
+    _runs _context                 looking at runs; current_step
+    _frames _resume _definition    checkpoints of a frame; where a run goes on; options
+    _lifecycle _execute            a run begins, resumes, ends
+    _invoke _workflow              a call of a workflow; @workflow
+    _demo                          what the command line demonstrates
+    testing cli                    for users' tests; the command line
 """
 
 from __future__ import annotations
