@@ -25,7 +25,6 @@ from stepwise.rewrite.scope import (
     TARGET,
     VALUES,
     VISIBLE,
-    first_line,
     hide_names,
     hoist,
     placed,
@@ -89,7 +88,7 @@ def build(
     if not isinstance(function, types.FunctionType):
         raise UnsupportedError(f"a {type(function).__name__} is not a Python function")
     original = function.__code__
-    _refuse_generators(original, source)
+    _refuse(original, source)
     plain, resumable = source.parse(), source.parse()
     if plain is None or resumable is None:
         raise UnsupportedError("its source is not to be had")
@@ -130,7 +129,11 @@ def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
         rewritten.__annotations__ = function.__annotations__
 
 
-def _refuse_generators(code: types.CodeType, source: Source) -> None:
+def _refuse(code: types.CodeType, source: Source) -> None:
+    """Refuse what has no statements, and what is left and entered again in the middle anyway."""
+    line = code.co_firstlineno
+    if code.co_name == "<lambda>":
+        raise UnsupportedError(f"it is a lambda (line {line}), which has no statements")
     kinds = {
         inspect.CO_GENERATOR: "a generator",
         inspect.CO_ASYNC_GENERATOR: "an asynchronous generator",
@@ -138,7 +141,7 @@ def _refuse_generators(code: types.CodeType, source: Source) -> None:
     for flag, kind in kinds.items():
         if code.co_flags & flag:
             node = source.node()
-            line = min(yields(node), default=code.co_firstlineno) if node else code.co_firstlineno
+            line = min(yields(node), default=line) if node is not None else line
             raise UnsupportedError(f"it is {kind} (yield at line {line})")
 
 
@@ -164,7 +167,7 @@ def _body(changed: Transformed, plain: FunctionNode, code: types.CodeType) -> li
         _assign(FRAME, ast.Call(ast.Name(ENTER, ast.Load()), [], [])),
         ast.If(test=is_plain, body=plain.body, orelse=resumable),
     ]
-    return [*changed.declarations, *placed(choose, first_line(plain))]
+    return [*changed.declarations, *placed(choose, plain.body[0])]
 
 
 def _stars(code: types.CodeType) -> int:
@@ -292,5 +295,11 @@ def _check_same(original: types.CodeType, code: types.CodeType) -> None:
         free = tuple(name for name in code.co_freevars if name[0] != "@")
         return code.co_varnames[:count], code.co_argcount, code.co_posonlyargcount, kinds, free
 
-    if shape(original) != shape(code) or not set(original.co_cellvars) <= set(code.co_cellvars):
+    same = shape(original) == shape(code) and original.co_firstlineno == code.co_firstlineno
+    cells = set(original.co_cellvars) <= set(code.co_cellvars)
+    if not (same and cells and _lines(original) <= _lines(code)):
         raise UnsupportedError("its source does not match its code")
+
+
+def _lines(code: types.CodeType) -> set[int]:
+    return {line for _, _, line in code.co_lines() if line is not None}

@@ -25,6 +25,8 @@ enter: Callable[[], Frame | None] = pending.get
 def visible(function: Callable[..., Any], names: Any) -> Any:
     """What ``locals()``, ``vars()`` or ``dir()`` gave, without the hidden names.
 
+    A dictionary of its own for each call, as everywhere since Python 3.13.
+
     Args:
         function: what was called; it need not be the builtin.
         names: what it returned.
@@ -55,12 +57,16 @@ class Frame:
         self.locals = builtins.locals
 
     def begin(self, captured: Callable[[], Any] | None = None) -> int:
-        """The function has this frame now, and no other will take it.
+        """The function has this frame now, and no other function will take it.
 
         Args:
             captured: a function that closes over every variable of the frame that a nested
                 function shares; its closure holds the frame's cells.
+
+        Returns:
+            The number of the point to go on after; 0 to begin at the beginning.
         """
+        pending.set(None)
         return self.target
 
     def save(self, number: int, values: dict[str, Any]) -> None:

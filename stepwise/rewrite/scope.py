@@ -19,7 +19,6 @@ __all__ = [
     "TARGET",
     "VALUES",
     "VISIBLE",
-    "first_line",
     "hide_names",
     "hoist",
     "placed",
@@ -41,18 +40,24 @@ def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
 
 
 def hoist(node: FunctionNode) -> list[ast.stmt]:
-    """Take ``global`` and ``nonlocal`` out of a function; they count for the whole of it anyway.
+    """Take out what would not mean the same inside a statement, with a ``pass`` in its place.
 
-    The ``pass`` in their place stands on the line of a neighbour, so that it is not seen.
+    The ``pass`` stands on the line of a neighbour, so that nobody sees it.
+
+    Returns:
+        The ``global`` and ``nonlocal`` statements; they count for the whole function anyway.
     """
     found: list[ast.stmt] = []
     for block in _blocks(node):
         for index in reversed(range(len(block))):
             stmt = block[index]
-            if isinstance(stmt, (ast.Global, ast.Nonlocal)):
+            is_docstring = block is node.body and not index and _is_text(stmt)
+            if not is_docstring and not isinstance(stmt, (ast.Global, ast.Nonlocal)):
+                continue
+            if not is_docstring:
                 found.append(stmt)
-                near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
-                block[index] = placed([ast.Pass()], near[0])[0]
+            near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
+            block[index] = placed([ast.Pass()], near[0])[0]
     return found
 
 
@@ -79,7 +84,7 @@ class _HideNames(ast.NodeTransformer):
         if not isinstance(name, ast.Name) or name.id not in LISTING or node.args or node.keywords:
             return node
         call = ast.Call(ast.Name(VISIBLE, ast.Load()), [name, node], [])
-        return ast.copy_location(call, node)
+        return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def _leave(self, node: ast.AST) -> ast.AST:
         return node  # a scope of its own, which has no hidden names
@@ -93,11 +98,6 @@ def hide_names(node: FunctionNode) -> None:
     node.body = [hide.visit(stmt) for stmt in node.body]
 
 
-def first_line(node: FunctionNode) -> ast.stmt:
-    """The statement on whose line the execution of a function begins."""
-    code = (stmt for stmt in node.body if not _is_text(stmt))
-    return next(code, node.body[-1])
-
-
 def _is_text(stmt: ast.stmt) -> bool:
-    return isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant)
+    value = stmt.value if isinstance(stmt, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
