@@ -11,10 +11,8 @@ import threading
 
 import pytest
 
-pytest.register_assert_rewrite("stepwise.testing")
-
-import stepwise.stores  # noqa: E402
-from stepwise import _config, _process  # noqa: E402
+import stepwise.stores
+from stepwise import _config, _process
 
 SECONDS = 60  # for a script of a test, at most
 

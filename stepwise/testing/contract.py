@@ -1,14 +1,6 @@
-"""For your tests: a store of their own, and the contract that every store must keep.
+"""The contract that every store must keep, as tests to inherit.
 
-A test of an agent gets a store that nothing else has written to, and that is gone afterwards::
-
-    from stepwise.testing import fresh_store
-
-    def test_the_agent_invites_the_team():
-        with fresh_store():
-            assert agent("invite the team") == "done"
-
-A store of your own (a database, an object store) is tested by inheriting :class:`StoreContract`::
+A store of your own (a database, an object store) is tested like this::
 
     from stepwise.testing import StoreContract
 
@@ -20,104 +12,26 @@ A store of your own (a database, an object store) is tested by inheriting :class
             store.close()
             return MyStore(store.path)
 
-Nothing here imports pytest.  For its detailed assertion messages, let your ``conftest.py`` begin
-with ``pytest.register_assert_rewrite("stepwise.testing")``.
-
-Imports: settings, process memory, errors, stores.
+Imports: errors, stores.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from stepwise import _config, _process
 from stepwise.errors import LeaseLostError, RunOwnedError
-from stepwise.stores import Batch, Head, Owner, Store, open_store
-from stepwise.stores.memory import MemoryStore
+from stepwise.stores import Batch, Head, Owner, Store
 
-__all__ = ["StoreContract", "fresh_store"]
+__all__ = ["StoreContract"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=BaseException)
 
-
-class fresh_store:  # noqa: N801
-    """Within the block, a store of its own is the default; afterwards all is as it was before.
-
-    In it the program is as if just started: no run is remembered from before the block.  Steps are
-    checked strictly (``configure(strict=True)``), so that one that changes its arguments is
-    noticed.  A workflow with a ``store=`` of its own keeps that.
-
-    Also a decorator, of functions and of coroutine functions; each call then gets a new store.
-
-    Args:
-        folder: keep the runs on disk, in this folder.  To test a crash and the start after it, use
-            two blocks with one folder.  Without it they are kept in memory.
-
-    Example:
-        >>> with fresh_store() as store:
-        ...     agent("invite the team")
-        ...     assert [run.status for run in stepwise.runs()] == ["completed"]
-    """
-
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self._folder = folder
-        self._outer: list[tuple[Store, dict[str, Any], dict[str, Any]]] = []
-
-    def __enter__(self) -> Store:
-        store: Store
-        if self._folder is None:
-            store = MemoryStore(f"fresh-{secrets.token_hex(8)}")
-        else:
-            store = open_store(f"disk:{os.fspath(self._folder)}")
-        settings, memory = vars(_config._settings), vars(_process.memory)
-        self._outer.append((store, settings.copy(), memory.copy()))
-        settings.update(store=store, strict=True)
-        memory.update(vars(_process.Memory()))
-        return store
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        store, settings, memory = self._outer.pop()
-        vars(_config._settings).update(settings)
-        vars(_process.memory).update(memory)
-        if store.persistent:
-            store.close()
-
-    def __call__(self, function: F) -> F:
-        """Decorate ``function``: each call of it runs in a block of its own."""
-        folder = self._folder
-
-        @functools.wraps(function)
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with fresh_store(folder):
-                return function(*args, **kwargs)
-
-        @functools.wraps(function)
-        async def awaited_within(*args: Any, **kwargs: Any) -> Any:
-            with fresh_store(folder):
-                return await function(*args, **kwargs)
-
-        decorated: Any = awaited_within if asyncio.iscoroutinefunction(function) else within
-        result: F = decorated
-        return result
-
-
-# -- the contract --------------------------------------------------------------------------------
 
 _ME = Owner(os.getpid(), "here", 1.5, "thread a")
 _OTHER = Owner(os.getpid(), "here", 2.5, "thread b")

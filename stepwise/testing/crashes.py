@@ -1,0 +1,184 @@
+"""Crashes on purpose, at one step, in this process; and what watches steps for them.
+
+:class:`crash_at` raises at one step, as Ctrl-C does; what it tests is the next call.
+Imports: run, steps, errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+from unittest import mock
+
+from stepwise import _run, _steps
+from stepwise._records import Call
+from stepwise.errors import ConfigurationError
+
+__all__ = ["Passed", "Point", "SimulatedCrash", "Watch", "crash_at"]
+
+When = Literal["before", "after", "recorded"]
+_WHEN = ("before", "after", "recorded")
+
+
+class SimulatedCrash(KeyboardInterrupt):
+    """The process would have died here.  Like Ctrl-C, it passes ``except Exception``."""
+
+
+# -- watching steps ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place in a run: a call, the how many-th of its kind, and when in its course."""
+
+    call: str
+    count: int
+    when: str
+
+    def __str__(self) -> str:
+        nth = f" (call {self.count})" if self.count > 1 else ""
+        return f"{self.when} {self.call}{nth}"
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A point that was passed.
+
+    Args:
+        value: what the body returned, at ``"after"``; the status, at ``"recorded"``.
+        repeatable: its tool says that it may be repeated.
+    """
+
+    point: Point
+    call: Call
+    value: Any = None
+    repeatable: bool = False
+
+
+class Watch:
+    """Tells ``reached`` of every point that the steps of this process pass."""
+
+    def __init__(self, reached: Callable[[Passed], None]) -> None:
+        self._reached = reached
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the block, it watches."""
+        body, outcome = _steps.Step.body, _run.ActiveRun.outcome
+
+        def watched_body(step: _steps.Step, call: Call) -> Callable[..., Any]:
+            repeatable = step.idempotent or step.in_doubt == "retry"
+            return self._around(body(step, call), call, repeatable=repeatable)
+
+        def watched_outcome(
+            active: Any, scope: Any, call: Call, status: Any, *args: Any, **kwargs: Any
+        ) -> None:
+            outcome(active, scope, call, status, *args, **kwargs)
+            if not call.child:
+                self._pass(call, "recorded", status)
+
+        with (
+            mock.patch.object(_steps.Step, "body", watched_body),
+            mock.patch.object(_run.ActiveRun, "outcome", watched_outcome),
+        ):
+            yield
+
+    def _around(
+        self, function: Callable[..., Any], call: Call, *, repeatable: bool
+    ) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awatched(*args: Any, **kwargs: Any) -> Any:
+                self._pass(call, "before")
+                value = await function(*args, **kwargs)
+                self._pass(call, "after", value, repeatable=repeatable)
+                return value
+
+            return awatched
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._pass(call, "before")
+            value = function(*args, **kwargs)
+            self._pass(call, "after", value, repeatable=repeatable)
+            return value
+
+        return watched
+
+    def _pass(self, call: Call, when: str, value: Any = None, *, repeatable: bool = False) -> None:
+        shown = f"{call.name}({call.arguments})"
+        self._counts[when, shown] += 1
+        point = Point(shown, self._counts[when, shown], when)
+        self._reached(Passed(point, call, value, repeatable))
+
+
+# -- one crash, in this process ------------------------------------------------------------------
+
+
+class crash_at:  # noqa: N801
+    """Within the block, the run crashes when it reaches a step: :class:`SimulatedCrash`.
+
+    Example:
+        >>> with pytest.raises(SimulatedCrash), crash_at(send_email, "after"):
+        ...     agent("invite the team")
+        >>> with pytest.raises(StepInDoubtError):
+        ...     agent("invite the team")
+
+    Args:
+        step: the decorated function, or its name.
+        when: ``"before"`` its body runs (a side effect is announced by then), ``"after"`` the body
+            has run but nothing is recorded, or ``"recorded"``: its outcome is, and the workflow has
+            not got it yet.
+        call: at how many-th execution of it, from 1.
+
+    Raises:
+        ConfigurationError: there is no such ``when``, or the function is no step.
+        AssertionError: the block ended, and the step had not been reached.
+    """
+
+    def __init__(
+        self, step: Callable[..., Any] | str, when: When = "before", *, call: int = 1
+    ) -> None:
+        if when not in _WHEN:
+            raise ConfigurationError(f"when={when!r}: it is 'before', 'after' or 'recorded'")
+        found = step if isinstance(step, str) else _steps.step_of(step)
+        if found is None:
+            raise ConfigurationError(f"crash_at() takes a step, a tool or its name, not {step!r}")
+        self._name = found if isinstance(found, str) else found.name
+        self._when, self._left = when, call
+        self._seen: list[str] = []
+        self._watching: contextlib.AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        self._watching = Watch(self._reached).installed()
+        self._watching.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._watching is not None
+        self._watching.__exit__(kind, error, trace)
+        if error is None and self._left > 0:
+            seen = ", ".join(dict.fromkeys(self._seen)) or "none"
+            raise AssertionError(
+                f"no crash: {self._name!r} was not executed so often; steps executed: {seen}"
+            )
+
+    def _reached(self, passed: Passed) -> None:
+        name = passed.call.name
+        self._seen.append(name)
+        if self._name in (name, name.rpartition(".")[2]) and passed.point.when == self._when:
+            self._left -= 1
+            if self._left == 0:
+                raise SimulatedCrash(f"a simulated crash {passed.point}")

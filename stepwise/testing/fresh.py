@@ -1,0 +1,88 @@
+"""A store of its own for a test, and a process that is as if just started.
+
+Imports: settings, process memory, stores.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import secrets
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stepwise import _config, _process
+from stepwise.stores import Store, open_store
+from stepwise.stores.memory import MemoryStore
+
+__all__ = ["fresh_store"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class fresh_store:  # noqa: N801
+    """Within the block, a store of its own is the default; afterwards all is as it was before.
+
+    In it the program is as if just started: no run is remembered from before the block.  Steps are
+    checked strictly (``configure(strict=True)``), so that one that changes its arguments is
+    noticed.  A workflow with a ``store=`` of its own keeps that.
+
+    Also a decorator, of functions and of coroutine functions; each call then gets a new store.
+
+    Args:
+        folder: keep the runs on disk, in this folder.  To test a crash and the start after it, use
+            two blocks with one folder.  Without it they are kept in memory.
+
+    Example:
+        >>> with fresh_store() as store:
+        ...     agent("invite the team")
+        ...     assert [run.status for run in stepwise.runs()] == ["completed"]
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self._folder = folder
+        self._outer: list[tuple[Store, dict[str, Any], dict[str, Any]]] = []
+
+    def __enter__(self) -> Store:
+        store: Store
+        if self._folder is None:
+            store = MemoryStore(f"fresh-{secrets.token_hex(8)}")
+        else:
+            store = open_store(f"disk:{os.fspath(self._folder)}")
+        settings, memory = vars(_config._settings), vars(_process.memory)
+        self._outer.append((store, settings.copy(), memory.copy()))
+        settings.update(store=store, strict=True)
+        memory.update(vars(_process.Memory()))
+        return store
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        store, settings, memory = self._outer.pop()
+        vars(_config._settings).update(settings)
+        vars(_process.memory).update(memory)
+        if store.persistent:
+            store.close()
+
+    def __call__(self, function: F) -> F:
+        """Decorate ``function``: each call of it runs in a block of its own."""
+        folder = self._folder
+
+        @functools.wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with fresh_store(folder):
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def awaited_within(*args: Any, **kwargs: Any) -> Any:
+            with fresh_store(folder):
+                return await function(*args, **kwargs)
+
+        decorated: Any = awaited_within if inspect.iscoroutinefunction(function) else within
+        result: F = decorated
+        return result

@@ -1,0 +1,276 @@
+"""What users test their agents with: stores of their own, crashes at a step, and everywhere."""
+
+import asyncio
+import pathlib
+
+import pytest
+
+import stepwise
+from stepwise import Landed, StepInDoubtError, step, tool, workflow
+from stepwise.testing import CrashReport, SimulatedCrash, crash_at, fresh_store
+
+# -- crash_at ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def done():
+    with fresh_store():
+        yield []
+
+
+def an_agent(done, **options):
+    @step
+    def think(n):
+        done.append(f"think {n}")
+        return n
+
+    @tool(side_effect=True, **options)
+    def send(text):
+        done.append(f"send {text}")
+        return text.upper()
+
+    @workflow
+    def agent(n):
+        return [think(each) for each in range(n)] + [send("done")]
+
+    return agent, think, send
+
+
+@pytest.mark.parametrize("when", ["before", "after", "recorded"])
+def test_a_crash_at_a_step(done, when):
+    """The run crashes before, after, or once the step is recorded; called again, it goes on."""
+    agent, think, _ = an_agent(done)
+    with pytest.raises(SimulatedCrash, match=f"{when} .*think"), crash_at(think, when, call=2):
+        agent(3)
+    assert agent(3) == [0, 1, 2, "DONE"]
+    again = {"before": 1, "after": 2, "recorded": 1}[when]
+    assert done == ["think 0", *["think 1"] * again, "think 2", "send done"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_inside_a_side_effect(done, when):
+    """Crashed inside a side effect, the next call is in doubt, as after a real crash."""
+    agent, *_ = an_agent(done)
+    with pytest.raises(SimulatedCrash), crash_at("send", when):
+        agent(1)
+    with pytest.raises(StepInDoubtError):
+        agent(1)
+    assert done == ["think 0", "send done"][: 2 if when == "after" else 1]
+
+
+def test_a_crash_that_a_reconcile_settles(done):
+    """What a tool does about doubt is tested by a crash inside it."""
+    agent, _, send = an_agent(done, in_doubt=lambda call: Landed("LOOKED"))
+    with pytest.raises(SimulatedCrash), crash_at(send, "after"):
+        agent(1)
+    assert agent(1) == [0, "LOOKED"]
+
+
+def test_crash_at_that_never_crashes(done):
+    """A test that crashes nothing fails, and tells which steps were executed."""
+    agent, think, _ = an_agent(done)
+    with (
+        pytest.raises(AssertionError, match=r"steps executed: .*think.*send"),
+        crash_at(think, call=9),
+    ):
+        agent(2)
+
+
+def test_crash_at_what_is_no_step(done):
+    """Only steps and tools can be crashed at, at the three moments that there are."""
+    with pytest.raises(stepwise.ConfigurationError, match="a step, a tool or its name"):
+        crash_at(len)
+    with pytest.raises(stepwise.ConfigurationError, match="'before', 'after' or 'recorded'"):
+        crash_at("send", "later")
+
+
+def test_a_crash_at_a_step_of_a_coroutine(done):
+    """Asynchronous workflows crash and go on in the same way."""
+
+    @step
+    async def think(n):
+        done.append(n)
+        return n
+
+    @workflow
+    async def agent():
+        return [await think(1), await think(2)]
+
+    with pytest.raises(SimulatedCrash), crash_at(think, "recorded"):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == [1, 2]
+    assert done == [1, 2]
+
+
+# -- crash_everywhere ----------------------------------------------------------------------------
+
+
+@step
+def think(n: int) -> int:
+    return n * n
+
+
+@tool(side_effect=True)
+def post(path: str, text: str) -> int:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text + "\n")
+        return file.tell()
+
+
+@workflow
+def child(path: str) -> int:
+    return post(path, f"child {think(7)}")
+
+
+@workflow
+def agent(path: str) -> list:
+    found = [think(2)]
+    try:
+        found.append(post(path, "first"))
+        post(path, "first")  # twice on purpose
+    finally:
+        found.append(think(3))
+    found.append(child(path))
+    return found
+
+
+@step
+async def athink(n: int) -> int:
+    await asyncio.sleep(0)
+    return n
+
+
+@workflow
+async def concurrent_agent(path: str) -> list:
+    return [*await asyncio.gather(*map(athink, range(3))), post(path, "once")]
+
+
+@pytest.fixture
+def outbox(tmp_path):
+    return tmp_path / "outbox"
+
+
+def reset(outbox):
+    return lambda: outbox.write_text("")
+
+
+@pytest.mark.parametrize("workflow", [agent, concurrent_agent], ids=["agent", "concurrent"])
+def test_an_agent_that_is_crash_safe(crash_everywhere, outbox, workflow):
+    """An agent is killed before, inside and after each step, and each time ends as undisturbed."""
+    report = crash_everywhere(workflow, str(outbox), setup=reset(outbox), effects=outbox.read_text)
+    steps = {"agent": 6, "concurrent_agent": 4}[workflow.__name__]
+    effects = {"agent": 3, "concurrent_agent": 1}[workflow.__name__]
+    assert isinstance(report, CrashReport)
+    assert len(report.points) == 3 * steps
+    assert len(report.in_doubt) == 2 * effects
+    assert report.starts >= 1 + 2 * len(report.points)
+    assert stepwise.runs() == []
+
+
+def test_points_can_be_limited(crash_everywhere, outbox):
+    """With a limit, so many points are tried at most, spread over the run."""
+    report = crash_everywhere(agent, str(outbox), setup=reset(outbox), limit=4)
+    assert 3 <= len(report.points) <= 4
+
+
+@workflow
+def careless(path: str) -> int:
+    """Its outside change is in no step: negative control."""
+    text = pathlib.Path(path).read_text()
+    pathlib.Path(path).write_text(text + "x")
+    think(1)
+    return think(2)
+
+
+@tool(side_effect=True, in_doubt="skip")
+def skipped(path: str) -> str:
+    pathlib.Path(path).write_text("sent")
+    return "sent"
+
+
+@workflow
+def skipping(path: str) -> str:
+    return skipped(path)
+
+
+@workflow
+def dice(path: str) -> int:
+    import secrets
+
+    return think(1) + secrets.randbits(60)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "told"),
+    [
+        (careless, "the effects differ"),
+        (skipping, "the result differs|not at all: skipped"),
+        (dice, "the result differs"),
+    ],
+    ids=["careless", "skipping", "dice"],
+)
+def test_an_agent_that_is_not_crash_safe(crash_everywhere, outbox, workflow, told):
+    """An agent that loses, doubles or changes something fails the test, which says where."""
+    with pytest.raises(AssertionError, match=f"(?s)killed (before|after|recorded).*({told})"):
+        crash_everywhere(workflow, str(outbox), setup=reset(outbox), effects=outbox.read_text)
+
+
+def test_results_compared_by_the_user(crash_everywhere, outbox):
+    """Results that differ for a good reason are compared by a function of the user's."""
+    crash_everywhere(dice, str(outbox), setup=reset(outbox), compare=lambda one, other: True)
+
+
+def test_a_workflow_without_steps(crash_everywhere):
+    """A function that executes no step cannot be crashed, and the error asks why."""
+    with pytest.raises(AssertionError, match="is it a @workflow that calls steps"):
+        crash_everywhere(lambda: 3)
+
+
+def test_a_workflow_that_fails(crash_everywhere, outbox):
+    """A workflow that raises must raise the same after every crash."""
+    crash_everywhere(failing, str(outbox), setup=reset(outbox))
+
+
+@workflow
+def failing(path: str) -> None:
+    post(path, "a")
+    raise ValueError("always")
+
+
+# -- fresh_store ---------------------------------------------------------------------------------
+
+
+def test_a_fresh_store_is_gone_afterwards():
+    """Within the block a store of its own is the default; afterwards all is as before."""
+    with fresh_store() as outer:
+        with fresh_store() as inner:
+            done = []
+            an_agent(done)[0](1)
+            assert inner is not outer
+            assert len(stepwise.runs()) == 1
+        assert stepwise.runs() == []
+
+
+def test_a_fresh_store_on_disk_outlives_the_block(tmp_path):
+    """With a folder, a second block sees the runs of the first, as a second process would."""
+    done = []
+    for _ in range(2):
+        with fresh_store(tmp_path):
+            agent, *_ = an_agent(done)
+            assert agent(1) == [0, "DONE"]
+    assert done == ["think 0", "send done"]
+
+
+def test_fresh_store_decorates():
+    """As a decorator each call of a function, or of a coroutine function, gets a new store."""
+    done = []
+
+    @fresh_store()
+    def plain():
+        return an_agent(done)[0](1) and len(stepwise.runs())
+
+    @fresh_store()
+    async def coroutine():
+        return an_agent(done)[0](1) and len(stepwise.runs())
+
+    assert [plain(), plain(), asyncio.run(coroutine())] == [1, 1, 1]
