@@ -20,7 +20,7 @@ from stepwise.errors import UnreadableValueError
 
 __all__ = ["Placeholder", "look_into", "look_into_value"]
 
-_EMPTY = {
+_EMPTY: dict[str, Any] = {
     "builtins:list": list,
     "builtins:dict": dict,
     "builtins:set": set,
@@ -138,24 +138,13 @@ def look_into_value(payload: bytes, python: str | None, kinds: dict[str, str]) -
 
 
 def _load(payload: bytes, kinds: dict[str, str]) -> dict[str, Any]:
-    arguments = _Arguments(kinds)
+    arguments = {
+        name: _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
+        for name, kind in kinds.items()
+    }
     try:
         return load_values(payload, Surroundings(_Cells(), arguments), _Unpickler)
     except Exception as error:
         raise UnreadableValueError(
             f"the variables cannot be loaded here: {type(error).__name__}: {error}"
         ) from error
-
-
-class _Arguments(dict[str, Any]):
-    """Stand-ins for the objects that were kept by reference, made when they are asked for."""
-
-    def __init__(self, kinds: dict[str, str]) -> None:
-        super().__init__()
-        self._kinds = kinds
-
-    def __missing__(self, name: str) -> Any:
-        kind = self._kinds.get(name, "?")
-        made: Any = _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
-        self[name] = made
-        return made

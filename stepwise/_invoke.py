@@ -82,6 +82,7 @@ class _Call:
         fsync: bool,
         parent: ActiveRun | None = None,
         arguments_changed: bool = False,
+        cut_off: bool = False,
     ) -> Recall | Opened:
         """Take up the run of that id."""
         return open_run(
@@ -104,6 +105,7 @@ class _Call:
                 policy=self.options.policy,
                 arguments_changed=arguments_changed,
                 compensates=self.options.compensate_on_failure,
+                cut_off=cut_off,
             )
         )
 
@@ -222,6 +224,7 @@ class _Child(_Call):
             explicit=options.run_id is not None,
             fsync=journal.fsync if options.durability is None else options.durability != "os",
             parent=parent,
+            cut_off=call.number in parent.cut_off,
         )
         self.opened = opened
         if isinstance(opened, Recall):

@@ -65,6 +65,7 @@ class Invocation:
         rewritten: the function that can be entered in the middle.
         arguments_changed: by an attempt that stopped, in this process.
         compensates: its side effects are undone when it fails.
+        cut_off: a crash came before its caller acted on how it ended, if it ended.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Invocation:
     policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     arguments_changed: bool = False
     compensates: bool = False
+    cut_off: bool = False
 
     @property
     def code(self) -> str:
@@ -273,6 +275,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
         is_new=is_new,
         code=call.code,
         arguments_changed=call.arguments_changed,
+        cut_off=call.cut_off,
     )
     return Opened(active, body, before, call.compensates)
 

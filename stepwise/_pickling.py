@@ -49,6 +49,9 @@ def by_name(value: Any, module: str = "__main__") -> str | None:
 class Reducers:
     """How objects are taken apart; a subclass adds :meth:`special`."""
 
+    def begin(self) -> None:
+        """Everything is taken apart from the beginning."""
+
     def special(self, obj: Any) -> Any:
         """A reduced form of this object, or ``NotImplemented``."""
         return NotImplemented
@@ -89,6 +92,7 @@ def dump(value: object, reducers: Reducers) -> bytes:
 
 def _dump(value: object, reducers: Reducers, pickler: Any) -> bytes:
     buffer = io.BytesIO()
+    reducers.begin()
     pickler(buffer, reducers).dump(value)
     return buffer.getvalue()
 

@@ -96,13 +96,18 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """An attempt after the first one begins."""
+    """An attempt after the first one begins.
+
+    Args:
+        void: the end recorded before it does not count, since the caller had not acted on it.
+    """
 
     epoch: int
     how: str
     step: int
     code: str = ""
     at: float = 0.0
+    void: bool = False
 
 
 @dataclass(frozen=True, slots=True)

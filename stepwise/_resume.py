@@ -52,6 +52,8 @@ class Body:
         why: it is not there, for the warning.
         call: with what the rewritten function is called.
         arguments_changed: the objects it is called with are not as they were in the beginning.
+        cut_off: if it ended as failed, its caller had not acted on that when the crash came: it
+            goes on to the same end, and is not tried again.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Body:
         is_new: bool,
         code: str,
         arguments_changed: bool,
+        cut_off: bool = False,
     ) -> None:
         self.active = active
         self._plain = plain
@@ -79,6 +82,8 @@ class Body:
         self._is_new = is_new
         self._code = code
         self._arguments_changed = arguments_changed
+        self._cut_off = cut_off
+        self._void = False
         self._told = ""
         self._reasons: list[str] = []
         self._checkpoints = Checkpoints(
@@ -164,11 +169,28 @@ class Body:
             if not holds(journal.store, journal.seal, journal.run_id, state.start):
                 self._reasons.append(f"the journal before {state.where} is damaged")
                 continue
-            entries = journal.load(state.start)
+            entries = self._load(state.start)
             if not _redoes(state, entries):
                 self._fill(state, entries)
                 return loaded
         return None
+
+    def _load(self, position: Position) -> list[Entry]:
+        """The records after a position, without the ends that do not count."""
+        entries: list[Entry] = []
+        ended: Entry | None = None
+        for entry in self.active.journal.load(position):
+            if isinstance(entry.record, Resumed):
+                if entry.record.void and ended is not None:
+                    entries.remove(ended)
+                ended = None
+            elif isinstance(entry.record, Ended):
+                ended = entry
+            entries.append(entry)
+        if self._cut_off and ended is not None:
+            entries.remove(ended)
+            self._void = True
+        return entries
 
     def _prefix_holds(self, state: State) -> bool:
         node = self._source.node()
@@ -199,7 +221,7 @@ class Body:
                 f"stepwise forget {active.run_id}",
                 run_id=active.run_id,
             )
-        entries = active.journal.load(Position())
+        entries = self._load(Position())
         pool = Pool(entries, known_steps)
         done = sum(each.answers for each in pool.all)
         active.pool = pool
@@ -231,7 +253,14 @@ class Body:
         active.facts = replace(
             active.facts, status="running", end=0, error="", code=self._code, updated_at=now
         )
-        resumed = Resumed(active.journal.epoch, how=self._told, step=step, code=self._code, at=now)
+        resumed = Resumed(
+            active.journal.epoch,
+            how=self._told,
+            step=step,
+            code=self._code,
+            at=now,
+            void=self._void,
+        )
         active.write((resumed, b""), durable=False, head=active.facts)
         if active.parent is None:
             why = f" ({'; '.join(dict.fromkeys(self._reasons))})" if self._reasons else ""

@@ -193,6 +193,7 @@ class ActiveRun:
         self.task: Any = None  # in which an asynchronous workflow runs
         self.waiter: Any = None  # the future at which its caller waits
         self._locator = locator
+        self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
         self._ordinals: dict[str, int] = {}
         self._children: dict[tuple[str, str], int] = {}
         self._lock = threading.RLock()
@@ -326,6 +327,8 @@ class ActiveRun:
         """Give a call its number: that of the record it continues, else a new one."""
         if recorded is not None:
             old = recorded.call
+            if not recorded.retry:
+                self.cut_off.add(old.number)
             return replace(call, number=old.number, key=old.key, child=old.child or child)
         return replace(call, number=self.journal.next_call(), child=child)
 

@@ -135,15 +135,38 @@ def _is_plain(value: object) -> bool:
 
 
 class _FrameReducers(Reducers):
-    def __init__(self, around: Surroundings) -> None:
+    """Takes the variables of a frame apart.
+
+    An argument is a name, and where it is met first also what it holds: like any other object of a
+    pickle it is complete before something is made that depends on it (an iterator over it, say).
+
+    Args:
+        with_contents: of the arguments; else they are names alone.
+    """
+
+    def __init__(self, around: Surroundings, *, with_contents: bool = True) -> None:
         self.around = around
         self.cells = {id(cell): name for name, cell in around.cells.items()}
-        self.arguments = {id(value): name for name, value in around.arguments.items()}
+        self.arguments: dict[int, str] = {}
+        for name, value in around.arguments.items():
+            self.arguments.setdefault(id(value), name)
         self.globals: dict[int, str] | None = None
         self.identifies = any(type(value) in _NATIVE for value in around.arguments.values())
+        self.with_contents = with_contents
+        self.met: set[str] = set()
+
+    def begin(self) -> None:
+        self.met.clear()
 
     def identity(self, obj: Any) -> Any:
-        return self.arguments.get(id(obj))
+        name = self.arguments.get(id(obj))
+        return None if name is None else (name, _class_of(obj), self.content(name, obj))
+
+    def content(self, name: str, obj: Any) -> Any:
+        if name in self.met or not self.with_contents:
+            return None
+        self.met.add(name)
+        return (_content(name, obj, self.around),)
 
     def special(self, obj: Any) -> Any:
         cls = type(obj)
@@ -152,7 +175,10 @@ class _FrameReducers(Reducers):
         if cls is types.FunctionType:
             return self.function(obj)
         name = self.arguments.get(id(obj))
-        form = (_argument, (name,)) if name is not None else made_by(obj)
+        if name is not None:
+            form: Any = _argument, (name, _class_of(obj)), self.content(name, obj)
+            return (*form, None, None, _refill_from)
+        form = made_by(obj)
         if form is None and not isinstance(obj, (type, types.ModuleType)):
             name = self.global_name(obj)
             if name is not None and not _pickles(obj):
@@ -211,11 +237,11 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> bytes:
         UnpicklableError: variables that do not pickle; says which, and why.
     """
     for _ in range(2):
-        contents = {name: _content(name, value, around) for name, value in around.arguments.items()}
-        whole = (dict(values), contents, _links(values, around.namespace))
+        whole = (dict(values), list(around.arguments.values()), _links(values, around.namespace))
         try:
             return dump(whole, _FrameReducers(around))
         except Exception as error:
+            contents = {n: _content(n, value, around) for n, value in around.arguments.items()}
             found = _culprits(values, around)
             kept = _culprits(_attributes(contents), around)
             found.update(_culprits(_collections(contents), around))
@@ -223,6 +249,12 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> bytes:
                 raise UnpicklableError(found or {"?": (None, str(error))}) from error
             around.kept.update(kept)
     raise AssertionError  # pragma: no cover
+
+
+def _class_of(argument: Any) -> Any:
+    """Of what an argument would be made where there is none of its name; ``None`` if unknown."""
+    cls = type(argument)
+    return cls if by_name(cls, cls.__module__) is not None else None
 
 
 def _content(name: str, value: Any, around: Surroundings) -> Any:
@@ -262,7 +294,7 @@ def _culprits(values: Mapping[str, Any], around: Surroundings) -> dict[str, tupl
     found = {}
     for name, value in values.items():
         try:
-            dump(value, _FrameReducers(around))
+            dump(value, _FrameReducers(around, with_contents=False))
         except Exception as error:
             found[name] = value, str(error) or type(error).__name__
     return found
@@ -278,8 +310,11 @@ class FrameUnpickler(pickle.Unpickler):
     """Finds the arguments that are kept by reference."""
 
     def persistent_load(self, pid: Any) -> Any:
-        """The argument of that name."""
-        return _around().arguments[pid]
+        """The argument of that name, with its contents."""
+        name, cls, content = pid
+        argument = _argument(name, cls)
+        _refill_from(argument, content)
+        return argument
 
 
 def load_values(
@@ -290,14 +325,16 @@ def load_values(
     Raises:
         Exception: whatever unpickling raises; nothing was changed then.
     """
-    token = _restoring.set(around)
+    before = {name: _content(name, value, around) for name, value in around.arguments.items()}
+    token = _restoring.set(replace(around, arguments=dict(around.arguments)))
     try:
-        values, contents, links = unpickler(io.BytesIO(data)).load()
+        values, _, links = unpickler(io.BytesIO(data)).load()
+    except BaseException:
+        for name, content in before.items():
+            _refill(around.arguments[name], content)
+        raise
     finally:
         _restoring.reset(token)
-    for name, content in contents.items():
-        if name in around.arguments:
-            _refill(around.arguments[name], content)
     for name, other in links.items():
         today = around.namespace.get(other)
         if type(today) is type(values[name]) and today == values[name]:
@@ -316,8 +353,12 @@ def _cell(name: str) -> types.CellType:
     return _around().cells[name]
 
 
-def _argument(name: str) -> Any:
-    return _around().arguments[name]
+def _argument(name: str, cls: Any) -> Any:
+    """The caller's object of that name; a new one if this time he gave none of that class."""
+    arguments = _around().arguments
+    if name not in arguments and cls is not None:
+        arguments[name] = cls.__new__(cls)
+    return arguments[name]
 
 
 def _global(name: str) -> Any:
@@ -340,6 +381,11 @@ def _function(
 def _set_attributes(function: types.FunctionType, state: dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(function, name, value)
+
+
+def _refill_from(live: Any, content: tuple[Any] | None) -> None:
+    if content is not None:
+        _refill(live, content[0])
 
 
 def _refill(live: Any, content: Any) -> None:
