@@ -5,6 +5,7 @@ Imports: errors, tasks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Union
 
@@ -32,18 +33,23 @@ def check(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
     kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
     for kind in kinds:
         is_error = isinstance(kind, type) and issubclass(kind, BaseException)
-        if not is_error and (isinstance(retry_on, tuple) or not callable(kind)):
+        is_function = callable(kind) and not isinstance(kind, type)
+        if not is_error and (isinstance(retry_on, tuple) or not is_function):
             raise ConfigurationError(
                 f"retry_on={retry_on!r} of {what}: it is an exception class, a tuple of them, or "
                 "a function of the exception that returns a bool"
             )
-    if isinstance(backoff, bool) or not (
-        backoff is None or callable(backoff) or (isinstance(backoff, (int, float)) and backoff >= 0)
-    ):
+    if not (backoff is None or callable(backoff) or _is_seconds(backoff)):
         raise ConfigurationError(
             f"backoff={backoff!r} of {what}: it is a number of seconds, a function of the number "
             "of the attempt that returns seconds, or one of tenacity's wait strategies"
         )
+
+
+def _is_seconds(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 <= value <= threading.TIMEOUT_MAX
 
 
 class Attempts:
@@ -55,20 +61,28 @@ class Attempts:
         backoff: seconds between two attempts; a function of the number of the attempt that failed
             (1, 2, ...); a tenacity wait strategy; ``None`` for 0.1 s doubling up to 30 s, each with
             up to 0.1 s of jitter.
+        what: for messages: ``step 'think'``.
 
     Attributes:
         number: of the current attempt, from 1.
     """
 
-    def __init__(self, retries: int, retry_on: RetryOn, backoff: Backoff) -> None:
+    def __init__(
+        self, retries: int, retry_on: RetryOn, backoff: Backoff, what: str = "a step"
+    ) -> None:
         self.number = 1
+        self._what = what
         self._retries = retries
         self._retry_on = retry_on
         self._backoff = backoff
         self._state: Any = None
 
     def next_delay(self, error: BaseException) -> float | None:
-        """After a failed attempt: seconds to wait before the next one, ``None`` to give up."""
+        """After a failed attempt: seconds to wait before the next one, ``None`` to give up.
+
+        Raises:
+            ConfigurationError: ``backoff`` returned what cannot be waited.
+        """
         if self.number > self._retries or not self._is_worth(error):
             return None
         import tenacity  # on the first retry: most calls need none
@@ -82,7 +96,7 @@ class Attempts:
         return delay
 
     def _is_worth(self, error: BaseException) -> bool:
-        if isinstance(error, (RunStopped, KeyboardInterrupt, SystemExit)):
+        if isinstance(error, (RunStopped, KeyboardInterrupt, SystemExit, GeneratorExit)):
             return False
         if _tasks.is_cancellation(error):
             return False
@@ -92,13 +106,17 @@ class Attempts:
 
     def _wait(self, tenacity: Any) -> float:
         if self._backoff is None:
-            strategy = tenacity.wait_exponential_jitter(
-                initial=_FIRST_WAIT, max=_LONGEST_WAIT, jitter=_JITTER
-            )
-        elif isinstance(self._backoff, tenacity.wait.wait_base):
-            strategy = self._backoff
+            doubling = tenacity.wait_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT)
+            return float((doubling + tenacity.wait_random(0, _JITTER))(self._state))
+        if isinstance(self._backoff, tenacity.wait.wait_base):
+            delay = self._backoff(self._state)
         elif callable(self._backoff):
-            return float(self._backoff(self.number))
+            delay = self._backoff(self.number)
         else:
-            strategy = tenacity.wait_fixed(self._backoff)
-        return float(strategy(self._state))
+            delay = self._backoff
+        if not _is_seconds(delay):
+            raise ConfigurationError(
+                f"backoff= of {self._what} returned {delay!r} after attempt {self.number}: it "
+                "returns seconds to wait, 0 or more"
+            )
+        return float(delay)

@@ -287,9 +287,16 @@ def _execute(
         assert result.error is not None
         clean = isinstance(result.error, performer.fails_cleanly)
         may_repeat = not call.effect or clean or performer.idempotent
-        delay = attempts.next_delay(result.error) if may_repeat else None
+        delay = None
+        try:
+            delay = attempts.next_delay(result.error) if may_repeat else None
+        except Exception as mistake:  # of the user's retry_on or backoff
+            mistake.__cause__ = mistake.__cause__ or result.error
+            raise
+        finally:
+            if delay is None:
+                _record_failure(scope, call, result.error, inner.inner, number, clean=clean)
         if delay is None:
-            _record_failure(scope, call, result.error, inner.inner, number, clean=clean)
             return result
         yield Sleep(delay)
         active.check(call.name)

@@ -129,7 +129,7 @@ class Step:
 
     def attempts(self) -> Attempts:
         """The attempts that one call may have."""
-        return Attempts(self.retries, self.retry_on, self.backoff)
+        return Attempts(self.retries, self.retry_on, self.backoff, self.what)
 
     def body(self, call: Call) -> Callable[..., Any]:
         """The plain function."""
