@@ -15,10 +15,11 @@ The map, each layer importing only from those above it::
     _process _resources            what a process remembers; what is made anew
     rewrite                        functions that can be entered in the middle
     stores                         where runs are kept: memory, disk
-    _lease _journal                one owner per run; the append-only records
+    _heads _lease _journal         listings; one owner per run; the append-only records
     _matching _unwinding _origin   which record answers; failures; where a call is made
     _snapshot _mutation            variables to bytes; what a call did to its arguments
-    _checkpoints _inspection       positions with variables, kept and looked into
+    _checkpoints _verification     positions with variables; whether all of a run verifies
+    _inspection                    looking into variables
     _flows _run                    tasks and threads of a run; a run in progress
     _doubt _attempts _history      side effects in doubt; retries; what happened
     _perform _drive _adrive        one call from look-up to outcome; sync; async

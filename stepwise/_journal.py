@@ -13,28 +13,24 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from stepwise import _records
+from stepwise._heads import derive_facts, open_head, seal_head
 from stepwise._interrupts import Uninterrupted
 from stepwise._notices import notice
 from stepwise._records import (
     ANNOUNCES,
-    Compensating,
-    Ended,
     Entry,
-    Forgotten,
     Intent,
     Outcome,
+    Quarantined,
     Record,
-    Resumed,
     RunFacts,
-    Started,
 )
 from stepwise._seal import NO_LINK, DamagedError, ForeignKeyError, Seal
 from stepwise.errors import ConfigurationError, JournalLostError
-from stepwise.stores import Batch, Head, Store
+from stepwise.stores import Batch, Store
 
 __all__ = [
     "Journal",
@@ -42,10 +38,8 @@ __all__ = [
     "Position",
     "facts_of",
     "holds",
-    "open_head",
     "read",
     "read_one",
-    "seal_head",
 ]
 
 _MARK = struct.Struct("<QQ8s")
@@ -153,6 +147,7 @@ class Journal:
     Attributes:
         calls: the highest number of a call so far.
         lost: the numbers of records that could not be read.
+        tail: how many acknowledged records are gone from the end.
         unknown_effects: how many of them may be intents of side effects that nothing else tells of.
     """
 
@@ -163,27 +158,33 @@ class Journal:
         self.epoch = epoch
         self.calls = 0
         self.lost: list[int] = []
+        self.tail = 0
         self.unknown_effects = 0
         self.fsync = fsync
         self._lock = threading.RLock()
         self._at = Position()
         self._known = True  # whether _at is where the store is
         self._told: set[str] = set()
+        self._tolerant = False
 
     @property
     def position(self) -> Position:
         """Where the journal ends."""
         return self._at
 
-    def load(self, start: Position | None = None) -> list[Entry]:
+    def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[Entry]:
         """Read and verify the records after ``start``.
+
+        Args:
+            tolerant: only count what is gone, and tell nobody.
 
         Raises:
             JournalLostError: acknowledged records of side effects are gone.
         """
         self._at = start or Position()
         self.lost = []
-        self.unknown_effects = 0
+        self.tail = self.unknown_effects = 0
+        self._tolerant = tolerant
         entries: list[Entry] = []
         for entry, at in read(self.store, self.seal, self.run_id, start):
             self._at = at
@@ -193,9 +194,13 @@ class Journal:
                 entries.append(entry)
                 self._count(entry.record)
         self._known = True
+        quarantined = [e.record for e in entries if isinstance(e.record, Quarantined)]
+        known = {number for record in quarantined for number in record.numbers}
+        self.lost = [number for number in self.lost if number not in known]
         self._compare_marks()
-        if self.lost:
-            self._assess(entries, start or Position())
+        if self.lost or self.tail:
+            given_up = sum(record.effects for record in quarantined)
+            self._assess(entries, start or Position(), given_up)
         return entries
 
     def _count(self, record: Record) -> None:
@@ -295,18 +300,19 @@ class Journal:
     def _compare_marks(self) -> None:
         at = self._at
         last, effects = _newest_mark(self.store, self.seal, self.run_id)
-        if last <= at.last:
+        self.tail = max(0, last - at.last)
+        if not self.tail:
             return
         where = f"run {self.run_id!r}: the journal in {self.store.url} ends at record {at.last}"
-        if effects > at.effects:
+        if effects > at.effects and not self._tolerant:
             raise self._effects_lost(
                 f"{where}, but records up to {last} were acknowledged, and {effects - at.effects} "
                 "of those that are gone announced a side effect"
             )
         self._tell(f"{where}, though {last} were acknowledged; what is gone runs again")
 
-    def _assess(self, entries: list[Entry], start: Position) -> None:
-        """Count the lost intents of which no outcome tells."""
+    def _assess(self, entries: list[Entry], start: Position, given_up: int) -> None:
+        """Count the lost intents of which no outcome tells, and that nobody has given up."""
         intents = {e.record.call.number for e in entries if isinstance(e.record, Intent)}
         orphans = {
             e.record.call.number
@@ -316,7 +322,9 @@ class Journal:
         seen = sum(isinstance(entry.record, ANNOUNCES) for entry in entries)
         marked_last, marked = _newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
-        self.unknown_effects = max(0, total - seen - len(orphans))
+        self.unknown_effects = max(0, total - seen - len(orphans) - given_up)
+        if not self.lost:
+            return
         if not marked_last and (self._at.link is None or self.lost[-1] > self._at.last):
             self.unknown_effects += 1  # nothing says what the last record was
         numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
@@ -326,7 +334,7 @@ class Journal:
         )
 
     def _tell(self, text: str) -> None:
-        if text not in self._told:
+        if text not in self._told and not self._tolerant:
             self._told.add(text)
             notice(text)
 
@@ -339,8 +347,10 @@ class Journal:
 
     def _effects_lost(self, what: str) -> JournalLostError:
         return JournalLostError(
-            f"{what}; running on could repeat it. Restore the store from a backup, or, if "
-            f"repeating is harmless, start over: stepwise forget {self.run_id}",
+            f"{what}; running on could repeat it. Restore the store from a backup; or look outside "
+            "what happened, and if repeating the rest is harmless, go on with what is left: "
+            f"stepwise verify {self.run_id} --repair --accept-loss; or start over: "
+            f"stepwise forget {self.run_id}",
             run_id=self.run_id,
             path=self.store.url,
             errno=None,
@@ -358,23 +368,6 @@ def _newest_mark(store: Store, seal: Seal, run_id: str) -> tuple[int, int]:
     return newest
 
 
-# -- heads ---------------------------------------------------------------------------------------
-
-
-def seal_head(seal: Seal, facts: RunFacts) -> Head:
-    """The head of a run, as the store keeps it."""
-    data, _ = seal.close(f"head/{facts.run_id}", asdict(facts))
-    return Head(facts.run_id, facts.workflow, facts.status == "completed", data)
-
-
-def open_head(seal: Seal, head: Head) -> RunFacts | None:
-    """What a head says; ``None`` if it does not verify."""
-    try:
-        return RunFacts(**seal.open(f"head/{head.run_id}", head.data).header)
-    except (DamagedError, TypeError):
-        return None
-
-
 def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
     """What a listing shows of a run: from its head, or, if that is damaged, from its records.
 
@@ -384,26 +377,6 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
     facts = open_head(seal, head) if head is not None else None
     if facts is not None:
         return facts
-    for entry, _ in read(store, seal, run_id):
-        record = entry.record if isinstance(entry, Entry) else None
-        if isinstance(record, Started):
-            facts = RunFacts(
-                run_id=run_id,
-                workflow=record.workflow,
-                label=record.workflow.rpartition(":")[2],
-                status="running",
-                arguments=record.arguments,
-                digest=record.digest,
-                code=record.code,
-                parent=record.parent,
-                created_at=record.at,
-                updated_at=record.at,
-            )
-        elif isinstance(record, Ended) and facts is not None:
-            facts = replace(facts, status=record.status, end=entry.number, updated_at=record.at)
-        elif isinstance(record, Compensating) and facts is not None:
-            facts = replace(facts, status="failed", end=0, undoing=True, updated_at=record.at)
-        elif isinstance(record, (Resumed, Forgotten)) and facts is not None:
-            undoing = facts.undoing and isinstance(record, Forgotten)
-            facts = replace(facts, status="running", end=0, undoing=undoing, updated_at=record.at)
-    return facts
+    return derive_facts(
+        run_id, (entry for entry, _ in read(store, seal, run_id) if isinstance(entry, Entry))
+    )

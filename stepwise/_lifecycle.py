@@ -17,7 +17,8 @@ from typing import Any
 
 from stepwise import _codec
 from stepwise._compensation import compensate
-from stepwise._journal import Journal, facts_of, open_head, read, read_one
+from stepwise._heads import open_head
+from stepwise._journal import Journal, facts_of, read, read_one
 from stepwise._lease import Lease
 from stepwise._mutation import (
     encode_changed,

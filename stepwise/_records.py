@@ -25,6 +25,7 @@ __all__ = [
     "Handled",
     "Intent",
     "Outcome",
+    "Quarantined",
     "Record",
     "Resumed",
     "RunFacts",
@@ -192,6 +193,15 @@ class Compensated:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantined:
+    """These records cannot be read, which is known; so many intents are among them or gone."""
+
+    numbers: tuple[int, ...]
+    effects: int
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """An attempt ended by returning or raising.  Payload: the result or the exception.
 
@@ -225,6 +235,7 @@ Record = (
     | Forgotten
     | Compensating
     | Compensated
+    | Quarantined
     | Ended
 )
 

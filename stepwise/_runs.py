@@ -18,9 +18,10 @@ from stepwise._checkpoints import Checkpoint, checkpoints_of
 from stepwise._compensation import compensate
 from stepwise._doubt import DidNotHappen, Landed
 from stepwise._drive import drive
+from stepwise._heads import open_head
 from stepwise._history import StepRecord, in_doubt, last_attempt, steps_of
 from stepwise._inspection import look_into, look_into_value
-from stepwise._journal import Journal, Lost, Position, facts_of, open_head, read, read_one
+from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
 from stepwise._lease import Lease
 from stepwise._matching import Pool, Recorded
 from stepwise._records import (
@@ -33,6 +34,7 @@ from stepwise._records import (
 )
 from stepwise._run import live_runs
 from stepwise._seal import Seal, ephemeral_seal, load_seal
+from stepwise._verification import Verification, repair, verify
 from stepwise.errors import (
     ConfigurationError,
     RunNotFoundError,
@@ -290,6 +292,22 @@ class Run:
             result = drive(compensate(journal, self._facts()))
         done: int = result.unwrap() or 0
         return done
+
+    def verify(self) -> Verification:
+        """Verify every record and checkpoint of it; nothing is loaded and nothing is changed."""
+        return verify(self.store, self._seal, self.id)
+
+    def repair(self, *, accept_loss: bool = False) -> Verification:
+        """Put right what can be: what does not verify is set aside, what can be derived is.
+
+        Args:
+            accept_loss: give up records that are gone, even if they announced side effects, which
+                then may be repeated.  Look outside first.
+
+        Raises:
+            RunOwnedError: the run is being executed.
+        """
+        return repair(self.store, self._seal, self.id, fsync=True, accept_loss=accept_loss)
 
     def delete(self) -> None:
         """Delete the run, its journal and its child runs; calling the workflow starts afresh.

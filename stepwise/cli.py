@@ -260,6 +260,42 @@ def _parsed(landed: str) -> Any:
 
 
 @main.command()
+@click.argument("run_ids", metavar="[RUN]...", nargs=-1)
+@click.option("--repair", is_flag=True, help="Set aside what is damaged, derive what can be.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="With --repair: give up lost records, even of side effects, which may then be repeated.",
+)
+@_as_json
+@_store
+def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json: bool) -> None:
+    """Verify every stored byte of the RUNs, or of all; the exit code is 1 if any is damaged."""
+    if accept_loss and not repair:
+        raise click.UsageError("--accept-loss says how to repair: add --repair")
+    found = [_find(run_id) for run_id in run_ids] or stepwise.runs()
+    verified = [run.repair(accept_loss=accept_loss) if repair else run.verify() for run in found]
+    if as_json:
+        facts = [{**dataclasses.asdict(each), "problems": each.problems} for each in verified]
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        for each in verified:
+            told = "; ".join(each.problems) or click.style("verified", fg="green")
+            held = f"{each.records} records, {each.checkpoints} checkpoints"
+            click.echo(f"{each.run_id}  {held}  {told}")
+    if not all(each.ok for each in verified):
+        if not as_json and not repair:
+            click.echo("put right what can be: stepwise verify --repair", err=True)
+        elif not as_json and any(each.effects for each in verified):
+            click.echo(
+                "records of side effects are gone: restore the store from a backup, or look "
+                "outside what happened, then: stepwise verify RUN --repair --accept-loss",
+                err=True,
+            )
+        sys.exit(1)
+
+
+@main.command()
 @click.argument("run_id", metavar="RUN")
 @click.argument("step", required=False)
 @click.option("--yes", is_flag=True, help="Do not ask.")

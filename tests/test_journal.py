@@ -29,7 +29,8 @@ from stepwise import (
     _journal,
     _seal,
 )
-from stepwise._journal import Journal, Lost, Position, facts_of, open_head, read, read_one
+from stepwise._heads import open_head
+from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
 from stepwise._records import Call, Ended, Entry, Forgotten, Intent, Outcome, RunFacts, Started
 from stepwise._seal import DamagedError, ForeignKeyError, Seal, load_seal
 from stepwise.stores import Batch, Owner

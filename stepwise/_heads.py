@@ -1,0 +1,73 @@
+"""The head of a run: what a listing shows of it, sealed, so that no journal need be read for it.
+
+It is derived: damaged, it is made again from the records.  Imports: records, seal, stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+
+from stepwise._records import (
+    Compensating,
+    Ended,
+    Entry,
+    Forgotten,
+    Quarantined,
+    Resumed,
+    RunFacts,
+    Started,
+)
+from stepwise._seal import DamagedError, Seal
+from stepwise.stores import Head
+
+__all__ = ["derive_facts", "open_head", "seal_head"]
+
+
+def seal_head(seal: Seal, facts: RunFacts) -> Head:
+    """The head of a run, as the store keeps it."""
+    data, _ = seal.close(f"head/{facts.run_id}", asdict(facts))
+    return Head(facts.run_id, facts.workflow, facts.status == "completed", data)
+
+
+def open_head(seal: Seal, head: Head) -> RunFacts | None:
+    """What a head says; ``None`` if it does not verify."""
+    try:
+        return RunFacts(**seal.open(f"head/{head.run_id}", head.data).header)
+    except (DamagedError, TypeError):
+        return None
+
+
+def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
+    """What the records of a run say of it; ``None`` if they do not tell how it began."""
+    facts: RunFacts | None = None
+    for entry in entries:
+        record = entry.record
+        if isinstance(record, Started):
+            facts = RunFacts(
+                run_id=run_id,
+                workflow=record.workflow,
+                label=record.workflow.rpartition(":")[2],
+                status="running",
+                arguments=record.arguments,
+                digest=record.digest,
+                code=record.code,
+                parent=record.parent,
+                created_at=record.at,
+                updated_at=record.at,
+            )
+        elif facts is not None:
+            facts = _after(facts, entry)
+    return facts
+
+
+def _after(facts: RunFacts, entry: Entry) -> RunFacts:
+    record = entry.record
+    if isinstance(record, Ended):
+        return replace(facts, status=record.status, end=entry.number, updated_at=record.at)
+    if isinstance(record, Compensating):
+        return replace(facts, status="failed", end=0, undoing=True, updated_at=record.at)
+    if isinstance(record, (Resumed, Forgotten, Quarantined)):
+        undoing = facts.undoing and not isinstance(record, Resumed)
+        return replace(facts, status="running", end=0, undoing=undoing, updated_at=record.at)
+    return facts
