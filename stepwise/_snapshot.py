@@ -178,6 +178,8 @@ class _FrameReducers(Reducers):
         if name is not None:
             form: Any = _argument, (name, _class_of(obj)), self.content(name, obj)
             return (*form, None, None, _refill_from)
+        if cls.__module__ == "asyncio.locks" and cls.__name__ == "Lock":
+            return cls, ()  # whoever holds it now is inside a block, and enters that again
         form = made_by(obj)
         if form is None and not isinstance(obj, (type, types.ModuleType)):
             name = self.global_name(obj)
