@@ -9,6 +9,7 @@ itself).  Bytes are only ever loaded after their envelope was verified.  Imports
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import traceback
 from collections.abc import Callable
@@ -78,9 +79,11 @@ def _not_recordable(value: object, what: str, error: BaseException) -> NotRecord
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
     where = f"{what}{path}" if path else what
     reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    hint = "Return plain data (the text, the id, the path) instead of the live object"
+    if inspect.isawaitable(culprit):
+        hint = f"An `await` is missing where this {kind} is made"
     return NotRecordableError(
-        f"{where} is a {kind} and cannot be recorded: {reason}. Return plain data (the text, the "
-        "id, the path) instead of the live object",
+        f"{where} is a {kind} and cannot be recorded: {reason}. {hint}",
         path=path,
         type_name=kind,
     )

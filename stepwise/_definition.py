@@ -90,7 +90,7 @@ class Definition:
         warn(
             f"workflow {self.label!r} cannot be resumed in the middle: {error}. After a crash it "
             "runs from the top, answered by its journal; the code between its steps must then do "
-            "the same again. Put it into a file to have it resumed where it stopped",
+            "the same again",
             RunWarning,
         )
 

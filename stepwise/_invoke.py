@@ -272,8 +272,12 @@ def invoke(
         if workflow.is_generator:
             return _drain(top) if want_run else _generate(top)
         return _adrain(top) if want_run else _agenerate(top)
-    form = _coroutine if workflow.is_coroutine else _plain
-    return form(workflow, instance, args, kwargs, want_run)
+    if not workflow.is_coroutine:
+        return _plain(workflow, instance, args, kwargs, want_run)
+    coroutine: Any = _coroutine(workflow, instance, args, kwargs, want_run)
+    # "coroutine 'agent' was never awaited", says Python, who looks here.
+    coroutine.__name__ = coroutine.__qualname__ = workflow.label
+    return coroutine
 
 
 def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool) -> Any:

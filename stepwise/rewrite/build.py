@@ -91,7 +91,9 @@ def build(
     _refuse(original, source)
     plain, resumable = source.parse(), source.parse()
     if plain is None or resumable is None:
-        raise UnsupportedError("its source is not to be had")
+        if original.co_name == "<lambda>":
+            raise UnsupportedError("a lambda cannot be entered in the middle; write it as a def")
+        raise UnsupportedError("its source is not to be had; put it into a file")
     try:
         if not {*LISTING}.isdisjoint(original.co_names):
             hide_names(plain)

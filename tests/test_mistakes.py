@@ -1,0 +1,132 @@
+"""What newcomers get wrong in a run, and that they are told what to do about it."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from stepwise import NotRecordableError, RunWarning, step, workflow
+
+
+@step
+def think(topic):
+    return f"about {topic}"
+
+
+@step
+async def athink(topic):
+    return f"about {topic}"
+
+
+def names(*words):
+    return "(?s)" + ".*".join(words)
+
+
+def test_a_value_that_cannot_be_recorded():
+    """A step that returns a live object is told to return plain data; the object is named."""
+
+    @step
+    def connect():
+        return {"socket": threading.Lock()}
+
+    @workflow
+    def agent():
+        return connect()
+
+    with pytest.raises(NotRecordableError, match=names("'connect'", r"\['socket'\]", "plain data")):
+        agent()
+
+
+def test_a_result_that_cannot_be_recorded():
+    """A workflow that returns one gives it, and warns; called again, no step runs twice."""
+    ran = []
+
+    @step
+    def connect():
+        ran.append(1)
+        return 1
+
+    @workflow(name="dialler")
+    def agent():
+        connect()
+        return threading.Lock()
+
+    with pytest.warns(RunWarning, match=names("the result of 'dialler'", "journal makes")):
+        agent.options(run_id="r")()
+    with pytest.warns(RunWarning):
+        agent.options(run_id="r")()
+    assert ran == [1]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_a_forgotten_await():
+    """A coroutine that is returned instead of its value is a missing ``await``."""
+
+    @workflow
+    async def agent():
+        return athink("tides")
+
+    with pytest.warns(RunWarning, match="An `await` is missing where this coroutine is made"):
+        asyncio.run(agent()).close()
+
+
+def test_a_workflow_that_is_not_awaited():
+    """Python's own warning names the workflow."""
+
+    @workflow
+    async def agent():
+        return 1
+
+    with pytest.warns(RuntimeWarning, match="coroutine 'agent' was never awaited"):
+        agent()
+        gc.collect()
+
+
+def test_arguments_that_cannot_be_told_apart():
+    """A client as an argument: the message names it, and the two ways out."""
+
+    @workflow
+    def agent(client, topic):
+        return think(topic)
+
+    with pytest.raises(TypeError, match=names("'client'", r"ignore=\('client',\)", "key=")):
+        agent(threading.Lock(), "tides")
+
+
+def test_a_variable_that_cannot_be_recorded():
+    """A client among the variables: one warning with the variable, its line and the ways out."""
+
+    @workflow
+    def agent(topic):
+        lock = threading.Lock()
+        first = think(topic)
+        second = think(first)
+        del lock
+        return second
+
+    with pytest.warns(RunWarning, match=names("'lock'", "ways out", "resource")) as warned:
+        assert agent("tides") == "about about tides"
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+def test_steps_outside_a_workflow(home):
+    """A step outside any workflow is the plain function; nothing is written anywhere."""
+    assert think("tides") == "about tides"
+    assert not home.exists()
+
+
+def test_without_a_file():
+    """``python -c`` has no source: the workflow runs, with one warning of what that means."""
+    program = (
+        "from stepwise import workflow\n@workflow\ndef agent(): return 1\nprint(agent(), agent())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "1 1\n"
+    assert done.stderr.count("RunWarning") == 1
+    assert "put it into a file" in done.stderr
