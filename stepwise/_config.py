@@ -4,6 +4,7 @@
 ``STEPWISE_HOME``      folder of the default store and the key (default ``~/.stepwise``)
 ``STEPWISE_STORE``     URL of the store (default ``disk:$STEPWISE_HOME/store``)
 ``STEPWISE_KEY``       secret that signs the records, instead of ``$STEPWISE_HOME/key``
+``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 =====================  ==============================================================
@@ -21,7 +22,7 @@ from typing import Any
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["configure", "fresh", "home", "injected", "quiet", "store", "strict"]
+__all__ = ["configure", "encrypt", "fresh", "home", "injected", "quiet", "store", "strict"]
 
 
 @dataclass
@@ -29,6 +30,7 @@ class _Settings:
     store: Any = None
     strict: bool = False
     quiet: bool | None = None
+    encrypt: bool | None = None
     injected: frozenset[str] = frozenset()
 
 
@@ -40,6 +42,7 @@ def configure(
     store: Any = None,
     strict: bool | None = None,
     quiet: bool | None = None,
+    encrypt: bool | None = None,
     injected: Iterable[str] | None = None,
 ) -> None:
     """Set defaults for this process; what is not given stays as it is.
@@ -50,6 +53,9 @@ def configure(
         strict: digest the arguments of every step before and after it, to notice that it
             changed them (instead of only comparing the lengths of containers).
         quiet: print no notices on stderr.
+        encrypt: encrypt what is stored from now on, with a key derived from that of the records
+            (``pip install 'stepwise-agents[encryption]'``).  Run ids, sizes, times and process
+            numbers stay readable; what was stored before stays as it is.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not tell calls apart.
 
@@ -68,6 +74,8 @@ def configure(
         _settings.strict = strict
     if quiet is not None:
         _settings.quiet = quiet
+    if encrypt is not None:
+        _settings.encrypt = encrypt
     if injected is not None:
         names = (injected,) if isinstance(injected, str) else injected
         _settings.injected = frozenset(names)
@@ -98,6 +106,11 @@ def strict() -> bool:
 def fresh() -> bool:
     """Whether every workflow called from outside a run starts a new run."""
     return _flag("STEPWISE_FRESH")
+
+
+def encrypt() -> bool:
+    """Whether what is stored is encrypted."""
+    return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
 
 
 def quiet() -> bool:

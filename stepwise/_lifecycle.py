@@ -315,7 +315,7 @@ def _tell_of_unfinished(call: Invocation, seal: Seal) -> None:
     """A new run starts beside an unfinished one of the same workflow: that may be a mistake."""
     unfinished = [
         facts
-        for head in call.store.heads(call.name, unfinished=True)
+        for head in call.store.heads(seal.index(call.name), unfinished=True)
         if (facts := open_head(seal, head)) is not None
         and not facts.parent
         and call.store.owner(facts.run_id) is None

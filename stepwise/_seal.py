@@ -4,7 +4,7 @@
 
     0   2  magic "SW"
     2   1  format version
-    3   1  zero
+    3   1  flags: 1 if what follows the MAC is encrypted
     4   4  how many intents of side effects the journal holds before this record
     8   8  key id
     16  16 the first 16 bytes of the previous record's MAC (the hash chain), or zeros
@@ -12,9 +12,12 @@
     64  4  length of the header, little-endian
     68  .. header (JSON), payload
 
+Encrypted (``configure(encrypt=True)``), everything from 64 on is a nonce and an AES-256-GCM
+ciphertext of it, with the identity and the front as associated data; the MAC is over that.
+
 The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
 record is refused in any place but its own.  The key is made at first use and lives outside the
-store's folder.  Imports: errors and settings.
+store's folder.  Imports: errors, settings, cipher.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepwise import _config
+from stepwise._cipher import decrypt, encrypt
 from stepwise.errors import ConfigurationError, StoreError
 
 __all__ = [
@@ -45,11 +49,11 @@ __all__ = [
 
 FORMAT = 1
 _MAGIC = b"SW"
-_FRONT = struct.Struct("<2sBxI8s16s")
+_FRONT = struct.Struct("<2sBBI8s16s")
 _BACK = struct.Struct("<I")
 _MAC_AT = _FRONT.size
 _BACK_AT = _MAC_AT + 32
-_HEADER_AT = _BACK_AT + _BACK.size
+_ENCRYPTED = 1
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -78,6 +82,7 @@ class Seal:
     """Seals with the first key, opens with any of them (older keys stay behind it)."""
 
     keys: tuple[bytes, ...]
+    encrypts: bool = False
 
     @property
     def key_id(self) -> bytes:
@@ -93,9 +98,13 @@ class Seal:
         effects: int = 0,
     ) -> tuple[bytes, bytes]:
         """Seal a header and a payload; the sealed bytes and the link for the next record."""
-        front = _FRONT.pack(_MAGIC, FORMAT, effects, self.key_id, previous)
+        flags = _ENCRYPTED if self.encrypts else 0
+        front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
         text = _to_json(header).encode("utf-8", "surrogatepass")
         back = _BACK.pack(len(text)) + text
+        if self.encrypts:
+            associated = _named(identity) + front
+            back, payload = encrypt(self.keys[0], associated, back + payload), b""
         mac = _mac(self.keys[0], identity, front, back, payload)
         return b"".join((front, mac, back, payload)), mac[:16]
 
@@ -106,9 +115,9 @@ class Seal:
             ForeignKeyError: sealed with another key, or the key id itself is damaged.
             DamagedError: not what was sealed under this identity.
         """
-        if len(data) < _HEADER_AT or data[:2] != _MAGIC:
+        if len(data) < _BACK_AT + _BACK.size or data[:2] != _MAGIC:
             raise DamagedError("not a sealed record")
-        _, version, effects, key_id, previous = _FRONT.unpack_from(data)
+        _, version, flags, effects, key_id, previous = _FRONT.unpack_from(data)
         key = next((key for key in self.keys if _key_id(key) == key_id), None)
         if key is None:
             raise ForeignKeyError("sealed with another key")
@@ -116,12 +125,25 @@ class Seal:
         mac = _mac(key, identity, view[:_MAC_AT], view[_BACK_AT:])
         if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
             raise DamagedError("the digest does not match")
-        if version != FORMAT:
+        if version != FORMAT or flags not in (0, _ENCRYPTED):
             raise DamagedError(f"format {version}; this version of stepwise reads format {FORMAT}")
-        (length,) = _BACK.unpack_from(data, _BACK_AT)
-        end = _HEADER_AT + length
-        header = json.loads(data[_HEADER_AT:end].decode("utf-8", "surrogatepass"))
+        start = _BACK_AT
+        if flags:
+            data = decrypt(key, _named(identity) + data[:_MAC_AT], data[_BACK_AT:])
+            start = 0
+        (length,) = _BACK.unpack_from(data, start)
+        start += _BACK.size
+        end = start + length
+        header = json.loads(data[start:end].decode("utf-8", "surrogatepass"))
         return Opened(header, data[end:], previous, effects, mac[:16])
+
+    def index(self, name: str) -> str:
+        """What stands for a name where a store must find it: itself, or nothing that tells it."""
+        return (
+            self.tag("index", name.encode("utf-8", "surrogatepass")).hex()
+            if self.encrypts
+            else name
+        )
 
     def tag(self, identity: str, data: bytes) -> bytes:
         """Sixteen bytes that only who has the key can make for ``data``."""
@@ -134,14 +156,18 @@ class Seal:
 
 
 def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
-    named = identity.encode("utf-8", "surrogatepass")
-    named = _BACK.pack(len(named)) + named
+    named = _named(identity)
     if sum(map(len, parts)) < _SMALL:  # one call, although it copies
         return hmac.digest(key, b"".join((named, *parts)), "sha256")
     mac = hmac.new(key, named, "sha256")
     for part in parts:
         mac.update(part)
     return mac.digest()
+
+
+def _named(identity: str) -> bytes:
+    text = identity.encode("utf-8", "surrogatepass")
+    return _BACK.pack(len(text)) + text
 
 
 def _key_id(key: bytes) -> bytes:
@@ -171,14 +197,14 @@ def load_seal() -> Seal:
     """
     text = os.environ.get("STEPWISE_KEY")
     if text:
-        return Seal(tuple(_from_text(part) for part in text.split(",")))
+        return Seal(tuple(_from_text(part) for part in text.split(",")), _config.encrypt())
     path = _config.home() / "key"
     try:
-        return Seal(_from_file(path))
+        return Seal(_from_file(path), _config.encrypt())
     except FileNotFoundError:
         try:
             _make(path)
-            return Seal(_from_file(path))
+            return Seal(_from_file(path), _config.encrypt())
         except OSError as error:
             raise _unusable(path, error) from error
     except OSError as error:
