@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 from stepwise import _tasks
@@ -107,7 +106,6 @@ class WorkflowFrame(Frame):
         """
         super().begin(captured)
         place, function = self.place, self.place.rewritten.function
-        assert isinstance(function, FunctionType)
         self.around = Surroundings.of(function, captured, place.bound, place.instance)
         if self.loaded is not None:
             state = self.loaded.state
@@ -156,9 +154,13 @@ class WorkflowFrame(Frame):
         self._weigh(kept)
 
     def _state_of(self, values: dict[str, Any], point: Point) -> dict[str, Any]:
-        """The variables that are state: not ours, not those that an open ``with`` binds again."""
+        """The variables that are state.
+
+        Not ours, not those of enclosing functions, not those that an open ``with`` binds again.
+        """
         withs = self.place.rewritten.withs
         again = {name for number in point.withs for name in withs[number].names}
+        again.update(self.place.rewritten.function.__code__.co_freevars)
         return {
             name: value
             for name, value in values.items()

@@ -362,6 +362,12 @@ def factorial(n):
     return n * factorial(n - 1) if effect(n) else 1
 
 
+def test_rewritten_twice():
+    """What was rewritten can be rewritten; it is the same again."""
+    for each in variants(rewrite(closures)):
+        assert observe(each, 2) == observe(closures, 2)
+
+
 def test_names_seen_by_the_user():
     """``locals()``, ``vars()`` and ``dir()`` do not show what the rewrite needs for itself."""
 

@@ -3,10 +3,12 @@
 import copy
 import pathlib
 import sys
+import threading
 import types
 
 import pytest
 
+import stepwise
 from stepwise.rewrite import Frame, build, capture, pending
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
@@ -232,3 +234,22 @@ def test_loops_let_go_of_their_iterators():
     observe(loop, 0)
     observe(rewritten.function, 0, frame)
     assert closed == [2, 4, 2, 4]
+
+
+def test_variables_of_enclosing_functions():
+    """They are not a workflow's own: one that cannot be recorded does not keep it from resuming."""
+    guard, seen = threading.Lock(), []
+
+    @stepwise.workflow
+    def guarded():
+        with stepwise.reenterable(guard):
+            seen.append("begun")
+        stepwise.step(effect)("first")
+        seen.append("middle")
+        if len(seen) == 2:
+            fail("once")
+        return seen
+
+    with pytest.raises(Boom):
+        guarded()
+    assert guarded() == ["begun", "middle", "middle"]

@@ -46,7 +46,7 @@ class UnsupportedError(Exception):
 class Rewritten:
     """A function that can be entered at its points, and what is known of them."""
 
-    function: Callable[..., Any]
+    function: types.FunctionType
     points: dict[int, Point]
     blocks: list[str]
     withs: list[With]
@@ -236,7 +236,8 @@ def _compile(
             around.insert(0, ast.Global([owner]))
             scope = ""
         scope += f"{owner}."
-    parameters = [ast.arg(name) for name in (*original.co_freevars, ENTER, VISIBLE)]
+    free = [name for name in original.co_freevars if name[0] != "@"]
+    parameters = [ast.arg(name) for name in (*free, ENTER, VISIBLE)]
     factory: Any = ast.FunctionDef.__new__(ast.FunctionDef)
     factory.name, factory.body, factory.decorator_list = _FACTORY, around, []
     factory.args = ast.arguments([], parameters, None, [], [], None, [])
@@ -294,11 +295,11 @@ def _check_same(original: types.CodeType, code: types.CodeType) -> None:
     def shape(code: types.CodeType) -> tuple[Any, ...]:
         count = code.co_argcount + code.co_kwonlyargcount + _stars(code)
         kinds = code.co_flags & 0x8C  # *args, **kwargs, coroutine
-        free = tuple(name for name in code.co_freevars if name[0] != "@")
+        free = [name for name in code.co_freevars if name[0] != "@"]
         return code.co_varnames[:count], code.co_argcount, code.co_posonlyargcount, kinds, free
 
     same = shape(original) == shape(code) and original.co_firstlineno == code.co_firstlineno
-    cells = set(original.co_cellvars) <= set(code.co_cellvars)
+    cells = {*original.co_cellvars} <= {*code.co_cellvars}
     if not (same and cells and _lines(original) <= _lines(code)):
         raise UnsupportedError("its source does not match its code")
 

@@ -40,8 +40,9 @@ class Saving(Frame):
         assert "@f" in values
 
 
+@functools.cache
 def changed(function):
-    """A function rewritten, if it can be."""
+    """A function rewritten, if it can be; the same for its other names."""
     try:
         if mode == "plain":
             result = rewrite(function)
