@@ -25,7 +25,7 @@ from stepwise.rewrite import Frame, UnsupportedError, build, capture, rewrite
 from stepwise.rewrite.transform import _Rewriter
 
 mode, tests, *wanted = sys.argv[1:]
-rewritten, refused, saves = set(), Counter(), Counter()
+rewritten, classes, refused, saves = set(), set(), Counter(), Counter()
 
 
 class Saving(Frame):
@@ -55,26 +55,26 @@ def changed(function):
     return result
 
 
-def changed_value(value, name, seen):
+def changed_value(value):
     """What to put in the place of a function, method or property; a class is changed in place."""
-    if isinstance(value, types.FunctionType) and value.__module__ == name:
+    if isinstance(value, types.FunctionType) and value.__module__ in wanted:
         return changed(value)
     if isinstance(value, (staticmethod, classmethod)):
-        return type(value)(changed_value(value.__func__, name, seen))
+        return type(value)(changed_value(value.__func__))
     if type(value) is property:
-        parts = [changed_value(each, name, seen) for each in (value.fget, value.fset, value.fdel)]
+        parts = [changed_value(each) for each in (value.fget, value.fset, value.fdel)]
         return property(*parts, doc=value.__doc__)
     if isinstance(value, functools.cached_property):
-        value.func = changed_value(value.func, name, seen)
-    if isinstance(value, type) and value.__module__ == name and value not in seen:
-        seen.add(value)
-        change(value, name, seen)
+        value.func = changed_value(value.func)
+    if isinstance(value, type) and value.__module__ in wanted and value not in classes:
+        classes.add(value)
+        change(value)
     return value
 
 
-def change(space, name, seen):
+def change(space):
     """Rewrite what a module or class holds."""
-    new = {key: changed_value(value, name, seen) for key, value in list(vars(space).items())}
+    new = {key: changed_value(value) for key, value in list(vars(space).items())}
     for key, value in new.items():
         if value is not vars(space)[key]:
             setattr(space, key, value)
@@ -84,7 +84,7 @@ def exec_module(loader, module, original=importlib.machinery.SourceFileLoader.ex
     """Also for modules that the tests import afresh, to test them without their C part."""
     original(loader, module)
     if module.__name__ in wanted:
-        change(module, module.__name__, set())
+        change(module)
 
 
 def drop_a_statement(self, stmts, path, around, original=_Rewriter.group):
@@ -99,7 +99,7 @@ def main():
         loaded = [sys.modules[name] for name in wanted if name in sys.modules]
         importlib.machinery.SourceFileLoader.exec_module = exec_module
         for module in loaded:
-            change(module, module.__name__, set())
+            change(module)
         for name in wanted:
             importlib.import_module(name)
     said = io.StringIO()
