@@ -23,7 +23,8 @@ The map, each layer importing only from those above it::
     _flows _run                    tasks and threads of a run; a run in progress
     _doubt _attempts _history      side effects in doubt; retries; what happened
     _perform _drive _adrive        one call from look-up to outcome; sync; async
-    _steps _map _compensation      @step and @tool; map; undoing
+    _options _steps                what options take; @step and @tool
+    _map _compensation             many calls at once; undoing
     _runs _context                 looking at runs; current_step
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
     _lifecycle _execute            a run begins, resumes, ends

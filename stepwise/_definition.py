@@ -51,10 +51,15 @@ class Definition:
 
     Args:
         like: the same function with other options, whose source is taken over.
+        place: the script that defines it, if it was taken from there to another process.
     """
 
     def __init__(
-        self, function: Callable[..., Any], options: Options, like: Definition | None = None
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        like: Definition | None = None,
+        place: str = "",
     ) -> None:
         self.function = function
         self.options = options
@@ -67,6 +72,7 @@ class Definition:
         self.is_generator = inspect.isgeneratorfunction(function)
         self.is_async_generator = inspect.isasyncgenfunction(function)
         self._like = like
+        self._place: str = place if like is None else like._place
         self._rewritten: Rewritten | None = None
         self._tried = False
 
@@ -95,6 +101,11 @@ class Definition:
         )
 
     @property
+    def place(self) -> str:
+        """The module or script that defines it; asked late: a script is known when it runs."""
+        return self._place or _identity.place_of(self.function.__module__)
+
+    @property
     def full_name(self) -> str:
-        """``module:label``; asked late, since a script's path is known only when it runs."""
-        return _identity.workflow_name(self.function, self.label)
+        """``module:label``, or ``/path/script.py:label`` for a workflow of a script."""
+        return f"{self.place}:{self.label}"

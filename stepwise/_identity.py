@@ -60,7 +60,8 @@ class Parameters:
         what: str,
     ) -> None:
         self.what = what
-        self._signature = _signature(function)
+        self._signature = _signature(function, what)
+        self._called = f"{function.__qualname__}()"
         parameters = self._signature.parameters.values()
         kinds = {p.kind for p in parameters}
         self._simple = kinds <= {
@@ -124,7 +125,10 @@ class Parameters:
                 and bound.keys() >= self._required
             ):
                 return bound
-        return dict(self._signature.bind(*args, **kwargs).arguments)
+        try:
+            return dict(self._signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise TypeError(f"{self._called} {error}") from None
 
     def digest(
         self, bound: Mapping[str, Any], call: tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -186,13 +190,19 @@ class Parameters:
         return self._encoded_defaults[name]
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):
-        import annotationlib
+def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
+    try:
+        if sys.version_info >= (3, 14):
+            import annotationlib
 
-        form = annotationlib.Format.FORWARDREF  # a name for the type checker only has no value
-        return inspect.signature(function, annotation_format=form)
-    return inspect.signature(function)
+            form = annotationlib.Format.FORWARDREF  # a name for the type checker only has no value
+            return inspect.signature(function, annotation_format=form)
+        return inspect.signature(function)
+    except ValueError:  # of some built-in functions
+        raise ConfigurationError(
+            f"{what} has no signature by which its calls could be told apart: decorate a function "
+            "of yours that calls it"
+        ) from None
 
 
 # -- names and run ids ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from stepwise import _attempts, _codec
+from stepwise import _codec, _options
 from stepwise._attempts import Attempts, Backoff, RetryOn
 from stepwise._doubt import InDoubt
 from stepwise._drive import drive
@@ -39,6 +39,7 @@ compensated_tools: dict[tuple[str, str], Step] = {}
 """Those of them that have a compensation."""
 
 _STEP = "__stepwise_step__"
+_NOTHING = object()  # None is what a decorator that forgot its return leaves
 
 
 class Step:
@@ -58,7 +59,7 @@ class Step:
         timeout: float | None = None,
         key: Key = None,
         ignore: Iterable[str] = (),
-        effect: bool = False,
+        side_effect: bool = False,
         in_doubt: InDoubt = "raise",
         fails_cleanly: Exceptions = (),
         idempotent: bool = False,
@@ -67,8 +68,8 @@ class Step:
         self.function = function
         self.kind = kind
         self.name = name or label_of(function)
-        self.module = function.__module__
-        self.effect = effect
+        self.module = getattr(function, "__module__", None) or "builtins"
+        self.effect = side_effect
         self.in_doubt = in_doubt
         self.fails_cleanly = fails_cleanly if isinstance(fails_cleanly, tuple) else (fails_cleanly,)
         self.idempotent = idempotent
@@ -77,7 +78,6 @@ class Step:
         self.retries = retries
         self.retry_on = retry_on
         self.backoff = backoff
-        self._check()
         self.parameters = Parameters(function, ignore=ignore, key=key, what=self.what)
         self._bindings: dict[type, bool] = {}
         self._make_known()
@@ -91,35 +91,6 @@ class Step:
     def what(self) -> str:
         """For messages: ``step 'think'``."""
         return f"{self.kind} {self.name!r}"
-
-    def _check(self) -> None:
-        _attempts.check(self.retries, self.retry_on, self.backoff, self.what)
-        timeout, in_doubt = self.timeout, self.in_doubt
-        if timeout is not None and not (
-            isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
-        ):
-            raise ConfigurationError(f"timeout={timeout!r} of {self.what}: it is seconds, above 0")
-        if in_doubt not in ("raise", "retry", "skip") and not callable(in_doubt):
-            raise ConfigurationError(
-                f"in_doubt={in_doubt!r} of {self.what}: it is 'raise', 'retry', 'skip', or a "
-                "function reconcile(call) that returns Landed(value), DidNotHappen or Inconclusive"
-            )
-        if self.compensate is not None and not callable(self.compensate):
-            raise ConfigurationError(
-                f"compensate={self.compensate!r} of {self.what}: it is a function compensate(call) "
-                "that undoes what the tool did"
-            )
-        for kind in self.fails_cleanly:
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise ConfigurationError(
-                    f"fails_cleanly={self.fails_cleanly!r} of {self.what}: it is an exception "
-                    "class or a tuple of them"
-                )
-        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
-            raise ConfigurationError(
-                f"{self.what} is a generator function, and a step is recorded when it returns: "
-                "return a list instead, or make the generator a @workflow of steps"
-            )
 
     # -- what perform() asks of it ---------------------------------------------------------------
 
@@ -177,12 +148,16 @@ class Step:
         found = self._bindings.get(cls)
         if found is None:
             found = self._bindings[cls] = any(
-                not isinstance(held, staticmethod)
-                and step_of(getattr(held, "__func__", held)) is self
+                self._is(step_of(_inside(held)))
                 for base in cls.__mro__
-                for held in [base.__dict__.get(self.function.__name__)]
+                for held in tuple(base.__dict__.values())  # it may be held by another name
+                if not isinstance(held, staticmethod)
             )
         return found
+
+    def _is(self, other: Step | None) -> bool:
+        """Whether it is this step, or a copy of it: of a class that was pickled by value."""
+        return other is not None and (other.module, other.name) == (self.module, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bindings": {}}
@@ -196,6 +171,15 @@ def step_of(function: object) -> Step | None:
     """The step behind what ``@step`` or ``@tool`` handed out."""
     found = getattr(function, _STEP, None)
     return found if isinstance(found, Step) else None
+
+
+def _inside(held: Any) -> Any:
+    """The function in what a class holds: a class method, a property."""
+    if isinstance(held, property):
+        return held.fget
+    if isinstance(held, functools.cached_property):
+        return held.func
+    return getattr(held, "__func__", held)
 
 
 # -- decorators ----------------------------------------------------------------------------------
@@ -214,7 +198,7 @@ def step(
     key: Key = None,
     ignore: Iterable[str] = (),
 ) -> Callable[[F], F]: ...
-def step(function: Any = None, /, **options: Any) -> Any:
+def step(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record a function's calls: each is made once per run, and answered from the journal after.
 
     Outside a run the decorated function behaves as the plain one.
@@ -256,7 +240,7 @@ def tool(
     key: Key = None,
     ignore: Iterable[str] = (),
 ) -> Callable[[F], F]: ...
-def tool(function: Any = None, /, *, side_effect: bool = False, **options: Any) -> Any:
+def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
     """A step that an agent may choose.  Takes all the options of :func:`step`, and these.
 
     Args:
@@ -277,17 +261,11 @@ def tool(function: Any = None, /, *, side_effect: bool = False, **options: Any) 
     Raises:
         ConfigurationError: an option cannot mean anything.
     """
-    needing = sorted({"in_doubt", "fails_cleanly", "idempotent", "compensate"} & options.keys())
-    if needing and not side_effect:
-        raise ConfigurationError(
-            f"{needing[0]}= says what is done about a side effect: write "
-            f"@tool(side_effect=True, {needing[0]}=...)"
-        )
-    return _decorate(function, "tool", {**options, "effect": side_effect})
+    return _decorate(function, "tool", options)
 
 
 def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
-    if function is None:
+    if function is _NOTHING:
         return lambda function: _decorate(function, kind, options)
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_decorate(function.__func__, kind, options))
@@ -296,6 +274,12 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
     if step_of(function) is not None or hasattr(function, "run_id_for"):
         raise ConfigurationError(
             f"{label_of(function)!r} is a step or workflow already; one decorator is enough"
+        )
+    _options.check(kind, label_of(function), options)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{kind} {label_of(function)!r} is a generator function, and a step is recorded when "
+            "it returns: return a list instead, or make the generator a @workflow of steps"
         )
     recorded = Step(function, kind=kind, **options)
     wrapper: Any

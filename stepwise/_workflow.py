@@ -9,11 +9,11 @@ Imports: invoke.
 
 from __future__ import annotations
 
+import copy
 import functools
-import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import fields, replace
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -25,9 +25,10 @@ from typing import (
     overload,
 )
 
+from stepwise import _options
 from stepwise._checkpoints import Retention
 from stepwise._definition import Definition, Options
-from stepwise._identity import Key
+from stepwise._identity import Key, label_of
 from stepwise._invoke import derived_run_id, invoke
 from stepwise._runs import Run
 from stepwise._steps import step_of
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
     class FunctionWrapper:
         """For the type checker only: wrapt's own annotations say less than ours."""
 
+        # Not in the classes below: there they would hide the annotations of the function.
+        __wrapped__: Any
+        _self_parent: Workflow[..., Any]
+        _self_instance: Any
+        _self_owner: Any
+
     BoundFunctionWrapper = FunctionWrapper
 else:
     from wrapt import BoundFunctionWrapper, FunctionWrapper
@@ -49,6 +56,8 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 T = TypeVar("T")
+
+_NOTHING = object()  # None is what a decorator that forgot its return leaves
 
 Operation = Callable[[Definition, Any, tuple[Any, ...], dict[str, Any]], Any]
 _give_result: Operation = functools.partial(invoke, want_run=False)
@@ -72,15 +81,15 @@ class _Offers(Generic[P, R]):
 
     @overload
     def execute(  # type: ignore[overload-overlap]
-        self: _Offers[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+        self: _Offers[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, Run]: ...
     @overload
-    def execute(self, *args: P.args, **kwargs: P.kwargs) -> Run: ...
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
+    def execute(self, /, *args: P.args, **kwargs: P.kwargs) -> Run: ...
+    def execute(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the workflow; gives its :class:`Run`, awaitable if the function is a coroutine."""
         return self._with(self.definition, _give_run)(*args, **kwargs)
 
-    def options(self, **changes: Any) -> Self:
+    def options(self, /, **changes: Any) -> Self:
         """A copy of the workflow with other options: those of :func:`workflow`, and these.
 
         Args:
@@ -91,12 +100,13 @@ class _Offers(Generic[P, R]):
             ConfigurationError: there is no such option, or it cannot have this value.
         """
         definition = self.definition
+        _options.check("workflow", definition.label, changes)
+        options = _changed(definition.options, changes)
         return self._with(  # type: ignore[no-any-return]
-            Definition(definition.function, _options(definition.options, changes), definition),
-            _give_result,
+            Definition(definition.function, options, definition), _give_result
         )
 
-    def run_id_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
+    def run_id_for(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
         """The id of the run that a call with these arguments means."""
         run_id: str = self._with(self.definition, derived_run_id)(*args, **kwargs)
         return run_id
@@ -113,6 +123,9 @@ class _Offers(Generic[P, R]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return id(self)
 
@@ -125,14 +138,15 @@ class _Offers(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<workflow {self.full_name}>"
 
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *dir(self.definition.function)})
+
 
 class _BoundWorkflow(_Offers[P, R], BoundFunctionWrapper):
     """A workflow that was got from an instance or a class."""
-
-    if TYPE_CHECKING:
-        _self_parent: Workflow[..., Any]
-        _self_instance: Any
-        _self_owner: Any
 
     @property
     def definition(self) -> Definition:
@@ -142,9 +156,37 @@ class _BoundWorkflow(_Offers[P, R], BoundFunctionWrapper):
         unbound: Any = Workflow(self._self_parent.__wrapped__, definition, operation)
         return unbound.__get__(self._self_instance, self._self_owner)
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _BoundWorkflow)
+            and self._self_parent is other._self_parent
+            and self._self_instance is other._self_instance
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._self_parent), id(self._self_instance)))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        instance = copy.deepcopy(self._self_instance, memo)
+        return self._self_parent.__get__(instance, self._self_owner)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
+        function, options = self.definition.function, self.definition.options
         holder = self._self_owner if self._self_instance is None else self._self_instance
-        return getattr, (holder, self.definition.function.__name__)
+        for name in (function.__name__, *self._names()):
+            found = getattr(holder, name, None)
+            if isinstance(found, _BoundWorkflow) and found.definition.function is function:
+                if found.definition.options == options:
+                    return getattr, (holder, name)
+                return _with_options, (found, options)
+        return _bind, (self._self_parent, self._self_instance, self._self_owner)
+
+    def _names(self) -> Iterator[str]:
+        """What the class calls it, if not by the function's own name."""
+        for base in self._self_owner.__mro__:
+            for name, held in base.__dict__.items():
+                if getattr(held, "__func__", held) is self._self_parent:
+                    yield name
 
 
 class Workflow(_Offers[P, R], FunctionWrapper):
@@ -153,8 +195,6 @@ class Workflow(_Offers[P, R], FunctionWrapper):
     __bound_function_wrapper__ = _BoundWorkflow
 
     if TYPE_CHECKING:
-        __wrapped__: Any
-        _self_definition: Definition
 
         @overload
         def __get__(self, instance: None, owner: type[Any], /) -> Workflow[P, R]: ...
@@ -181,16 +221,21 @@ class Workflow(_Offers[P, R], FunctionWrapper):
         return Workflow(self.__wrapped__, definition, operation)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        function = self.definition.function
+        function, options = self.definition.function, self.definition.options
         module, name = function.__module__, function.__qualname__
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
         # By name, as pickle does with functions; but cloudpickle takes what __main__ defines by
         # value, since another process has another __main__.
-        if found is self and not (module == "__main__" and _pickled_by_value()):
-            return name
-        return _rebuild, (function, self.definition.options)
+        if (
+            isinstance(found, Workflow)
+            and found.definition.function is function
+            and not (module == "__main__" and _pickled_by_value())
+        ):
+            return name if found is self else (_with_options, (found, options))
+        place = self.definition.place if module in ("__main__", "__mp_main__") else ""
+        return _rebuild, (function, options, place)
 
 
 def _pickled_by_value() -> bool:
@@ -203,8 +248,18 @@ def _pickled_by_value() -> bool:
     return False
 
 
-def _rebuild(function: Callable[..., Any], options: Options) -> Any:
-    return Workflow(function, Definition(function, options))
+def _rebuild(function: Callable[..., Any], options: Options, place: str) -> Any:
+    return Workflow(function, Definition(function, options, place=place))
+
+
+def _with_options(found: Any, options: Options) -> Any:
+    return found._with(
+        Definition(found.definition.function, options, found.definition), _give_result
+    )
+
+
+def _bind(unbound: Any, instance: Any, owner: Any) -> Any:
+    return unbound.__get__(instance, owner)
 
 
 # -- the decorator -------------------------------------------------------------------------------
@@ -226,7 +281,7 @@ def workflow(
     key: Key = None,
     ignore: Iterable[str] = (),
 ) -> Callable[[Callable[P, R]], Workflow[P, R]]: ...
-def workflow(function: Any = None, /, **options: Any) -> Any:
+def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Make a function durable: called again after a crash, it goes on where it stopped.
 
     Args:
@@ -251,12 +306,11 @@ def workflow(function: Any = None, /, **options: Any) -> Any:
     Raises:
         ConfigurationError: an option cannot mean anything.
     """
-    chosen = _options(Options(), options)
-    decorate = functools.partial(_decorate, options=chosen)
-    return decorate if function is None else decorate(function)
+    decorate = functools.partial(_decorate, given=options)
+    return decorate if function is _NOTHING else decorate(function)
 
 
-def _decorate(function: Any, options: Options) -> Any:
+def _decorate(function: Any, given: dict[str, Any]) -> Any:
     plain = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
     if not callable(plain) or not hasattr(plain, "__code__"):
         raise ConfigurationError(f"@workflow decorates a function, not {function!r}")
@@ -264,21 +318,13 @@ def _decorate(function: Any, options: Options) -> Any:
         raise ConfigurationError(
             f"{plain.__qualname__!r} is a step or workflow already; one decorator is enough"
         )
-    return Workflow(function, Definition(plain, options))
+    _options.check("workflow", label_of(plain), given)
+    return Workflow(function, Definition(plain, _changed(Options(), given)))
 
 
-def _options(before: Options, changes: dict[str, Any]) -> Options:
-    known = sorted(field.name for field in fields(Options))
-    for name, value in changes.items():
-        allowed = _ALLOWED.get(name)
-        if name not in known:
-            raise ConfigurationError(
-                f"a workflow has no option {name!r}; its options are {', '.join(known)}"
-            )
-        if allowed is not None and not allowed[0](value):
-            raise ConfigurationError(f"{name}={value!r} of a workflow: it is {allowed[1]}")
-    if "ignore" in changes:
-        names = changes["ignore"]
+def _changed(before: Options, changes: dict[str, Any]) -> Options:
+    names = changes.get("ignore")
+    if isinstance(names, Iterable):
         changes = {**changes, "ignore": (names,) if isinstance(names, str) else tuple(names)}
     chosen = replace(before, **changes)
     if chosen.compensate_on_failure and chosen.prune_journal:
@@ -287,30 +333,3 @@ def _options(before: Options, changes: dict[str, Any]) -> Options:
             "workflow has one or the other"
         )
     return chosen
-
-
-def _is_text(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and bool(value.strip()) and "\0" not in value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (_is_text, "a name"),
-    "run_id": (_is_text, "a string, not empty"),
-    "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
-    "keep": (_is_count, "a number of checkpoints, 1 or more"),
-    "retention": (
-        lambda value: value in ("latest_only", "prune_old", "all"),
-        "'latest_only', 'prune_old' or 'all'",
-    ),
-    "durability": (lambda value: value in (None, "fsync", "os"), "'fsync' or 'os'"),
-    "store": (
-        lambda value: (
-            value is None or isinstance(value, (str, os.PathLike)) or hasattr(value, "acquire")
-        ),
-        "a URL ('disk:/path'), a path or a store object",
-    ),
-}

@@ -80,25 +80,8 @@ def test_name_and_docstring(decorate, function):
     assert inspect.unwrap(made) is function
 
 
+@EVERY
 @pytest.mark.parametrize("function", [original, coroutine], ids=lambda f: f.__name__)
-@pytest.mark.parametrize(
-    "decorate",
-    [
-        *BARE_AND_CALLED[:4],
-        *(
-            pytest.param(
-                *each.values,
-                id=each.id,
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    reason="bug: `if TYPE_CHECKING: x: T` in the body of a class leaves an empty "
-                    "__annotations__ there, which hides that of the function",
-                ),
-            )
-            for each in BARE_AND_CALLED[4:]
-        ),
-    ],
-)
 def test_type_hints(decorate, function):
     """Type hints are those of the function, and resolve where it was defined."""
     made = decorate(function)
@@ -145,13 +128,11 @@ def test_workflow_objects():
     assert made.full_name == f"{__name__}:original"
 
 
-@pytest.mark.xfail(strict=True, reason="bug: str() is forwarded to the function")
 def test_printing_a_workflow():
     """``print(agent)`` shows what ``repr`` shows."""
     assert str(workflow(original)) == repr(workflow(original))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: dir() is forwarded to the function")
 def test_completion_in_a_notebook():
     """``dir`` of a workflow, from which a notebook completes names, lists what it offers."""
     offered = {"execute", "options", "run_id_for", "full_name"}
@@ -315,20 +296,7 @@ def test_equality():
     assert not workflow(original) == workflow(original)  # noqa: SIM201
 
 
-@pytest.mark.parametrize(
-    "decorator",
-    [
-        step,
-        tool,
-        pytest.param(
-            workflow,
-            marks=pytest.mark.xfail(
-                strict=True, reason="bug: __ne__ is not overridden and forwards to the function"
-            ),
-        ),
-    ],
-    ids=DECORATORS,
-)
+@EACH
 def test_inequality(decorator):
     """``!=`` says the opposite of ``==``."""
     made = decorator(original)
@@ -341,12 +309,7 @@ def test_inequality(decorator):
     [
         "plain",
         "later",
-        pytest.param(
-            "flow",
-            marks=pytest.mark.xfail(
-                strict=True, reason="bug: a bound workflow is equal to nothing but itself"
-            ),
-        ),
+        "flow",
     ],
 )
 def test_equality_of_bound_methods(name):
@@ -384,12 +347,7 @@ def test_copies_of_instances():
     "name",
     [
         "plain",
-        pytest.param(
-            "flow",
-            marks=pytest.mark.xfail(
-                strict=True, reason="bug: the deep copy of a bound workflow keeps the old instance"
-            ),
-        ),
+        "flow",
     ],
 )
 def test_deep_copies_of_bound_methods(name):
@@ -543,23 +501,7 @@ def test_special_methods():
     assert names == [f"Odd.{name}" for name in special]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ask",
-        *(
-            pytest.param(
-                name,
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    reason="bug: Step._binds looks for the method under function.__name__ only, "
-                    "so that self becomes part of the identity",
-                ),
-            )
-            for name in ("_Agent__private", "alias")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["ask", "_Agent__private", "alias"])
 def test_methods_under_another_name(name):
     """A method's ``self`` stays out of the identity, whatever the class calls the method."""
 
@@ -717,7 +659,6 @@ def test_parameters_of_any_name():
     assert flow(**names, definition=6) == (1, 2, 3, 4, 5, 6)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: execute() and run_id_for() lack a `/` after self")
 def test_a_parameter_named_self():
     """A workflow's parameter may be called ``self`` in ``execute`` and ``run_id_for``, too."""
 
@@ -832,9 +773,6 @@ def test_stock_pickle_of_bound_methods(protocol):
     assert pickle.loads(pickle.dumps(Rich.of_class, protocol))(1) == ("Rich", 1)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: PicklingError: _rebuild refers to the raw function by name"
-)
 def test_stock_pickle_of_options():
     """A workflow with other options is pickled with them, so that a process pool can call it."""
     chosen = module_workflow.options(run_id="chosen")
@@ -842,9 +780,6 @@ def test_stock_pickle_of_options():
     assert again.execute(1).id == "chosen"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: _BoundWorkflow.__reduce_ex__ gets the method anew, without options"
-)
 def test_pickle_of_bound_options():
     """A bound workflow with other options is pickled with them: it means that run, and no other."""
     chosen = Rich(1).flow.options(run_id="chosen")
@@ -1063,13 +998,7 @@ def test_runs_in_another_process(shipped, what, value, names):
     ("what", "run_id"),
     [
         ("options", "chosen"),
-        pytest.param(
-            "bound options",
-            "chosen bound",
-            marks=pytest.mark.xfail(
-                strict=True, reason="bug: a bound workflow is pickled without its options"
-            ),
-        ),
+        ("bound options", "chosen bound"),
     ],
 )
 def test_options_in_another_process(shipped, what, run_id):
@@ -1077,11 +1006,6 @@ def test_options_in_another_process(shipped, what, run_id):
     assert shipped[f"{what} id"] == run_id
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: by value, a workflow of __main__ takes the name of the receiving script, so that "
-    "the workflows of two scripts meet in one worker",
-)
 def test_identity_in_another_process(shipped):
     """A script's workflow keeps its name in a worker process, so that it means the same run."""
     assert shipped["name"] == shipped["sent name"]
@@ -1107,11 +1031,6 @@ class NotAFunction:
         return 1
 
 
-BUILTIN = pytest.mark.xfail(
-    strict=True, reason="bug: ValueError or AttributeError of inspect, not ConfigurationError"
-)
-
-
 @EACH
 @pytest.mark.parametrize(
     "thing",
@@ -1135,10 +1054,8 @@ def test_what_is_no_function(decorator, thing):
             decorate(thing)
 
 
-@pytest.mark.parametrize("builtin", [max, iter, str.join, dict.update], ids=lambda b: b.__name__)
-@pytest.mark.parametrize(
-    "decorator", [pytest.param(step, marks=BUILTIN), pytest.param(tool, marks=BUILTIN), workflow]
-)
+@pytest.mark.parametrize("builtin", [max, iter, dict.update], ids=lambda b: b.__name__)
+@EACH
 def test_builtins(decorator, builtin):
     """A built-in function without a signature is refused."""
     with pytest.raises(ConfigurationError, match="function"):
@@ -1189,30 +1106,19 @@ def test_lambdas(decorator):
         return made(2), recorded()
 
     if decorator is workflow:
-        with pytest.warns(stepwise.RunWarning, match="source"):
+        with pytest.warns(stepwise.RunWarning, match="lambda"):
             assert flow()[0] == 4
     else:
         assert flow() == (4, ["<lambda>"])
 
 
 @EACH
-@pytest.mark.xfail(
-    strict=True, reason="bug: step(None) and step()(None) hand out a decorator, silently"
-)
 def test_decorating_nothing(decorator):
     """``None``, which a decorator that forgot its ``return`` leaves, is refused."""
     with pytest.raises(ConfigurationError, match="None"):
         decorator()(None)
     with pytest.raises(ConfigurationError, match="None"):
         decorator(None)
-
-
-def late(options):
-    return pytest.param(
-        options,
-        marks=pytest.mark.xfail(strict=True, reason="bug: not checked, or not with these words"),
-        id=f"{options}",
-    )
 
 
 @pytest.mark.parametrize("decorator", [step, tool])
@@ -1240,16 +1146,16 @@ def late(options):
         {"ignore": "c"},
         {"ignore": ["a", "c"]},
         {"ignore": [3]},
-        late({"backoff": math.inf}),
+        {"backoff": math.inf},
         {"key": 3},
         {"ignore": 3},
         {"ignore": None},
-        late({"name": 3}),
-        late({"name": ""}),
-        late({"name": " "}),
-        late({"name": "a\0b"}),
-        late({"retrys": 3}),
-        late({"checkpoint_every": 3}),
+        {"name": 3},
+        {"name": ""},
+        {"name": " "},
+        {"name": "a\0b"},
+        {"retrys": 3},
+        {"checkpoint_every": 3},
     ],
     ids=str,
 )
@@ -1263,7 +1169,6 @@ def test_options_of_steps(decorator, options):
     assert len(str(caught.value)) > len(f"{name}={shown}") + 10
 
 
-@pytest.mark.xfail(strict=True, reason="bug: OverflowError out of Event.wait(), in the run")
 @pytest.mark.parametrize("timeout", [math.inf, 1e12])
 def test_very_long_timeouts(timeout):
     """A timeout longer than the system can wait is refused at once, or means no limit."""
@@ -1300,8 +1205,8 @@ def test_very_long_timeouts(timeout):
         {"fails_cleanly": [ValueError]},
         {"fails_cleanly": (ValueError, 3)},
         {"fails_cleanly": ValueError("x")},
-        late({"side_effect": "yes"}),
-        late({"idempotent": "yes"}),
+        {"side_effect": "yes"},
+        {"idempotent": "yes"},
         {"compensate": "undo"},
     ],
     ids=str,
@@ -1318,14 +1223,9 @@ def test_options_that_need_side_effects(name):
     """An option that says what is done about a side effect needs one, and the error shows it."""
     values = {"in_doubt": "retry", "fails_cleanly": ValueError, "idempotent": True}
     with pytest.raises(ConfigurationError, match=rf"@tool\(side_effect=True, {name}=\.\.\.\)"):
-        tool(**{name: values[name]})
+        tool(**{name: values[name]})(_add)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="bug: retries= of a side effect that is neither idempotent nor ever fails cleanly can "
-    "never apply, and nobody says so",
-)
 def test_retries_that_never_apply():
     """``retries`` of a side effect without ``idempotent`` or ``fails_cleanly`` is refused."""
     with pytest.raises(ConfigurationError, match="idempotent"):
@@ -1355,10 +1255,10 @@ def test_retries_that_never_apply():
         {"progress": 3},
         {"retries": 3},
         {"key": 3},
-        late({"ignore": 3}),
-        late({"ignore": None}),
-        late({"fresh": "no"}),
-        late({"prune_journal": "no"}),
+        {"ignore": 3},
+        {"ignore": None},
+        {"fresh": "no"},
+        {"prune_journal": "no"},
     ],
     ids=str,
 )
@@ -1415,9 +1315,6 @@ def test_calls_that_do_not_fit(decorator):
                 call(*args, **kwargs)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: the message of Signature.bind does not name the function"
-)
 @EACH
 def test_calls_that_do_not_fit_are_named(decorator):
     """In a run as outside, the message names the function that was called wrongly."""

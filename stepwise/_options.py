@@ -1,0 +1,167 @@
+"""Whether an option is there, and can mean anything; in the same words for every decorator.
+
+Imports: attempts, errors.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stepwise import _attempts
+from stepwise.errors import ConfigurationError
+
+__all__ = ["check"]
+
+Allowed = tuple[Callable[[Any], bool], str]
+
+
+def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that there are not, and values that cannot mean anything.
+
+    Args:
+        kind: the decorator: ``step``, ``tool``, ``workflow``.
+        name: of the decorated function.
+
+    Raises:
+        ConfigurationError: names the decorator, the function, the option and what it takes.
+    """
+    known = _KINDS[kind]
+    for option, value in given.items():
+        if option not in known:
+            raise ConfigurationError(
+                f"@{kind} of {name!r} has no option {option!r}{_hint(kind, option)}; "
+                f"its options are {', '.join(sorted(known))}"
+            )
+        allowed = known[option]
+        if allowed is not None and not allowed[0](value):
+            raise ConfigurationError(f"{option}={value!r} of {kind} {name!r}: it is {allowed[1]}")
+    if kind == "tool":
+        _check_effect(name, given)
+    if kind != "workflow":
+        _attempts.check(
+            given.get("retries", 0),
+            given.get("retry_on", Exception),
+            given.get("backoff"),
+            f"{kind} {name!r}",
+        )
+
+
+def _hint(kind: str, option: str) -> str:
+    import difflib
+
+    for other, options in _KINDS.items():
+        if option in options:
+            return f", which belongs to @{other}"
+    close = difflib.get_close_matches(option, _KINDS[kind], n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+def _check_effect(name: str, given: Mapping[str, Any]) -> None:
+    needing = sorted(_OF_EFFECTS.keys() & given.keys())
+    if needing and not given.get("side_effect"):
+        raise ConfigurationError(
+            f"{needing[0]}= of tool {name!r} says what is done about a side effect: write "
+            f"@tool(side_effect=True, {needing[0]}=...)"
+        )
+    repeatable = given.get("idempotent") or given.get("fails_cleanly") or not given.get("retries")
+    if given.get("side_effect") and not repeatable:
+        raise ConfigurationError(
+            f"retries={given['retries']} of tool {name!r} would never be made: a side effect that "
+            "fails may have happened. Say fails_cleanly=(...) with the exceptions that prove that "
+            "nothing happened, or idempotent=True if current_step().idempotency_key is sent along"
+        )
+
+
+# -- what each option takes ----------------------------------------------------------------------
+
+
+def _is_text(value: Any) -> bool:
+    if not (isinstance(value, str) and value.strip() and "\0" not in value):
+        return False
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_seconds(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and 0 < value <= threading.TIMEOUT_MAX
+    )
+
+
+def _are_exceptions(value: Any) -> bool:
+    return all(
+        isinstance(kind, type) and issubclass(kind, BaseException)
+        for kind in (value if isinstance(value, tuple) else (value,))
+    )
+
+
+def _or_none(allows: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or allows(value)
+
+
+def _one_of(*values: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in values
+
+
+_NAME: Allowed = (_or_none(_is_text), "a name, not empty")
+_SWITCH: Allowed = (lambda value: isinstance(value, bool), "True or False")
+
+# None: looked at where it is used, with other options or with the function's parameters.
+_OF_ALL: dict[str, Allowed | None] = {"name": _NAME, "key": None, "ignore": None}
+
+_OF_STEPS: dict[str, Allowed | None] = {
+    **_OF_ALL,
+    "retries": None,
+    "retry_on": None,
+    "backoff": None,
+    "timeout": (
+        _or_none(_is_seconds),
+        "seconds, above 0; None for as long as it takes",
+    ),
+}
+
+_OF_EFFECTS: dict[str, Allowed] = {
+    "in_doubt": (
+        lambda value: callable(value) or _one_of("raise", "retry", "skip")(value),
+        "'raise', 'retry', 'skip', or a function of the call, which returns Landed(value), ...",
+    ),
+    "fails_cleanly": (_are_exceptions, "an exception class or a tuple of them"),
+    "idempotent": _SWITCH,
+    "compensate": (
+        _or_none(callable),
+        "a function compensate(call) that undoes what the tool did",
+    ),
+}
+
+_OF_WORKFLOWS: dict[str, Allowed | None] = {
+    **_OF_ALL,
+    "run_id": (_or_none(_is_text), "a string, not empty"),
+    "fresh": _SWITCH,
+    "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
+    "retention": (
+        _one_of("latest_only", "prune_old", "all"),
+        "'latest_only', 'prune_old' or 'all'",
+    ),
+    "keep": (_is_count, "a number of checkpoints, 1 or more"),
+    "prune_journal": _SWITCH,
+    "compensate_on_failure": _SWITCH,
+    "durability": (_or_none(_one_of("fsync", "os")), "'fsync' or 'os'"),
+    "store": (
+        _or_none(lambda value: isinstance(value, (str, os.PathLike)) or hasattr(value, "acquire")),
+        "a URL ('disk:/path'), a path or a store object",
+    ),
+}
+
+_KINDS: dict[str, dict[str, Allowed | None]] = {
+    "step": _OF_STEPS,
+    "tool": {**_OF_STEPS, "side_effect": _SWITCH, **_OF_EFFECTS},
+    "workflow": _OF_WORKFLOWS,
+}
