@@ -315,7 +315,7 @@ def test_options_that_cannot_be(world):
     with pytest.raises(stepwise.ConfigurationError, match="compensate"):
         tool(side_effect=True, compensate="refund")(lambda: None)
     with pytest.raises(stepwise.ConfigurationError, match="prune_journal"):
-        workflow(compensate_on_failure=True, prune_journal=True)
+        workflow(compensate_on_failure=True, prune_journal=True)(lambda: None)
 
 
 def test_arguments_that_cannot_be_recorded(world):

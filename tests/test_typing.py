@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import stepwise
-from stepwise import _steps, _workflow
+from stepwise import _options, _steps, _workflow
 from stepwise._definition import Options
 
 ROOT = Path(__file__).parent.parent
@@ -78,12 +78,13 @@ def test_the_options_that_are_typed_are_those_that_there_are():
     """A decorator's typed options and those that it takes at run time are the same."""
     typed = {**overloads(_steps), **overloads(_workflow)}
     taken = set(inspect.signature(_steps.Step.__init__).parameters)
-    taken = taken - {"self", "function", "kind", "effect"}
-    effects = {"in_doubt", "fails_cleanly", "idempotent", "compensate"}
-    assert set(typed["step"]) == taken - effects
-    assert set(typed["tool"]) == taken | {"side_effect"}
+    taken = taken - {"self", "function", "kind"}
+    effects = {"side_effect", "in_doubt", "fails_cleanly", "idempotent", "compensate"}
+    assert set(typed["step"]) == taken - effects == set(_options._OF_STEPS)
+    assert set(typed["tool"]) == taken == set(_options._KINDS["tool"])
     options = {field.name for field in dataclasses.fields(Options)}
     assert set(typed["workflow"]) == options - {"run_id", "fresh"}
+    assert options == set(_options._OF_WORKFLOWS)
 
 
 @pytest.mark.parametrize("decorator", [stepwise.step, stepwise.tool, stepwise.workflow])
