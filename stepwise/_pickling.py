@@ -70,7 +70,7 @@ class Reducers:
         form = self.special(obj)
         if form is not NotImplemented:
             return form
-        if isinstance(obj, (type, types.FunctionType)):
+        if isinstance(obj, (type, types.FunctionType)) or getattr(type(obj), "_by_name", False):
             name = by_name(obj)
             if name is not None:  # a by-value copy would come back as a stranger
                 return from_module, ("__main__", name)
@@ -85,7 +85,11 @@ def dump(value: object, reducers: Reducers) -> bytes:
     fast, deep = _picklers(reducers.identifies)
     try:
         return _dump(value, reducers, fast)
-    except RecursionError:
+    except (RecursionError, pickle.PicklingError) as error:
+        if not isinstance(error, RecursionError) and not isinstance(
+            error.__cause__, RecursionError
+        ):
+            raise
         # The C pickler nests as deep as the C stack; the Python one as deep as it is allowed.
         return with_deep_stack(lambda: _dump(value, reducers, deep))
 

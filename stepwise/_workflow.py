@@ -67,6 +67,8 @@ _give_run: Operation = functools.partial(invoke, want_run=True)
 class _Offers(Generic[P, R]):
     """What a workflow offers, bound or not; and it is never taken for its function."""
 
+    _by_name = True  # recorded by its name, like a function, where it has one
+
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -1,0 +1,361 @@
+"""What becomes of local variables when a killed workflow goes on: state, and what is by reference.
+
+Each program is killed in each of its steps but the first, in a process of its own, and its result
+is that of the undisturbed program; see ``programs/survival.py``.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+
+from survival import lab_of, line_of, survives
+
+RULES = {
+    "what is shared stays shared": """
+        @workflow
+        def run():
+            notes = [work(1)]
+            same, inside = notes, {"notes": notes}
+            inside["me"] = inside
+            work(2)
+            notes.append(3)
+            work(4)
+            return [same, inside["notes"], same is notes, inside["me"] is inside]
+    """,
+    "functions share variables with the frame": """
+        def outer():
+            offset = 100
+            @workflow
+            def flow():
+                count = 0
+                def bump():
+                    nonlocal count
+                    count += 1
+                    return count + offset
+                show = lambda: count
+                bump()
+                work(1)
+                bump()
+                work(2)
+                count += 10
+                return [bump(), show()]
+            return flow()
+
+        def run():
+            return outer()
+    """,
+    "nested functions see today's globals": """
+        setting = "old"
+
+        @workflow
+        def run():
+            def read():
+                return setting
+            first = read()
+            work(1)
+            work(2)
+            globals()["setting"] = "new"
+            return [first, read(), read.__globals__ is globals()]
+    """,
+    "classes and enums of the script stay themselves": """
+        class Colour(enum.Enum):
+            RED = 1
+
+        class Message:
+            def __init__(self, text):
+                self.text = text
+
+        class Oops(Exception):
+            pass
+
+        @workflow
+        def run():
+            message, colour, kind, error = Message("hi"), Colour.RED, Message, Oops("no")
+            work(1)
+            work(2)
+            return [
+                isinstance(message, Message), type(message) is kind is Message, message.text,
+                colour is Colour.RED, isinstance(error, Oops), str(error),
+            ]
+    """,
+    "the caller's objects are filled in place": """
+        class Basket:
+            def __init__(self):
+                self.items = []
+
+        @workflow
+        def fill(numbers, table, names, queue, basket):
+            for n in [1, 2]:
+                numbers.append(work(n))
+                table[n] = names.add(n)
+                queue.append(n)
+                basket.items.append(numbers)
+                work(f"after {n}")
+            return numbers is basket.items[-1]
+
+        def run():
+            numbers, table, names, queue, basket = [0], {0: 0}, {0}, deque([0], 2), Basket()
+            same = fill(numbers, table, names, queue, basket)
+            return [same, numbers, sorted(table), sorted(names), list(queue), queue.maxlen,
+                    basket.items[0] is numbers]
+    """,
+    "loops over the caller's objects": """
+        @workflow
+        def walk(numbers, queue):
+            seen = []
+            numbers += [2, 3]
+            queue.append("c")
+            for n in numbers:
+                seen.append(work(n))
+            for n in reversed(numbers):
+                seen.append(work(f"back {n}"))
+            for letter, n in zip(queue, numbers):
+                seen.append(work(letter))
+            return seen
+
+        def run():
+            return walk([1], deque("ab"))
+    """,
+    "self keeps what does not pickle": """
+        class Agent:
+            def __init__(self):
+                self.lock = threading.Lock()
+                self.notes = []
+                self.turn = 0
+
+            @workflow
+            def go(self):
+                for _ in range(2):
+                    self.turn += 1
+                    with self.lock:
+                        self.notes.append(work(self.turn))
+                    me = self
+                    self.extra = {"me": self}
+                    work(f"end of {self.turn}")
+                return [me is self, self.extra["me"] is self]
+
+        def run():
+            agent = Agent()
+            lock, notes = agent.lock, agent.notes
+            result = agent.go()
+            return [result, agent.lock is lock, agent.notes is notes, notes, agent.turn]
+    """,
+    "slots and data classes": """
+        import dataclasses
+
+        class Slotted:
+            __slots__ = ("a", "b")
+            def __init__(self):
+                self.a = 1
+
+        @dataclasses.dataclass
+        class State:
+            n: int
+            items: list = dataclasses.field(default_factory=list)
+
+        @workflow
+        def go(slotted, state):
+            slotted.b = work(2)
+            state.items.append(slotted)
+            work(3)
+            del slotted.a
+            work(4)
+            return [hasattr(slotted, "a"), slotted.b]
+
+        def run():
+            slotted, state = Slotted(), State(1)
+            return [go(slotted, state), slotted.b, hasattr(slotted, "a"), state.items == [slotted]]
+    """,
+    "clients of the module": """
+        class Client:
+            def __init__(self):
+                self.lock = threading.Lock()
+            def ask(self, x):
+                return work(x)
+
+        CLIENT = Client()
+
+        @workflow
+        def run():
+            client, tools = CLIENT, {"ask": CLIENT.ask}
+            client.ask(1)
+            tools["ask"](2)
+            return [client is CLIENT, tools["ask"](3)]
+    """,
+    "containers of the module": """
+        QUEUE = ["a", "b"]
+        DEFAULTS = {"n": 1}
+
+        @workflow
+        def run():
+            queue, defaults = QUEUE, DEFAULTS
+            work(1)
+            queue.append("c")
+            work(2)
+            work(3)
+            return [queue, defaults is DEFAULTS]
+    """,
+    "steps and workflows as variables": """
+        @workflow
+        def child(x):
+            return work(x) + 1
+
+        class Tools:
+            @step
+            def look(self, x):
+                return doing(f"look({x})", x)
+
+        @workflow
+        def run():
+            tools = {"work": work, "child": child, "look": Tools().look}
+            work(1)
+            for n, name in enumerate(sorted(tools)):
+                tools[name](n + 10)
+            return [tools["work"] is work, tools["child"] is child]
+    """,
+    "deep structures": """
+        @workflow
+        def run():
+            deep = []
+            for _ in range(5000):
+                deep = [deep]
+            ring = {}
+            ring["ring"] = [ring]
+            work(1)
+            work(2)
+            depth = 0
+            while deep:
+                deep, depth = deep[0], depth + 1
+            return [depth, ring["ring"][0] is ring]
+    """,
+    "iterators": """
+        @workflow
+        def run():
+            numbers = iter([1, 2, 3, 4])
+            pairs = enumerate("abc")
+            next(numbers), next(pairs)
+            work(1)
+            second = next(numbers)
+            work(2)
+            return [second, list(numbers), list(pairs)]
+    """,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_variables(rule):
+    """A resumed function has the variables it had: its own, and those it shares with others."""
+    survives(RULES[rule])
+
+
+def test_resources():
+    """What a ``@stepwise.resource`` factory made is made again when the run goes on."""
+    program = """
+        class Connection:
+            def __init__(self, url):
+                self.url, self.lock = url, threading.Lock()
+            def __enter__(self):
+                return self
+            def __exit__(self, *exception):
+                log("closed")
+
+        @stepwise.resource
+        def connect(url):
+            log(f"connected to {url}")
+            return Connection(url)
+
+        @workflow
+        def run():
+            line = connect("db")
+            both = [line, line]
+            work(1)
+            with connect("web") as web:
+                work(2)
+                urls = [line.url, web.url, both[0] is line]
+                work(3)
+            return [urls, work(4)]
+    """
+    survives(program, exactly=False)
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(3) before").died
+        assert lab.run().code == 0
+        expected = ["connected to db", "did work(1) -> 1", "connected to web", "did work(2) -> 2"]
+        assert lab.log[:4] == expected
+        assert sorted(lab.log[4:6]) == ["connected to db", "connected to web"]
+        assert lab.log[6:] == ["did work(3) -> 3", "closed", "did work(4) -> 4"]
+
+
+def test_a_variable_that_cannot_be_recorded():
+    """It is named with its type and line and three ways out; the run goes on before it was made."""
+    program = """
+        @workflow
+        def run():
+            work(1)
+            lock = threading.Lock()
+            work(2)
+            with lock:
+                pass
+            work(3)
+            del lock
+            work(4)
+            return work(5)
+    """
+    said = survives(program, back=["work(3)", "work(4)"])
+    assert f"goes on at {line_of(program, 'work(1)')}, after 1 step" in said["work(4)"]
+    with lab_of(program) as lab:
+        text = lab.run().text
+    assert f"at {line_of(program, 'work(2)')}: the variable 'lock' is a _thread.lock" in text
+    assert text.count("the variable 'lock'") == 1
+    for way in ("inside the step that uses it", "@stepwise.resource", "`del` it"):
+        assert way in text
+
+
+def test_an_open_file():
+    """An open file is never stored as a copy of its content: it is refused by name."""
+    program = """
+        @workflow
+        def run():
+            work(1)
+            file = open(sys.argv[0])
+            first = file.readline()
+            work(2)
+            second = file.readline()
+            work(3)
+            file.close()
+            del file
+            return [first, second, work(4)]
+    """
+    said = survives(program, back=["work(3)", "work(4)"])
+    assert "the variable 'file' is a _io.TextIOWrapper" in said["work(2)"]
+    assert "an open file cannot be recorded" in said["work(2)"]
+
+
+def test_what_a_child_left_behind():
+    """A completed child that is answered leaves the objects it was given as it left them then."""
+    survives(
+        """
+        class Team:
+            def __init__(self):
+                self.notes = []
+
+            @workflow
+            def gather(self, names):
+                self.notes.append(work(1))
+                names["gathered"] = self.notes
+                return self.notes
+
+        @workflow(checkpoint_every=50)
+        def run():
+            team, names = Team(), {}
+            notes = team.gather(names)
+            work(2)
+            work(3)
+            return [notes is team.notes is names["gathered"], notes]
+    """,
+        exactly=False,
+    )
