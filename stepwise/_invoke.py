@@ -124,7 +124,10 @@ class _TopLevel(_Call):
         self.run_id, explicit = self.base, options.run_id is not None
         if options.run_id is None and (options.fresh or _config.fresh()):
             self.run_id = _identity.random_id(self.workflow.label)
-            notice(f"a fresh run: {self.run_id}")
+            notice(
+                f"a fresh run: {self.run_id}; should it stop: "
+                f".options(run_id={self.run_id!r}) with the same arguments goes on with it"
+            )
         known = memory.recognise(self.store.url, given, self._digest_all())
         if known is not None and options.run_id in (None, known):
             self.run_id, explicit = known, False

@@ -226,7 +226,11 @@ class Body:
         done = sum(each.answers for each in pool.all)
         active.pool = pool
         active.progress.resumed_from = 0
-        self._told = f"replays from the top, {count(done, 'step')} answered by the journal"
+        self._told = (
+            f"replays from the top, {count(done, 'step')} answered by the journal"
+            if done
+            else "begins again from the top: it was stopped before its first step ended"
+        )
         if self._arguments_changed:
             self._put_arguments_back(entries)
 

@@ -186,6 +186,17 @@ def test_kill(agent):
 
 
 @promise("`kill -9`, `os._exit`, a power cut")
+def test_kill_in_the_first_step(agent):
+    """Killed before anything was done, it begins again, and says so."""
+    process = agent.start()
+    process.hear("researching tides")
+    process.stop()
+    process = agent.start()
+    process.hear("stepwise: agent-.* begins again from the top: it was stopped before its first .*")
+    process.hear("researching tides", "researching winds", "researching currents", "sending")
+
+
+@promise("`kill -9`, `os._exit`, a power cut")
 def test_os_exit(agent):
     """After ``os._exit`` it does so too."""
     agent.edit("raise ValueError(topic)", '__import__("os")._exit(3)')
