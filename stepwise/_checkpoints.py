@@ -148,14 +148,14 @@ class Checkpoints:
         behind = self._behind(kept[0], state) if self._prune_journal else 0
         if behind - facts.pruned < _PRUNE_AT_LEAST:
             behind = facts.pruned
-        after = replace(facts, pruned=behind)
+        after = replace(facts, pruned=behind) if behind != facts.pruned else facts
         self._journal.put(
             name,
             vars(state),
             payload,
             delete=(*pruned, *(each for each in self._refused if each != name)),
-            prune=behind if after != facts else 0,
-            head=after if after != facts else None,
+            prune=behind if after is not facts else 0,
+            head=after if after is not facts else None,
         )
         self._names, self._refused = kept, []
         return after

@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 __all__ = ["PROTOCOL", "PYTHON", "Reducers", "by_name", "dump", "from_module", "with_deep_stack"]
@@ -21,6 +21,11 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 """Code by value is only read by the Python version that wrote it."""
 
 T = TypeVar("T")
+
+# What loops over containers leave among the variables; nobody has anything to say about these.
+_EMPTY: tuple[Iterable[Any], ...] = (range(0), [], (), {}, {}.values(), {}.items(), set(), "", b"")
+_PLAIN = frozenset({range, enumerate, reversed, zip, *(type(iter(each)) for each in _EMPTY)})
+_BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))
 
 _IOBase = io.IOBase.__mro__[1]  # the C class: the Python one's isinstance is ten times slower
 _DEEP_STACK = 512 << 20  # bytes
@@ -112,6 +117,8 @@ def _picklers(identifies: bool) -> tuple[Any, Any]:
             self._identity = reducers.identity
 
         def reducer_override(self, obj: Any) -> Any:
+            if type(obj) in _PLAIN or id(obj) in _BUILTINS:
+                return NotImplemented
             form = self._reduce(obj)
             return super().reducer_override(obj) if form is NotImplemented else form
 

@@ -329,8 +329,8 @@ class ActiveRun:
             old = recorded.call
             if not recorded.retry:
                 self.cut_off.add(old.number)
-            return replace(call, number=old.number, key=old.key, child=old.child or child)
-        return replace(call, number=self.journal.next_call(), child=child)
+            return call.numbered(old.number, old.key, old.child or child)
+        return call.numbered(self.journal.next_call(), call.key, child)
 
     def intend(self, call: Call, arguments: _codec.Encoded | None = None) -> None:
         """Announce a side effect; durable when this returns."""

@@ -19,10 +19,8 @@ def current() -> Any:
     asyncio = sys.modules.get("asyncio")
     if asyncio is None:
         return None
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no event loop is running here
-        return None
+    loop = asyncio._get_running_loop()  # current_task() would raise without one, which is slow
+    return None if loop is None else asyncio.current_task(loop)
 
 
 def who() -> int:
