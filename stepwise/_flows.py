@@ -122,6 +122,8 @@ class Flows:
 
     def others_working(self) -> bool:
         """Whether another flow executes a body, other than one that itself waits for its parts."""
+        if not self._working:
+            return False
         here = _tasks.who()
         with self._mutex:
             waiting = {number for _, around in self._blocked.values() for number in around}

@@ -82,7 +82,7 @@ class Locator:
 def _caller() -> FrameType | None:
     """The nearest frame that is not ours; ``None`` where only an event loop is below."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _module(frame).startswith(_OURS):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OURS):
         frame = frame.f_back
     if frame is None or _module(frame).startswith(("asyncio.", "threading")):
         return None

@@ -159,13 +159,13 @@ class DiskStore:
 
     @_locked
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
-        run, cache = _hash(run_id), self._opened()
-        draft = self._drafts.get(run_id)
+        run, draft = _hash(run_id), self._drafts.get(run_id)
         if draft is None and self._is_draft(run_id, epoch, batch):
             ((name, data),) = batch.put.items()
             self._marks.draft(run, Draft(epoch, name, data))
             self._drafts[run_id] = batch
             return
+        cache = self._opened()
         cache.begin(batch.durable)
         try:
             self._check(cache, run_id, epoch)
