@@ -1,0 +1,102 @@
+"""Whether a step costs more, or a run takes more memory, the longer the run is.
+
+A workflow whose variables stay small makes many steps; the time of a step late in the run is
+compared with one early in it, by the medians of 200 steps each, and the memory at the end with that
+after the first tenth.  (Where the variables themselves grow, so does a checkpoint: see
+``checkpoint_cost.py``.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import common
+
+import stepwise
+
+_WINDOW = 200
+_TWICE = 2.0
+_MEMORY = 1.1
+_at: list[float] = []
+_memory: list[float] = []
+
+
+@stepwise.step
+def think(number: int) -> bytes:
+    _at.append(time.perf_counter())
+    if number % 1000 == 0:
+        _memory.append(resident())
+    return number.to_bytes(4, "big") * 256
+
+
+@stepwise.workflow(durability="os")
+def agent(count: int) -> int:
+    size = 0
+    for number in range(count):
+        size += len(think(number))
+    return size
+
+
+def resident() -> float:
+    """Megabytes that this process takes."""
+    try:
+        text = pathlib.Path("/proc/self/statm").read_text(encoding="ascii")
+    except FileNotFoundError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def run(count: int) -> tuple[float, float]:
+    """Microseconds of a step about the 50th, and of the last ones."""
+    _at.clear()
+    agent.options(fresh=True)(count)
+    steps = [(b - a) * 1e6 for a, b in itertools.pairwise(_at)]
+    return statistics.median(steps[:_WINDOW]), statistics.median(steps[-_WINDOW:])
+
+
+def measure(arguments: argparse.Namespace) -> list[common.Row]:
+    with common.folder() as path:
+        os.environ["STEPWISE_HOME"] = str(path)
+        found = [run(5_000) for _ in range(arguments.rounds)]
+        early, late = (common.Spread.of(values) for values in zip(*found, strict=True))
+        ratio = common.Spread.of([b / a for a, b in found])
+        rows = [
+            common.Row(
+                "step 5,000 against step 50", late, "us", ratio, f"step 50: {early}", limit=_TWICE
+            )
+        ]
+        _memory.clear()
+        count = 100_000 if arguments.whole else 20_000
+        early_us, late_us = run(count)
+        first, last = _memory[len(_memory) // 10], _memory[-1]
+        rows += [
+            common.Row(
+                f"step {count:,} against step 50",
+                common.Spread.of([late_us]),
+                "us",
+                common.Spread.of([late_us / early_us]),
+                f"step 50: {early_us:.0f}",
+                limit=_TWICE,
+            ),
+            common.Row(
+                f"memory of a run of {count:,} steps, at the end",
+                common.Spread.of([last]),
+                "MB",
+                common.Spread.of([last / first]),
+                f"after a tenth of it: {first:.1f}",
+                limit=_MEMORY,
+            ),
+        ]
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(common.main(measure, "Whether costs grow with a run's length"))
