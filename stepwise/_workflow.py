@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -174,21 +174,15 @@ class _BoundWorkflow(_Offers[P, R], BoundFunctionWrapper):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         function, options = self.definition.function, self.definition.options
-        holder = self._self_owner if self._self_instance is None else self._self_instance
-        for name in (function.__name__, *self._names()):
-            found = getattr(holder, name, None)
-            if isinstance(found, _BoundWorkflow) and found.definition.function is function:
-                if found.definition.options == options:
-                    return getattr, (holder, name)
-                return _with_options, (found, options)
-        return _bind, (self._self_parent, self._self_instance, self._self_owner)
-
-    def _names(self) -> Iterator[str]:
-        """What the class calls it, if not by the function's own name."""
-        for base in self._self_owner.__mro__:
+        instance, owner = self._self_instance, self._self_owner or type(self._self_instance)
+        for base in owner.__mro__:
             for name, held in base.__dict__.items():
-                if getattr(held, "__func__", held) is self._self_parent:
-                    yield name
+                found = _unbound(held)
+                if isinstance(found, Workflow) and found.definition.function is function:
+                    if found is self._self_parent:
+                        return _get, (base, name, instance, owner)
+                    return _with_options, (found.__get__(instance, owner), options)
+        return _bind, (self._self_parent, instance, owner)
 
 
 class Workflow(_Offers[P, R], FunctionWrapper):
@@ -258,6 +252,14 @@ def _with_options(found: Any, options: Options) -> Any:
     return found._with(
         Definition(found.definition.function, options, found.definition), _give_result
     )
+
+
+def _unbound(held: Any) -> Any:
+    return held.__func__ if isinstance(held, (classmethod, staticmethod)) else held
+
+
+def _get(base: type, name: str, instance: Any, owner: Any) -> Any:
+    return _unbound(base.__dict__[name]).__get__(instance, owner)
 
 
 def _bind(unbound: Any, instance: Any, owner: Any) -> Any:

@@ -1,0 +1,183 @@
+"""The names of workflows: of modules, scripts, programs, worker processes and notebooks."""
+
+from __future__ import annotations
+
+import fractions
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from stepwise._identity import (
+    label_of,
+    workflow_name,
+)
+
+
+def plain():
+    pass
+
+
+def outer():
+    def inner():
+        pass
+
+    class Inner:
+        def method(self):
+            pass
+
+    return inner, Inner.method
+
+
+def test_labels():
+    """A function's label is its qualified name, without the functions around it."""
+    labels = [
+        label_of(function) for function in (plain, fractions.Fraction.limit_denominator, *outer())
+    ]
+    assert labels == ["plain", "Fraction.limit_denominator", "inner", "Inner.method"]
+
+
+def test_names_in_modules():
+    """A workflow of a module is named by module and label."""
+    assert workflow_name(plain, "plain") == f"{__name__}:plain"
+    assert workflow_name(textwrap.dedent, "other") == "textwrap:other"
+
+
+AGENT = textwrap.dedent(
+    """
+    from stepwise import workflow
+    @workflow
+    def main(task="x"):
+        return __file__
+    if __name__ == "__main__":
+        print(main.full_name, main.run_id_for(), main())
+    """
+)
+
+
+ODD_AGENT = AGENT.replace(
+    "print(main.full_name, main.run_id_for(), main())", "main(); print('done')"
+)
+
+
+@pytest.fixture
+def run(tmp_path, home):
+    """Run a Python command line in a folder of its own, and give what it printed."""
+
+    def run(*args, cwd=tmp_path, code=None):
+        done = subprocess.run(
+            [sys.executable, *map(str, args)],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            input=code,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    return run
+
+
+def written(path, text=AGENT):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_scripts(tmp_path, run):
+    """A script's workflow is named by the script's real path, from wherever it is started."""
+    script = written(tmp_path / "jobs" / "agent.py")
+    link = tmp_path / "link.py"
+    link.symlink_to(script)
+    names = {
+        run(script)[0],
+        run("agent.py", cwd=script.parent)[0],
+        run("../jobs/agent.py", cwd=script.parent)[0],
+        run(link)[0],
+    }
+    assert names == {f"{script.resolve()}:main"}
+
+
+def test_scripts_in_odd_folders(tmp_path, run):
+    """A script runs in a folder whose name is no UTF-8, too."""
+    try:
+        script = written(tmp_path / os.fsdecode(b"caf\xe9") / "agent.py", ODD_AGENT)
+    except OSError as error:  # on file systems that have UTF-8 only
+        pytest.skip(str(error))
+    assert run(script) == ["done"]
+
+
+def test_two_scripts_with_main(tmp_path, run):
+    """Two scripts that both define ``main()`` never meet: each has its own run and result."""
+    said = [run(written(tmp_path / name)) for name in ("one.py", "two.py", "deep/one.py")]
+    assert len({run_id for _, run_id, _ in said}) == 3
+    assert [os.path.relpath(result, tmp_path) for _, _, result in said] == [
+        *("one.py", "two.py", "deep/one.py")
+    ]
+
+
+def test_two_folders_with_main(tmp_path, run):
+    """Two folders started as programs (``python folder``) never meet either."""
+    said = [run(written(tmp_path / name / "__main__.py").parent) for name in ("one", "two")]
+    assert [os.path.basename(os.path.dirname(result)) for _, _, result in said] == ["one", "two"]
+    assert len({name for name, _, _ in said}) == 2
+
+
+def test_modules_started_as_programs(tmp_path, run):
+    """``python -m package.module`` is the workflow that importing the module gives."""
+    written(tmp_path / "package" / "__init__.py", "")
+    written(tmp_path / "package" / "agent.py")
+    name, run_id, _ = run("-m", "package.agent")
+    assert name == "package.agent:main"
+    code = "from package.agent import main; print(main.full_name, main.run_id_for())"
+    assert run("-c", code) == [name, run_id]
+
+
+def test_packages_started_as_programs(tmp_path, run):
+    """``python -m package`` is named by the package; its ``__init__`` is another module."""
+    written(tmp_path / "package" / "__init__.py", AGENT)
+    written(tmp_path / "package" / "__main__.py", AGENT)
+    name, run_id, _ = run("-m", "package")
+    assert name.startswith("package")
+    code = "from package import main; print(main.full_name, main.run_id_for())"
+    assert run("-c", code) != [name, run_id]
+
+
+SPAWN = textwrap.dedent(
+    """
+    import multiprocessing
+    from stepwise import workflow
+    @workflow
+    def main(task="x"):
+        return __file__
+    def work(_):
+        return [main.full_name, main.run_id_for(), main()]
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(main.full_name, main.run_id_for(), *pool.map(work, [0])[0])
+    """
+)
+
+
+def test_worker_processes(tmp_path, run):
+    """In a spawned worker a script's workflow has the name that it has in the script."""
+    said = [run(written(tmp_path / name, SPAWN)) for name in ("one.py", "two.py")]
+    assert [os.path.basename(line[-1]) for line in said] == ["one.py", "two.py"]
+    assert [line[:2] for line in said] == [line[2:4] for line in said]
+
+
+def test_prompts(tmp_path, run, monkeypatch):
+    """Code without a file is named by its folder, a notebook by its own path."""
+    code = (
+        "def f(): pass\nfrom stepwise._identity import workflow_name; print(workflow_name(f, 'f'))"
+    )
+    folder = tmp_path.resolve()
+    assert run("-c", code) == [f"{folder}:f"]
+    assert run("-", code=code)[0].startswith(f"{folder}")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/books/agent.ipynb")
+    assert run("-c", code) == ["/books/agent.ipynb:f"]
