@@ -21,11 +21,11 @@ import unittest
 import warnings
 from collections import Counter
 
-from stepwise.rewrite import Frame, UnsupportedError, build, capture, rewrite
+from stepwise.rewrite import Frame, UnsupportedError, build, capture
 from stepwise.rewrite.transform import _Rewriter
 
 mode, tests, *wanted = sys.argv[1:]
-rewritten, classes, refused, saves = set(), set(), Counter(), Counter()
+rewritten, classes, refused, calls = set(), set(), Counter(), Counter()
 
 
 class Saving(Frame):
@@ -34,20 +34,24 @@ class Saving(Frame):
     def __init__(self):
         super().__init__()
         self.due = True
+        calls["entered"] += 1
 
     def save(self, number, values):
-        saves["all"] += 1
+        calls["saved"] += 1
         assert "@f" in values
+
+
+def no_frame():
+    """What a rewritten function finds outside a run."""
+    calls["entered"] += 1
 
 
 @functools.cache
 def changed(function):
     """A function rewritten, if it can be; the same for its other names."""
     try:
-        if mode == "plain":
-            result = rewrite(function)
-        else:
-            result = build(function, capture(function), Saving).function
+        enter = no_frame if mode == "plain" else Saving
+        result = build(function, capture(function), enter).function
     except UnsupportedError as error:
         refused[str(error).partition(" (")[0]] += 1
         return function
@@ -111,7 +115,7 @@ def main():
     answer = {
         "rewritten": len(rewritten),
         "refused": refused,
-        "saves": saves["all"],
+        **calls,
         "tests": result.testsRun - len(result.skipped),
         "bad": sorted({test.id() for test, _ in bad}),
         "text": said.getvalue()[-6000:] if mode != "broken" else "",
