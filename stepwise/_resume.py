@@ -86,6 +86,7 @@ class Body:
         self._void = False
         self._told = ""
         self._reasons: list[str] = []
+        self._changed = ""
         self._checkpoints = Checkpoints(
             active.journal, policy.retention, policy.keep, prune_journal=policy.prune_journal
         )
@@ -163,7 +164,8 @@ class Body:
                 )
                 continue
             if self._rewritten.number(state.position) is None or not self._prefix_holds(state):
-                self._reasons.append(f"the code before {state.where} has changed")
+                # The oldest checkpoint with other code before it tells best where the edit is.
+                self._changed = f"the code before {state.where} has changed"
                 continue
             journal = self.active.journal
             if not holds(journal.store, journal.seal, journal.run_id, state.start):
@@ -215,7 +217,7 @@ class Body:
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(
-                f"run {active.run_id!r} cannot go on: {'; '.join(self._reasons)}, and its journal "
+                f"run {active.run_id!r} cannot go on: {self._why()}, and its journal "
                 "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
                 "Bring back the code as it was, or start over: "
                 f"stepwise forget {active.run_id}",
@@ -267,8 +269,12 @@ class Body:
         )
         active.write((resumed, b""), durable=False, head=active.facts)
         if active.parent is None:
-            why = f" ({'; '.join(dict.fromkeys(self._reasons))})" if self._reasons else ""
-            notice(f"{active.run_id} {self._told}{why}")
+            why = self._why()
+            notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
+
+    def _why(self) -> str:
+        """Why it does not go on at the newest checkpoint."""
+        return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
 
 
 def _redoes(state: State, entries: list[Entry]) -> bool:

@@ -643,8 +643,8 @@ def test_captured_source():
     assert node.lineno == captured.__code__.co_firstlineno
     assert node.end_lineno == line_of(captured, "the end")
     assert (source.filename, source.name) == (__file__, "captured")
-    assert ast.literal_eval(node.body[1].value) == captured()
-    assert Points(node).at(line_of(captured, "the end")).path == "body[2]"
+    assert ast.literal_eval(node.body[0].value) == captured()
+    assert Points(node).at(line_of(captured, "the end")).path == "body[1]"
 
 
 def test_the_node_is_parsed_once():
@@ -696,8 +696,8 @@ class Holder:
 @pytest.mark.parametrize(
     ("function", "text", "path"),
     [
-        (Holder.method, "return text", "body[1].body[1]"),
-        (Holder.method, "return await", "body[2]"),
+        (Holder.method, "return text", "body[0].body[1]"),
+        (Holder.method, "return await", "body[1]"),
         (Holder.static, "return 1", "body[0]"),
         (Holder.cached.__wrapped__, "2)", "body[0]"),
         (Holder.Inner.deep, "return 3", "body[0]"),
@@ -713,7 +713,7 @@ def test_methods(function, text, path):
 def test_texts_in_methods():
     """A text that spans lines keeps its own indentation."""
     node = capture(Holder.method).node()
-    assert ast.literal_eval(node.body[1].body[0].value) == "\n  less indented\n"
+    assert ast.literal_eval(node.body[0].body[0].value) == "\n  less indented\n"
 
 
 def make_functions():
