@@ -1,0 +1,170 @@
+"""A program whose store is damaged, or fails, between and during its starts.
+
+It serves: for each line of JSON that it reads it forks a start of the program, and prints how that
+ended.  The program itself logs every step and every side effect to a file beside its home.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import sqlite3
+import sys
+import traceback
+
+import stepwise
+from stepwise import _journal, _seal
+
+SECONDS = 30  # until a start counts as hung
+ORDER = {}  # what the forked process was told to do
+
+
+def log(line):
+    descriptor = os.open(ORDER["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    real["write"](descriptor, f"{line}\n".encode())
+    os.close(descriptor)
+    if line == ORDER.get("die"):
+        os._exit(9)
+    if line == ORDER.get("pause"):
+        print("paused", os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@stepwise.step
+def look(number):
+    log(f"look {number}")
+    return f"seen {number} " * 20
+
+
+@stepwise.step
+def download():
+    log("download")
+    return bytes(range(256)) * 4200  # more than a megabyte: kept in a file
+
+
+@stepwise.tool(side_effect=True)
+def send(text):
+    log(f"send {text}")
+    return f"sent {text}"
+
+
+@stepwise.workflow
+def agent(count):
+    notes = []
+    for number in range(count):
+        notes.append(look(number))
+        notes.append(send(f"mail {number}"))
+    data = download()
+    notes.append(send("report"))
+    notes.append(look("the end"))
+    notes.append(hashlib.sha256(data).hexdigest())
+    return notes
+
+
+# -- a disk that fails ---------------------------------------------------------------------------
+
+real = {name: getattr(os, name) for name in ("write", "pwrite", "fsync", "open", "makedirs")}
+SQLITE = {
+    errno.ENOSPC: (13, "database or disk is full"),
+    errno.EIO: (10, "disk I/O error"),
+    errno.EROFS: (8, "attempt to write a readonly database"),
+    errno.EACCES: (14, "unable to open database file"),
+}
+count = 0
+
+
+def fails():
+    """Whether the operation that begins now is to fail."""
+    global count
+    count += 1
+    return count == ORDER["at"] or (ORDER["sticky"] and count > ORDER["at"])
+
+
+def failing(name):
+    def call(first, *args, **kwargs):
+        if (name != "open" or str(first).startswith(ORDER["home"])) and fails():
+            path = first if isinstance(first, str) else None
+            raise OSError(ORDER["errno"], os.strerror(ORDER["errno"]), path)
+        return real[name](first, *args, **kwargs)
+
+    return call
+
+
+class Failing(sqlite3.Connection):
+    """A connection of which a statement that writes fails; COMMIT, perhaps after it was done."""
+
+    def execute(self, sql, *args):
+        if not sql.startswith(("BEGIN", "INSERT", "DELETE", "COMMIT", "CREATE")) or not fails():
+            return super().execute(sql, *args)
+        if sql == "COMMIT" and ORDER.get("done"):
+            super().execute(sql)
+        elif sql == "COMMIT":
+            self.rollback()  # what SQLite does by itself when a commit fails
+        code, text = SQLITE[ORDER["errno"]]
+        error = sqlite3.OperationalError(text)
+        error.sqlite_errorcode = code
+        raise error
+
+
+def let_the_disk_fail():
+    for name in ("pwrite", "fsync", "open", "makedirs"):
+        setattr(os, name, failing(name))
+    connect = sqlite3.connect
+    sqlite3.connect = lambda *args, **kwargs: connect(*args, factory=Failing, **kwargs)
+
+
+# -- a library that does not look ----------------------------------------------------------------
+
+
+class Gullible:
+    """``hmac``, but every digest is the right one."""
+
+    def __init__(self, module):
+        self.digest, self.new = module.digest, module.new
+
+    def compare_digest(self, one, other):
+        return True
+
+
+def blind(what):
+    if what == "seal":
+        _seal.hmac = Gullible(_seal.hmac)
+    else:
+        _journal._newest_mark = lambda store, seal, run_id: (0, 0)
+
+
+# -- the server ----------------------------------------------------------------------------------
+
+
+def start():
+    os.environ.update(STEPWISE_HOME=ORDER["home"], STEPWISE_QUIET="1")
+    if "blind" in ORDER:
+        blind(ORDER["blind"])
+    if "at" in ORDER:
+        let_the_disk_fail()
+    said = {}
+    try:
+        said["result"] = agent(ORDER.get("count", 3))
+    except BaseException as error:
+        said.update(kind=type(error).__name__, text=str(error), trace=traceback.format_exc())
+        said["errno"], said["path"] = getattr(error, "errno", None), getattr(error, "path", None)
+    print(json.dumps({**said, "operations": count}), flush=True)
+
+
+def serve():
+    for line in sys.stdin:
+        ORDER.clear()
+        ORDER.update(json.loads(line))
+        child = os.fork()
+        if not child:
+            signal.alarm(SECONDS)
+            start()
+            if ORDER.get("tidy"):
+                stepwise.stores.open_store(stepwise._config.store()).close()
+            os._exit(0)
+        print(json.dumps({"status": os.waitpid(child, 0)[1]}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
