@@ -11,6 +11,7 @@ The map, each layer importing only from those above it::
     _digest_atoms _digest_types    equal values, equal digests
     _digest _pickling _codec       the same for all; code by value; values to bytes and back
     _cipher _seal _records         encryption; the envelope; what is recorded
+    _previews                      values shortened to a line
     _injected _identity            what frameworks inject; calls and runs told apart
     _process _resources            what a process remembers; what is made anew
     rewrite                        functions that can be entered in the middle

@@ -9,18 +9,26 @@ itself).  Bytes are only ever loaded after their envelope was verified.  Imports
 
 from __future__ import annotations
 
+import builtins
+import collections
 import inspect
 import pickle
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump
+from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump, dump_plain, too_deep
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
 __all__ = ["Encoded", "decode", "decode_error", "encode", "encode_error"]
 
+_PARTS = 100  # of a value that are looked into for the one that does not pickle
 _TRACEBACK_CHARACTERS = 8_000
+_GROUPS: tuple[Any, ...] = tuple(  # since Python 3.11
+    getattr(builtins, name)
+    for name in ("ExceptionGroup", "BaseExceptionGroup")
+    if hasattr(builtins, name)
+)
 
 
 class Encoded(NamedTuple):
@@ -37,12 +45,16 @@ def encode(value: object, what: str = "the value") -> Encoded:
         NotRecordableError: it cannot be pickled; says which part of it.
     """
     try:
-        return Encoded(pickle.dumps(value, PROTOCOL))
+        return _encode(value)
+    except Exception as error:
+        raise _not_recordable(value, what, error) from error
+
+
+def _encode(value: object) -> Encoded:
+    try:
+        return Encoded(dump_plain(value))
     except Exception:
-        try:
-            return Encoded(dump(value, Reducers()), PYTHON)
-        except Exception as error:
-            raise _not_recordable(value, what, error) from error
+        return Encoded(dump(value, Reducers()), PYTHON)
 
 
 def decode(data: bytes, python: str | None = None) -> Any:
@@ -75,10 +87,10 @@ def decode_with(load: Callable[[], Any], python: str | None) -> Any:
 
 
 def _not_recordable(value: object, what: str, error: BaseException) -> NotRecordableError:
-    path, culprit = _culprit(value)
+    path, culprit = ("", value) if too_deep(error) else _culprit(value)
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
     where = f"{what}{path}" if path else what
-    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    reason = "it is nested too deeply" if too_deep(error) else _text(error)
     hint = "Return plain data (the text, the id, the path) instead of the live object"
     if inspect.isawaitable(culprit):
         hint = f"An `await` is missing where this {kind} is made"
@@ -89,42 +101,76 @@ def _not_recordable(value: object, what: str, error: BaseException) -> NotRecord
     )
 
 
-def _culprit(value: Any, depth: int = 6) -> tuple[str, Any]:
-    """The innermost part of ``value`` that fails to pickle, and the path to it."""
-    for path, part in _parts(value):
-        if depth and not _pickles(part):
-            inner, culprit = _culprit(part, depth - 1)
-            return path + inner, culprit
+def _culprit(value: Any) -> tuple[str, Any]:
+    """The part nearest to the top that fails to pickle although all its parts do, and its path."""
+    waiting, met = collections.deque([("", value)]), {id(value)}
+    for _ in range(_PARTS):
+        if not waiting:
+            break
+        path, part = waiting.popleft()
+        failing = [(piece, each) for piece, each in _parts(part) if not _pickles(each)]
+        if not failing:
+            return path, part
+        for piece, each in failing:
+            if id(each) not in met:  # else it leads back up: the reason is elsewhere
+                met.add(id(each))
+                waiting.append((path + piece, each))
     return "", value
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [(f"[{key!r:.40}]", item) for key, item in value.items()]
+        return [
+            *((f"[{_short(key)}]", item) for key, item in value.items()),
+            *((f" key {_short(key)}", key) for key in value),
+        ]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"[{index}]", item) for index, item in enumerate(value)]
-    state = getattr(value, "__dict__", None)
-    return [(f".{name}", item) for name, item in state.items()] if isinstance(state, dict) else []
+    try:
+        state = value.__reduce_ex__(2)[2]
+    except Exception:
+        state = getattr(value, "__dict__", None)
+    states = state if isinstance(state, tuple) else (state,)  # of __dict__ and __slots__
+    return [
+        (f".{name}", item)
+        for each in states
+        if isinstance(each, dict)
+        for name, item in each.items()
+    ]
 
 
 def _pickles(value: object) -> bool:
     try:
-        pickle.dumps(value, PROTOCOL)
+        _encode(value)
     except Exception:
-        try:
-            dump(value, Reducers())
-        except Exception:
-            return False
+        return False
     return True
+
+
+def _short(value: object) -> str:
+    try:
+        return f"{value!r:.40}"
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__qualname__}, whose text cannot be shown>"
 
 
 # -- exceptions ----------------------------------------------------------------------------------
 
-_LINKS = ("__cause__", "__context__")
+_LINKS = 50  # causes and contexts of a chain that are recorded
 
 
 class _Failure(NamedTuple):
-    """One exception of a chain: itself if it pickles, else a summary; links are indices."""
+    """One exception of a chain: itself if it pickles, else a summary; links are indices.
+
+    ``members`` are the exceptions of a group, ``notes`` what was added to it.
+    """
 
     pickled: bytes | None
     python: str | None
@@ -134,10 +180,12 @@ class _Failure(NamedTuple):
     cause: int | None
     context: int | None
     suppress: bool
+    members: tuple[int, ...]
+    notes: tuple[str, ...]
 
 
 def encode_error(error: BaseException) -> Encoded:
-    """Encode an exception with its causes and contexts.
+    """Encode an exception with its causes and contexts, and the members of a group with theirs.
 
     Each is round-tripped through pickle now: many exceptions with an ``__init__`` of their own
     pickle but do not load.  Where one does not survive, its summary is recorded, and comes back as
@@ -145,52 +193,90 @@ def encode_error(error: BaseException) -> Encoded:
     """
     chain: list[BaseException] = [error]
     index = {id(error): 0}
-    for link in (link for each in chain for link in (each.__cause__, each.__context__)):
-        if link is not None and id(link) not in index and len(chain) < 20:
-            index[id(link)] = len(chain)
-            chain.append(link)
-    failures = [
-        _Failure(
-            *_surviving(each),
-            type_name=type(each).__qualname__,
-            message=str(each),
-            traceback_text=traceback_text(each),
-            cause=index.get(id(each.__cause__)),
-            context=index.get(id(each.__context__)),
-            suppress=each.__suppress_context__,
-        )
-        for each in chain
-    ]
+    for each in chain:
+        links = (each.__cause__, each.__context__) if len(chain) < _LINKS else ()
+        for other in (*_members(each), *links):
+            if other is not None and id(other) not in index:
+                index[id(other)] = len(chain)
+                chain.append(other)
+    failures = [_failure(each, index) for each in chain]
     return Encoded(pickle.dumps([tuple(failure) for failure in failures], PROTOCOL))
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    return error.exceptions if isinstance(error, _GROUPS) else ()
+
+
+def _failure(error: BaseException, index: dict[int, int]) -> _Failure:
+    plain_group = type(error) in _GROUPS  # made again of its members
+    pickled, python = (None, None) if plain_group else _surviving(error)
+    return _Failure(
+        pickled,
+        python,
+        type_name=type(error).__qualname__,
+        message=str(getattr(error, "message", "")) if plain_group else _text(error),
+        traceback_text=traceback_text(error),
+        cause=index.get(id(error.__cause__)),
+        context=index.get(id(error.__context__)),
+        suppress=error.__suppress_context__,
+        members=tuple(index[id(each)] for each in _members(error)),
+        notes=_notes(error),
+    )
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes = getattr(error, "__notes__", ())
+    if not isinstance(notes, (list, tuple)):  # anybody may set it
+        return ()
+    return tuple(note for note in notes if isinstance(note, str))
 
 
 def _surviving(error: BaseException) -> tuple[bytes | None, str | None]:
     try:
-        encoded = encode(error)
+        encoded = _encode(error)
         copy = decode(*encoded)
     except Exception:
         return None, None
-    same = type(copy) is type(error) and str(copy) == str(error)
+    same = type(copy) is type(error) and _text(copy) == _text(error)
     return (encoded.data, encoded.python) if same else (None, None)
 
 
 def decode_error(data: bytes) -> BaseException:
     """Load what :func:`encode_error` made, from verified bytes; links between them are restored."""
     failures = [_Failure(*fields) for fields in pickle.loads(data)]
-    errors = [_revive(failure) for failure in failures]
-    for error, failure in zip(errors, failures, strict=True):
-        error.__cause__ = errors[failure.cause] if failure.cause is not None else None
-        error.__context__ = errors[failure.context] if failure.context is not None else None
-        error.__suppress_context__ = failure.suppress
-    return errors[0]
+    revived: dict[int, BaseException] = {}
+
+    def revive(number: int) -> BaseException:
+        if number not in revived:
+            failure = failures[number]
+            revived[number] = error = _revive(failure, [revive(each) for each in failure.members])
+            # A group that was pickled whole has members of its own.
+            revived.update(zip(failure.members, _members(error), strict=False))
+        return revived[number]
+
+    for number in range(len(failures)):
+        revive(number)
+    for number, failure in enumerate(failures):
+        links = {
+            "__cause__": None if failure.cause is None else revived[failure.cause],
+            "__context__": None if failure.context is None else revived[failure.context],
+            "__suppress_context__": failure.suppress,
+            **({"__notes__": list(failure.notes)} if failure.notes else {}),
+        }
+        for name, value in links.items():  # past a ``__setattr__`` that forbids it
+            BaseException.__setattr__(revived[number], name, value)
+    return revived[0]
 
 
-def _revive(failure: _Failure) -> BaseException:
+def _revive(failure: _Failure, members: list[BaseException]) -> BaseException:
     if failure.pickled is not None:
         try:
             return cast("BaseException", decode(failure.pickled, failure.python))
         except UnreadableValueError:
             pass  # its class is gone since: the summary still tells what happened
+    for group in _GROUPS:
+        if members and failure.type_name == group.__name__:
+            return cast("BaseException", group(failure.message, members))
     return StepFailedError(
         f"{failure.type_name}: {failure.message}",
         type_name=failure.type_name,
@@ -200,8 +286,11 @@ def _revive(failure: _Failure) -> BaseException:
 
 def traceback_text(error: BaseException) -> str:
     """The traceback of one exception, without its chain, shortened in the middle."""
-    lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)
-    text = "".join(lines)
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)
+        text = "".join(lines)
+    except Exception:  # a SyntaxError made by hand
+        text = f"{type(error).__qualname__}: {_text(error)}\n"
     if len(text) <= _TRACEBACK_CHARACTERS:
         return text
     half = _TRACEBACK_CHARACTERS // 2

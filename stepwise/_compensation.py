@@ -23,6 +23,7 @@ from stepwise._journal import Journal, Position, facts_of
 from stepwise._lease import Lease
 from stepwise._notices import notice, warn
 from stepwise._perform import Attempt, Core, Result
+from stepwise._previews import preview
 from stepwise._records import (
     Call,
     Compensated,
@@ -35,7 +36,6 @@ from stepwise._records import (
     Resumed,
     RunFacts,
     Settled,
-    preview,
 )
 from stepwise._steps import Step, compensated_tools
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning

@@ -29,7 +29,8 @@ from stepwise._mutation import (
 from stepwise._notices import notice, warn
 from stepwise._origin import Locator
 from stepwise._perform import Core, Result
-from stepwise._records import Ended, Entry, Intent, RunFacts, Started, preview_arguments
+from stepwise._previews import preview_arguments
+from stepwise._records import Ended, Entry, Intent, RunFacts, Started
 from stepwise._resume import Body, CheckpointPolicy
 from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for

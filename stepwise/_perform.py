@@ -30,7 +30,8 @@ from stepwise._matching import Match, Recorded, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
 from stepwise._origin import Origin
-from stepwise._records import Call, preview_arguments
+from stepwise._previews import preview_arguments
+from stepwise._records import Call
 from stepwise._run import Scope
 from stepwise._snapshot import Surroundings
 from stepwise.errors import (

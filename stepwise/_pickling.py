@@ -14,7 +14,17 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["PROTOCOL", "PYTHON", "Reducers", "by_name", "dump", "from_module", "with_deep_stack"]
+__all__ = [
+    "PROTOCOL",
+    "PYTHON",
+    "Reducers",
+    "by_name",
+    "dump",
+    "dump_plain",
+    "from_module",
+    "too_deep",
+    "with_deep_stack",
+]
 
 PROTOCOL = 5
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -91,12 +101,33 @@ def dump(value: object, reducers: Reducers) -> bytes:
     try:
         return _dump(value, reducers, fast)
     except (RecursionError, pickle.PicklingError) as error:
-        if not isinstance(error, RecursionError) and not isinstance(
-            error.__cause__, RecursionError
-        ):
+        if not too_deep(error):
             raise
         # The C pickler nests as deep as the C stack; the Python one as deep as it is allowed.
         return with_deep_stack(lambda: _dump(value, reducers, deep))
+
+
+def dump_plain(value: object) -> bytes:
+    """Pickle a value as ``pickle.dumps`` does, however deeply nested.
+
+    Code goes by name: what has none is not picklable.
+    """
+    try:
+        return pickle.dumps(value, PROTOCOL)
+    except RecursionError:
+        return with_deep_stack(lambda: _dump_plain(value))
+
+
+def _dump_plain(value: object) -> bytes:
+    buffer = io.BytesIO()
+    pickle._Pickler(buffer, PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def too_deep(error: BaseException) -> bool:
+    """Whether a value could not be pickled because it is nested too deeply."""
+    # cloudpickle makes a PicklingError of it.
+    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
 
 
 def _dump(value: object, reducers: Reducers, pickler: Any) -> bytes:

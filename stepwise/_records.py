@@ -7,9 +7,6 @@ Imports: nothing of ours.
 
 from __future__ import annotations
 
-import builtins
-import itertools
-import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
@@ -32,8 +29,6 @@ __all__ = [
     "Settled",
     "Started",
     "from_header",
-    "preview",
-    "preview_arguments",
     "to_header",
 ]
 
@@ -341,68 +336,3 @@ def from_header(header: Mapping[str, Any]) -> Record:
             facts[name] = tuple(value) if type(value) is list else value
     record: Record = cls(**facts)
     return record
-
-
-# -- previews ------------------------------------------------------------------------------------
-
-
-class _Repr(reprlib.Repr):
-    """``reprlib``, with the large and the address-bearing kept short."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
-        self.maxdict = 8
-        self.maxstring = self.maxother = 80
-        self.maxlong = 40
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        cls = type(x)
-        shape = getattr(x, "shape", None)
-        if isinstance(shape, tuple):
-            return f"<{cls.__name__} {'x'.join(map(str, shape))}>"
-        state = getattr(x, "__dict__", None)
-        if hasattr(cls, "__dataclass_fields__") or hasattr(cls, "__pydantic_validator__"):
-            if level <= 0 or not isinstance(state, dict):
-                return f"{cls.__name__}(...)"
-            shown = [f"{n}={self.repr1(v, level - 1)}" for n, v in list(state.items())[:4]]
-            return f"{cls.__name__}({', '.join(shown + ['...'] * (len(state) > 4))})"
-        if getattr(cls, "__repr__", None) is object.__repr__:
-            return f"<{cls.__name__}>"
-        return super().repr_instance(x, level)
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        # The inherited one sorts all the keys first.
-        if level <= 0 and x:
-            return "{...}"
-        shown = [
-            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}"
-            for key, item in itertools.islice(x.items(), self.maxdict)
-        ]
-        return f"{{{', '.join(shown + ['...'] * (len(x) > self.maxdict))}}}"
-
-    def repr_bytes(self, x: bytes, level: int) -> str:
-        return builtins.repr(x) if len(x) <= 40 else f"<{len(x)} bytes>"
-
-    def repr_function(self, x: Any, level: int) -> str:
-        return f"<function {x.__qualname__}>"
-
-
-_repr = _Repr()
-_SHORT = frozenset({type(None), bool, float})
-
-
-def preview(value: object, limit: int = 200) -> str:
-    """``repr(value)``, shortened to ``limit`` characters; never raises."""
-    try:
-        text = repr(value) if type(value) in _SHORT else _repr.repr(value)
-    except Exception as error:  # somebody's __getattr__ or __len__
-        text = f"<{type(value).__name__}: {type(error).__name__} in repr>"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def preview_arguments(arguments: Mapping[str, object], limit: int = 400) -> str:
-    """``name=value, name=value``, shortened."""
-    text = ", ".join(f"{name}={preview(value, 160)}" for name, value in arguments.items())
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -29,6 +29,7 @@ from stepwise._matching import Match, Pool, Recorded
 from stepwise._mutation import encode_changed
 from stepwise._notices import warn
 from stepwise._origin import Locator, Origin
+from stepwise._previews import preview
 from stepwise._records import (
     Call,
     Ended,
@@ -39,7 +40,6 @@ from stepwise._records import (
     RunFacts,
     Settled,
     StepStatus,
-    preview,
 )
 from stepwise._snapshot import Surroundings
 from stepwise._threads import Carrier

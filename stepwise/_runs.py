@@ -24,13 +24,13 @@ from stepwise._inspection import look_into, look_into_value
 from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
 from stepwise._lease import Lease
 from stepwise._matching import Pool, Recorded
+from stepwise._previews import preview
 from stepwise._records import (
     Ended,
     Entry,
     Forgotten,
     RunFacts,
     Settled,
-    preview,
 )
 from stepwise._run import live_runs
 from stepwise._seal import Seal, ephemeral_seal, load_seal

@@ -1,0 +1,100 @@
+"""Values shortened to a line, for listings and messages.  Imports nothing of ours."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import itertools
+import reprlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+__all__ = ["preview", "preview_arguments"]
+
+
+class _Repr(reprlib.Repr):
+    """``reprlib``, with the large and the address-bearing kept short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
+        self.maxdict = 8
+        self.maxstring = self.maxother = 80
+        self.maxlong = 40
+
+    def repr1(self, x: Any, level: int) -> str:
+        try:
+            return super().repr1(x, level)
+        except Exception as error:  # somebody's __repr__, __getattr__ or __len__
+            return f"<{type(x).__name__}: {type(error).__name__} in repr>"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        cls = type(x)
+        shape = getattr(x, "shape", None)
+        if isinstance(shape, tuple):
+            return f"<{cls.__name__} {'x'.join(map(str, shape))}>"
+        names = _shown(cls)
+        if names is not None:
+            if level <= 0:
+                return f"{cls.__name__}(...)"
+            shown = [f"{n}={self.repr1(getattr(x, n, '?'), level - 1)}" for n in names[:4]]
+            return f"{cls.__name__}({', '.join(shown + ['...'] * (len(names) > 4))})"
+        if isinstance(x, dict):  # OrderedDict, Counter
+            return f"{cls.__name__}({self.repr_dict(x, level)})"
+        if getattr(cls, "__repr__", None) is object.__repr__:
+            return f"<{cls.__name__}>"
+        text = builtins.repr(x)
+        half = self.maxother // 2
+        return text if len(text) <= self.maxother else f"{text[:half]}...{text[-half:]}"
+
+    # The inherited ones sort all the items first.
+
+    def repr_set(self, x: set[Any], level: int) -> str:
+        return super().repr_set(set(self._few(x)), level)
+
+    def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
+        return super().repr_frozenset(frozenset(self._few(x)), level)
+
+    def _few(self, x: Collection[Any]) -> Iterable[Any]:
+        return x if len(x) <= 50 else itertools.islice(x, self.maxset + 1)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        if level <= 0 and x:
+            return "{...}"
+        shown = [
+            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}"
+            for key, item in itertools.islice(x.items(), self.maxdict)
+        ]
+        return f"{{{', '.join(shown + ['...'] * (len(x) > self.maxdict))}}}"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return builtins.repr(x) if len(x) <= 40 else f"<{len(x)} bytes>"
+
+    def repr_function(self, x: Any, level: int) -> str:
+        return f"<function {x.__qualname__}>"
+
+
+def _shown(cls: type) -> list[str] | None:
+    """The fields that the class itself would show; a password is often not one of them."""
+    if hasattr(cls, "__dataclass_fields__"):
+        return [f.name for f in dataclasses.fields(cls) if f.repr]
+    if hasattr(cls, "__pydantic_validator__"):
+        return [name for name, f in getattr(cls, "model_fields", {}).items() if f.repr]
+    return list(cls._fields) if issubclass(cls, tuple) and hasattr(cls, "_fields") else None
+
+
+_repr = _Repr()
+_SHORT = frozenset({type(None), bool, float})
+
+
+def preview(value: object, limit: int = 200) -> str:
+    """``repr(value)``, shortened to ``limit`` characters; never raises."""
+    text = repr(value) if type(value) in _SHORT else _repr.repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def preview_arguments(arguments: Mapping[str, object], limit: int = 400) -> str:
+    """``name=value, name=value``, shortened."""
+    text = ", ".join(f"{name}={preview(value, 160)}" for name, value in arguments.items())
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,1172 @@
+"""Values and exceptions to bytes and back; records to headers and back; previews."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import collections
+import copy
+import dataclasses
+import enum
+import functools
+import io
+import json
+import math
+import os
+import pathlib
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import tracemalloc
+import types
+import uuid
+from typing import Any
+
+import httpx
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepwise import _codec, errors
+from stepwise._codec import Encoded, decode, decode_error, encode, encode_error, traceback_text
+from stepwise._previews import preview, preview_arguments
+from stepwise._records import (
+    Call,
+    Ended,
+    Forgotten,
+    Handled,
+    Intent,
+    Outcome,
+    Resumed,
+    Settled,
+    Started,
+    from_header,
+    to_header,
+)
+from stepwise._seal import DamagedError, ephemeral_seal
+from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
+
+# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
+sweep = settings(
+    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
+    derandomize="STEPWISE_EXAMPLES" not in os.environ,
+    deadline=None,
+    database=None,
+)
+
+needs_groups = pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups in 3.10")
+Group = getattr(builtins, "ExceptionGroup", None)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: object
+    y: object = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Account:
+    user: object
+    password: object = dataclasses.field(default="secret", repr=False)
+
+
+class Model(pydantic.BaseModel):
+    x: int
+
+
+class Plain:
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+def double(value):
+    return value * 2
+
+
+def through(value):
+    return decode(*encode(value))
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+atoms = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=())),
+    st.binary(),
+    st.uuids(),
+    st.datetimes(),
+    st.decimals(allow_nan=False),
+    st.sampled_from([*Color, int, double, len, pathlib.Path("a/b"), Model(x=1)]),
+)
+keys = atoms.filter(lambda value: not isinstance(value, Model))  # which has no hash
+values = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(keys, inner, max_size=4),
+        st.builds(Point, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@sweep
+@given(values)
+def test_round_trip(value):
+    """Data comes back equal, of the same types, from bytes that any Python may load."""
+    encoded = encode(value)
+    assert encoded.python is None
+    back = decode(*encoded)
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+def test_shared_references():
+    """What is one object in a value is one object when it comes back."""
+    shared = [1]
+    back = through({"a": shared, "b": shared})
+    assert back["a"] is back["b"]
+    ring: list = []
+    ring.append(ring)
+    back = through(ring)
+    assert back[0] is back
+
+
+def test_arrays():
+    """An array comes back with its elements, shape and type."""
+    array = np.arange(6, dtype=">i2").reshape(2, 3).T
+    back = through(array)
+    assert (back == array).all()
+    assert (back.shape, back.dtype) == (array.shape, array.dtype)
+
+
+def test_names_not_copies():
+    """Classes, functions and enum members of a module come back as themselves."""
+    assert through([Color.RED, Point, double]) == [Color.RED, Point, double]
+    assert through(Color.RED) is Color.RED
+    assert len(encode(Point(1)).data) < 200
+
+
+def test_lambdas_and_closures():
+    """A lambda and a closure come back working; their bytes are marked with this Python."""
+    rate = 3
+    encoded = encode({"f": lambda value: value * rate, "g": functools.partial(double, 4)})
+    assert encoded.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    back = decode(*encoded)
+    assert back["f"](5) == 15
+    assert back["g"]() == 8
+
+
+def test_local_classes():
+    """An object of a class made inside a function comes back with its methods."""
+
+    class Answer:
+        def __init__(self, text):
+            self.text = text
+
+        def shout(self):
+            return self.text.upper()
+
+    class Mood(enum.Enum):
+        GOOD = 1
+
+    encoded = encode([Answer("hi"), Mood.GOOD])
+    assert encoded.python is not None
+    answer, mood = decode(*encoded)
+    assert answer.shout() == "HI"
+    assert isinstance(answer, Answer)
+    assert mood is Mood.GOOD
+
+
+def test_code_of_another_python(monkeypatch):
+    """By-value code of another Python is refused unread: loading it could crash the interpreter."""
+    loaded = []
+    monkeypatch.setattr(_codec.pickle, "loads", loaded.append)
+    with pytest.raises(UnreadableValueError, match=r"3\.99") as caught:
+        decode(b"anything", "3.99")
+    assert _codec.PYTHON in str(caught.value)
+    assert loaded == []
+
+
+def test_code_recorded_here_and_read_there(monkeypatch):
+    """A value with code, recorded here, is refused when this program runs on another Python."""
+    encoded, plain = encode(lambda: 1), encode([1, 2])
+    monkeypatch.setattr(_codec, "PYTHON", "3.99")
+    with pytest.raises(UnreadableValueError, match="run the program with Python"):
+        decode(*encoded)
+    assert decode(*plain) == [1, 2]
+
+
+def test_class_that_is_gone(monkeypatch):
+    """A value whose class is gone is refused with the name to bring back."""
+    module = types.ModuleType("soon_gone")
+    module.Answer = type("Answer", (), {"__module__": "soon_gone"})
+    monkeypatch.setitem(sys.modules, "soon_gone", module)
+    encoded = encode(module.Answer())
+    monkeypatch.delitem(sys.modules, "soon_gone")
+    with pytest.raises(UnreadableValueError, match="soon_gone") as caught:
+        decode(*encoded)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_damaged_bytes():
+    """Bytes that are no pickle are refused as unreadable."""
+    with pytest.raises(UnreadableValueError):
+        decode(b"\x80\x05nonsense")
+
+
+def test_ten_megabytes():
+    """A text of ten million characters is stored at about its own size."""
+    text = "x" * 10_000_000
+    encoded = encode(text)
+    assert len(encoded.data) < 10_000_100
+    assert decode(*encoded) == text
+
+
+# -- what cannot be recorded -----------------------------------------------------------------------
+
+LOCK = threading.Lock()
+PATHS = {
+    "": LOCK,
+    "[1]": [1, LOCK],
+    "[0]": (LOCK, 1),
+    "['client']": {"ok": 1, "client": LOCK},
+    ".x": Point(LOCK),
+    ".a[0]['b'].c": Plain(a=[{"b": Plain(c=LOCK)}]),
+    "[0][0][0][0]": [[[[LOCK]]]],
+    ".user": Account(LOCK),
+    "[2]": [lambda: 1, Point(1), LOCK],
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_culprit(path):
+    """The error names the part that cannot be recorded, its type, and the way out."""
+    with pytest.raises(NotRecordableError) as caught:
+        encode(PATHS[path], "the value returned by 'search'")
+    assert caught.value.path == path
+    assert caught.value.type_name == "_thread.lock"
+    assert str(caught.value).startswith(f"the value returned by 'search'{path} is a _thread.lock")
+    assert "Return plain data" in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_culprit_behind_a_cycle():
+    """A reference back to the whole does not hide the part that cannot be recorded."""
+    ring: list = []
+    ring += [ring, LOCK]
+    with pytest.raises(NotRecordableError) as caught:
+        encode(ring)
+    assert (caught.value.path, caught.value.type_name) == ("[1]", "_thread.lock")
+    agent, tool = Plain(), Plain()
+    agent.tools, tool.agent, agent.lock = [tool], agent, LOCK
+    with pytest.raises(NotRecordableError) as caught:
+        encode(agent)
+    assert (caught.value.path, caught.value.type_name) == (".lock", "_thread.lock")
+
+
+def test_culprit_without_a_repr():
+    """A key whose ``repr`` raises does not keep the error from being told."""
+
+    class Mute:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    with pytest.raises(NotRecordableError):
+        encode({Mute(): LOCK})
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_pickling_that_fails_without_words():
+    """An object whose reduction raises an exception without text cannot be recorded either."""
+
+    class Stubborn:
+        def __reduce__(self):
+            raise MuteError
+
+    with pytest.raises(NotRecordableError):
+        encode([Stubborn()])
+
+
+def nested(depth, wrap):
+    value: Any = None
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+def depth_of(value):
+    """How deep a value of :func:`nested` is; takes it apart, since freeing it would recurse."""
+    depth = 0
+    while value is not None:
+        depth, value = depth + 1, value.pop() if isinstance(value, list) else vars(value).pop("c")
+    return depth
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: [inner],
+        pytest.param(
+            lambda inner: Plain(c=inner),
+            marks=pytest.mark.skipif(
+                sys.version_info[:2] == (3, 12), reason="3.12 counts the C stack by itself"
+            ),
+        ),
+    ],
+    ids=["lists", "objects"],
+)
+def test_nesting(wrap):
+    """Plain pickle gives up at some hundred levels; a linked list of thousands is recorded."""
+    value = nested(3_000, wrap)
+    try:
+        assert depth_of(through(value)) == 3_000
+    finally:
+        depth_of(value)
+
+
+def test_deep_nesting():
+    """What is nested extremely deeply is recorded whole or refused with the reason; no crash."""
+    value = nested(50_000, lambda inner: [inner])
+    try:
+        assert depth_of(through(value)) == 50_000
+    except NotRecordableError as error:
+        assert re.search("nest|deep", str(error))
+    finally:
+        depth_of(value)
+
+
+@pytest.mark.parametrize("how", ["r", "w", "a", "r+", "rb", "wb"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda file: file,
+        lambda file: [file],
+        lambda file: [lambda: 1, {"log": file}],
+        lambda file: lambda: file,
+    ],
+    ids=["alone", "list", "beside a lambda", "in a closure"],
+)
+def test_open_files(how, wrap, tmp_path):
+    """An open file is refused: cloudpickle would make it a copy in memory, and lose its writes."""
+    path = tmp_path / "notes.txt"
+    path.write_text("hello", "utf-8")
+    with open(path, how) as file, pytest.raises(NotRecordableError, match="open file"):
+        encode(wrap(file))
+
+
+def test_standard_output():
+    """Standard output and a temporary file are open files as well."""
+    with pytest.raises(NotRecordableError):
+        encode([lambda: 1, sys.__stdout__])
+    with tempfile.NamedTemporaryFile() as file, pytest.raises(NotRecordableError) as caught:
+        encode({"f": file})
+    assert caught.value.path.startswith("['f']")
+
+
+def test_buffers_in_memory():
+    """What a text or byte buffer in memory holds is data, and comes back with its position."""
+    text, data = io.StringIO("hello"), io.BytesIO(b"hello")
+    text.read(2)
+    data.read(3)
+    for extra in ([], [lambda: 1]):
+        back = through([text, data, *extra])
+        assert (back[0].read(), back[1].read()) == ("llo", b"lo")
+
+
+def test_sockets_and_generators():
+    """A socket and a generator are named as what they are."""
+    with socket.socket() as connection, pytest.raises(NotRecordableError) as caught:
+        encode({"c": connection})
+    assert (caught.value.path, caught.value.type_name) == ("['c']", "socket.socket")
+    with pytest.raises(NotRecordableError) as caught:
+        encode([(n for n in range(3))])
+    assert (caught.value.path, caught.value.type_name) == ("[0]", "generator")
+
+
+# -- what a script defines -------------------------------------------------------------------------
+
+SCRIPT = textwrap.dedent(
+    """
+    import dataclasses, enum, pathlib, pickle, sys
+    from stepwise._codec import decode, decode_error, encode, encode_error
+
+    class Color(enum.Enum):
+        RED = 1
+    @dataclasses.dataclass
+    class Point:
+        x: int
+        def double(self):
+            return self.x * 2
+    class Outer:
+        class Inner:
+            pass
+        @classmethod
+        def make(cls):
+            return cls()
+    class OddError(Exception):
+        def __init__(self, code):
+            super().__init__(code)
+            self.code = code
+    def double(value):
+        return value * 2
+    COUNT = []
+    def count():
+        COUNT.append(1)
+        return len(COUNT)
+
+    value = [Color.RED, Point(2), Outer.Inner(), double, Point]
+    call = lambda: (Point(4), Color.RED, count())
+    mixed = [Color.RED, Point(3), count, Outer.Inner, Outer.make, lambda: call()]
+
+    file = pathlib.Path(sys.argv[1])
+    if not file.exists():
+        error = OddError(7)
+        error.__cause__ = ValueError("why")
+        recorded = [tuple(encode(value)), tuple(encode(mixed)), encode_error(error).data]
+        file.write_bytes(pickle.dumps(recorded))
+        print("recorded")
+    else:
+        plain, code, failure = pickle.loads(file.read_bytes())
+        assert plain[1] is None and code[1] is not None
+        color, point, inner, function, cls = decode(*plain)
+        assert color is Color.RED and isinstance(point, Point) and point.double() == 4
+        assert isinstance(inner, Outer.Inner) and function is double and cls is Point
+        color, point, counter, nested, make, call = decode(*code)
+        assert color is Color.RED and isinstance(point, Point) and counter is count
+        assert nested is Outer.Inner and isinstance(make(), Outer)
+        made, color, number = call()
+        assert isinstance(made, Point) and color is Color.RED and number == 1 and COUNT == [1]
+        error = decode_error(failure)
+        assert type(error) is OddError and error.code == 7 and str(error.__cause__) == "why"
+        print("read")
+    """
+)
+
+
+def test_what_a_script_defines(tmp_path):
+    """What a script defines is itself again in its next run: classes, members, errors."""
+    script, file = tmp_path / "agent.py", tmp_path / "recorded"
+    script.write_text(SCRIPT, "utf-8")
+    said = [
+        subprocess.run(
+            [sys.executable, "-W", "error", str(script), str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        for _ in range(2)
+    ]
+    assert [(done.stdout, done.stderr) for done in said] == [("recorded\n", ""), ("read\n", "")]
+
+
+def test_plain_values_need_no_cloudpickle():
+    """Recording plain data does not load cloudpickle."""
+    code = (
+        "import sys\n"
+        "from stepwise._codec import decode, encode\n"
+        "assert decode(*encode({'a': [1, 2.5, 'x']})) == {'a': [1, 2.5, 'x']}\n"
+        "assert 'cloudpickle' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+# -- exceptions ------------------------------------------------------------------------------------
+
+
+def raised(error, cause=None, *, within=None):
+    """The exception, as it arrives after it was raised."""
+    try:
+        if within is None:
+            raise error from cause
+        try:
+            raise within
+        except Exception:
+            raise error  # noqa: B904
+    except Exception as caught:
+        return caught
+
+
+def error_through(error):
+    encoded = encode_error(error)
+    assert isinstance(encoded, Encoded)
+    return decode_error(encoded.data)
+
+
+def http_error():
+    response = httpx.Response(404, request=httpx.Request("GET", "http://localhost/page"))
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        response.raise_for_status()
+    return caught.value
+
+
+@dataclasses.dataclass
+class DataError(Exception):
+    code: int
+    detail: str = ""
+
+
+class KeywordError(Exception):
+    def __init__(self, message, *, code):
+        super().__init__(message)
+        self.code = code
+
+
+class FormattingError(Exception):
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class HoldingError(Exception):
+    def __init__(self, held):
+        super().__init__("holds a client")
+        self.held = held
+
+
+class ReducedError(KeywordError):
+    def __reduce__(self):
+        return _rebuild, (self.args[0], self.code)
+
+
+def _rebuild(message, code):
+    return ReducedError(message, code=code)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad", 1),
+        KeyError("k"),
+        FileNotFoundError(2, "gone", "file.txt"),
+        UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid"),
+        StopIteration(5),
+        ZeroDivisionError(),
+        asyncio.CancelledError("stop"),
+        KeyboardInterrupt(),
+        SystemExit(3),
+        ValueError("\ud800 lone"),
+        DataError(5, "d"),
+        ReducedError("m", code=4),
+        AssertionError({"a": [1]}),
+        httpx.ConnectError("refused"),
+        errors.StepTimeoutError("slow", step="s", timeout=1.5),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors(error):
+    """An exception comes back with its type, text, arguments and attributes."""
+    if type(error).__reduce__ is BaseException.__reduce__:
+        error.extra = {"request": 7}
+    back = error_through(error)
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert back.args == error.args
+    assert vars(back) == vars(error)
+    assert getattr(back, "filename", None) == getattr(error, "filename", None)
+
+
+def test_causes_and_contexts():
+    """Causes and contexts come back, each of them once, and ``from None`` stays hidden."""
+    root = raised(KeyError("root"))
+    middle = raised(ValueError("middle"), root)
+    top = raised(TypeError("top"), within=middle)
+    back = error_through(top)
+    assert isinstance(back.__context__, ValueError)
+    assert back.__cause__ is None
+    assert back.__suppress_context__ is False
+    assert isinstance(back.__context__.__cause__, KeyError)
+    assert back.__context__.__suppress_context__ is True
+    both = ValueError("both")
+    both.__cause__ = both.__context__ = root
+    back = error_through(both)
+    assert back.__cause__ is back.__context__
+    try:
+        try:
+            raise KeyError("hidden")
+        except KeyError:
+            raise ValueError("shown") from None
+    except ValueError as error:
+        back = error_through(error)
+    assert isinstance(back.__context__, KeyError)
+    assert back.__suppress_context__
+
+
+def test_rings_and_long_chains():
+    """A chain that leads back to its start, or is very long, is recorded as far as it is useful."""
+    one, other = ValueError("one"), ValueError("other")
+    one.__context__, other.__context__ = other, one
+    back = error_through(one)
+    assert back.__context__.__context__ is back
+    top: BaseException | None = None
+    for number in range(2_000):
+        link = ValueError(number)
+        link.__cause__ = top
+        top = link
+    back = error_through(top)
+    depth = 0
+    while back.__cause__ is not None:
+        assert back.__cause__.args[0] == back.args[0] - 1
+        back, depth = back.__cause__, depth + 1
+    assert 10 <= depth <= 100
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (http_error, "404 Not Found"),
+        (lambda: raised(KeywordError("no code", code=1)), "no code"),
+        (lambda: raised(FormattingError(7)), "code 7"),
+        (lambda: raised(HoldingError(LOCK)), "holds a client"),
+        (lambda: raised(HoldingError(open(os.devnull))), "holds a client"),  # noqa: SIM115
+    ],
+    ids=["httpx", "keywords", "formatting", "lock", "file"],
+)
+def test_summaries(make, message):
+    """An exception that does not survive pickle comes back as a summary of it."""
+    error = make()
+    back = error_through(error)
+    assert type(back) is StepFailedError
+    assert back.type_name == type(error).__name__
+    assert str(back).startswith(f"{type(error).__name__}: ")
+    assert message in str(back)
+    assert "Traceback" in back.traceback_text
+    assert message in back.traceback_text
+    assert pickle.loads(pickle.dumps(back)).type_name == back.type_name
+    held = getattr(error, "held", None)
+    if hasattr(held, "close"):
+        held.close()
+
+
+def test_summary_inside_a_chain():
+    """A cause that does not survive is summarised; the exception itself is not."""
+    back = error_through(raised(ValueError("top"), http_error()))
+    assert type(back) is ValueError
+    assert type(back.__cause__) is StepFailedError
+    assert back.__cause__.type_name == "HTTPStatusError"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
+def test_notes():
+    """Notes come back with their exception."""
+    error = ValueError("bad")
+    error.add_note("look at line 3")
+    assert error_through(error).__notes__ == ["look at line 3"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
+def test_notes_of_errors_with_a_reduction_of_their_own():
+    """So do those of an exception that says itself how it is pickled."""
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads("{")
+    caught.value.add_note("from the model")
+    back = error_through(caught.value)
+    assert type(back) is json.JSONDecodeError
+    assert back.__notes__ == ["from the model"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
+def test_notes_of_a_summary():
+    """Notes come back with the summary of an exception, too."""
+    error = http_error()
+    error.add_note("the page moved")
+    back = error_through(error)
+    assert "the page moved" in back.traceback_text
+    assert back.__notes__ == ["the page moved"]
+
+
+@needs_groups
+def test_groups():
+    """An exception group comes back as a group of its members, so that ``except*`` finds them."""
+    back = error_through(raised(Group("two", [ValueError("a"), Group("in", [KeyError("b")])])))
+    assert type(back) is Group
+    assert [type(each) for each in back.exceptions] == [ValueError, Group]
+    assert back.exceptions[1].exceptions[0].args == ("b",)
+    assert back.split(KeyError)[0] is not None
+
+
+@needs_groups
+def test_groups_with_a_member_that_does_not_survive():
+    """A group of which one member does not survive pickle still tells of all its members."""
+    back = error_through(raised(Group("two", [ValueError("first"), http_error()])))
+    if isinstance(back, Group):
+        assert [type(each) for each in back.exceptions] == [ValueError, StepFailedError]
+    else:
+        assert type(back) is StepFailedError
+        assert back.type_name == "ExceptionGroup"
+        assert "first" in back.traceback_text
+        assert "404" in back.traceback_text
+
+
+@needs_groups
+def test_causes_inside_groups():
+    """The cause of a group's member comes back with it."""
+    member = raised(ValueError("member"), KeyError("cause"))
+    back = error_through(raised(Group("one", [member])))
+    assert isinstance(back.exceptions[0].__cause__, KeyError)
+
+
+class MuteReprError(Exception):
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+class NonTextError(Exception):
+    def __str__(self):
+        return self.args  # not a text
+
+
+@pytest.mark.parametrize("kind", [MuteError, MuteReprError, NonTextError])
+@pytest.mark.parametrize("where", ["alone", "cause", "context"])
+def test_unprintable_errors(kind, where):
+    """An exception whose ``str`` or ``repr`` raises is recorded all the same."""
+    error = raised(kind("x"))
+    if where == "cause":
+        error = raised(ValueError("top"), error)
+    elif where == "context":
+        error = raised(ValueError("top"), within=error)
+    back = error_through(error)
+    found = {"alone": back, "cause": back.__cause__, "context": back.__context__}[where]
+    assert type(found) in (kind, StepFailedError)
+    assert getattr(found, "type_name", kind.__name__) == kind.__name__
+    assert where == "alone" or str(back) == "top"
+
+
+@pytest.mark.parametrize("notes", [None, 5, [7, "seven"]])
+def test_notes_that_are_none(notes):
+    """What anybody may write into ``__notes__`` does not keep an exception from being recorded."""
+    error = ValueError("bad")
+    error.__notes__ = notes
+    assert type(error_through(error)) is ValueError
+
+
+def test_syntax_errors_made_by_hand():
+    """A SyntaxError that points nowhere is recorded, too."""
+    error = SyntaxError("bad", ("file.py", "one", None, 5))
+    assert type(error_through(raised(error))) is SyntaxError
+
+
+def test_error_whose_class_is_gone(monkeypatch):
+    """An exception whose class is gone since comes back as its summary."""
+    module = types.ModuleType("soon_gone")
+    module.OldError = type("OldError", (Exception,), {"__module__": "soon_gone"})
+    monkeypatch.setitem(sys.modules, "soon_gone", module)
+    encoded = encode_error(raised(module.OldError("told"), KeyError("why")))
+    monkeypatch.delitem(sys.modules, "soon_gone")
+    back = decode_error(encoded.data)
+    assert type(back) is StepFailedError
+    assert str(back) == "OldError: told"
+    assert "told" in back.traceback_text
+    assert isinstance(back.__cause__, KeyError)
+
+
+def test_local_error_on_another_python(monkeypatch):
+    """An exception with by-value code comes back as its summary on another Python."""
+
+    class LocalError(Exception):
+        pass
+
+    encoded = encode_error(raised(LocalError("told")))
+    assert type(decode_error(encoded.data)).__name__ == "LocalError"
+    monkeypatch.setattr(_codec, "PYTHON", "3.99")
+    back = decode_error(encoded.data)
+    assert type(back) is StepFailedError
+    assert "LocalError: told" in str(back)
+
+
+def test_traceback_text():
+    """The text of a traceback has the raising line, not its chain, and a limit."""
+    error = raised(ValueError("x" * 50_000), KeyError("the cause"))
+    text = traceback_text(error)
+    assert text.startswith("Traceback")
+    assert "[...]" in text
+    assert len(text) < 8_100
+    assert "the cause" not in text
+    short = traceback_text(raised(ValueError("bad")))
+    assert short.endswith("ValueError: bad\n")
+    assert "in raised" in short
+
+
+# -- the errors of stepwise ------------------------------------------------------------------------
+
+FACTS = {"run_id": "r", "step": 3, "path": "/p", "owner": None, "anything": {"a": [1]}}
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_errors_of_stepwise(name, protocol):
+    """Every error and warning survives pickle and copy: type, message, arguments, attributes."""
+    cls = getattr(errors, name)
+    error = cls("it broke") if issubclass(cls, Warning) else cls("it broke", **FACTS)
+    for back in (
+        pickle.loads(pickle.dumps(error, protocol)),
+        copy.copy(error),
+        copy.deepcopy(error),
+    ):
+        assert type(back) is cls
+        assert str(back) == str(error) == "it broke"
+        assert (back.args, vars(back)) == (error.args, vars(error))
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_names_of_the_errors(name):
+    """Every error shows the public name, has a message of its own, and is recorded whole."""
+    cls = getattr(errors, name)
+    assert cls.__module__ == "stepwise"
+    if issubclass(cls, Warning):
+        return
+    error = cls()
+    assert str(error).strip() == str(error) != ""
+    back = error_through(cls("it broke", **FACTS))
+    assert (type(back), str(back), vars(back)) == (cls, "it broke", FACTS)
+    assert type(error_through(error)) is cls
+
+
+def test_what_an_agent_may_catch():
+    """``except Exception`` catches what is to be mended, never what stops the run."""
+    for name in errors.__all__:
+        cls = getattr(errors, name)
+        assert issubclass(cls, Exception) != issubclass(cls, errors.RunStopped)
+        assert name in errors.__doc__
+
+
+# -- headers ---------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=()), max_size=6)
+whole = st.integers(0, 2**53)
+seconds = st.floats(0, 1e12)
+numbers = st.lists(whole, max_size=4).map(tuple)
+pythons = st.none() | st.just("3.11")
+changes = st.dictionaries(texts, texts, max_size=3)
+calls = st.builds(
+    Call,
+    number=whole,
+    name=texts,
+    module=texts,
+    digest=texts,
+    ordinal=whole,
+    scope=texts,
+    unwinding=st.none() | whole,
+    place=texts,
+    site=texts,
+    arguments=texts,
+    effect=st.booleans(),
+    key=texts,
+    child=texts,
+    at=seconds,
+)
+records = st.one_of(
+    st.builds(Started, texts, texts, texts, texts, texts, texts, pythons, seconds),
+    st.builds(Resumed, whole, texts, whole, texts, seconds),
+    st.builds(Intent, calls),
+    st.builds(
+        Outcome,
+        calls,
+        st.sampled_from(["completed", "failed", "cancelled"]),
+        attempts=whole,
+        clean=st.booleans(),
+        inner=numbers,
+        preview=texts,
+        traceback=texts,
+        changed=changes,
+        python=pythons,
+        at=seconds,
+    ),
+    st.builds(Handled, numbers, seconds),
+    st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),
+    st.builds(Forgotten, numbers, seconds),
+    st.builds(
+        Ended,
+        st.sampled_from(["completed", "failed"]),
+        recorded=st.booleans(),
+        changed=changes,
+        retry=numbers,
+        spent=numbers,
+        resumed_from=st.none() | whole,
+        executed=whole,
+        skipped=whole,
+        preview=texts,
+        python=pythons,
+        at=seconds,
+    ),
+)
+seal = ephemeral_seal()
+
+
+def through_header(record, extra=None):
+    data, _ = seal.close("identity", {**to_header(record), **(extra or {})})
+    return from_header(seal.open("identity", data).header)
+
+
+@sweep
+@given(records)
+def test_headers(record):
+    """Every record comes back from its sealed header as it was, whatever its texts hold."""
+    assert through_header(record) == record
+    assert repr(through_header(record)) == repr(record)
+
+
+@sweep
+@given(calls)
+def test_headers_leave_out_defaults(call):
+    """A header holds the facts that are not at their default, and no others."""
+    header = to_header(Intent(call))["call"]
+    for field in dataclasses.fields(Call):
+        value = getattr(call, field.name)
+        is_default = field.default is not dataclasses.MISSING and value == field.default
+        assert (field.name in header) != is_default
+
+
+def test_headers_of_a_later_version():
+    """Facts that this version does not know are ignored, in the record and in its call."""
+    call = Call(1, "think", "m", "d", 1)
+    assert through_header(Outcome(call, "failed"), {"mood": "good"}) == Outcome(call, "failed")
+    header = to_header(Intent(call))
+    header["call"]["mood"] = ["good"]
+    assert from_header(header) == Intent(call)
+
+
+def test_all_kinds_have_headers():
+    """Each kind of record says in its header what it is."""
+    call = Call(1, "think", "m", "d", 1)
+    kinds = [
+        Started("w", "d", "a"),
+        Resumed(1, "replay", 0),
+        Intent(call),
+        Outcome(call, "completed"),
+        Handled((1,)),
+        Settled(1, landed=True),
+        Forgotten((1,)),
+        Ended("failed"),
+    ]
+    assert [to_header(kind)["kind"] for kind in kinds] == [
+        *("started", "resumed", "intent", "outcome", "handled", "settled", "forgotten", "ended")
+    ]
+    assert [through_header(kind) for kind in kinds] == kinds
+
+
+@sweep
+@given(records, values, st.integers(0), st.integers(1, 255))
+def test_any_flipped_byte(record, value, position, flip):
+    """A sealed record of which any byte is changed, cut off or added is refused."""
+    data, _ = seal.close("run/7", to_header(record), encode(value).data)
+    position %= len(data)
+    changed = bytearray(data)
+    changed[position] ^= flip
+    for damaged in (bytes(changed), data[:position], data + bytes([flip])):
+        with pytest.raises(DamagedError):
+            seal.open("run/7", damaged)
+    with pytest.raises(DamagedError):
+        seal.open("run/8", data)
+    assert decode(seal.open("run/7", data).payload) == value
+
+
+# -- previews --------------------------------------------------------------------------------------
+
+
+@sweep
+@given(values, st.integers(3, 250))
+def test_previews(value, limit):
+    """A preview is text, no longer than its limit, that can be stored and read back."""
+    text = preview(value, limit)
+    assert isinstance(text, str)
+    assert len(text) <= limit
+    shown = Handled(())
+    assert seal.open("i", seal.close("i", {**to_header(shown), "t": text})[0]).header["t"] == text
+
+
+class EvilRepr:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+class NonTextRepr:
+    def __repr__(self):
+        return 5
+
+
+class EvilGetattr:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class EvilShape:
+    shape = (EvilRepr(), 1)
+
+
+class EvilLen(list):
+    def __len__(self):
+        raise RuntimeError("no length")
+
+
+class Endless:
+    def __repr__(self):
+        return repr([self])
+
+
+function = type("function", (), {})  # its name is that of another type
+
+
+def _nested():
+    value: list = []
+    for _ in range(5_000):
+        value = [value]
+    return value
+
+
+EVIL = {
+    "repr": EvilRepr,
+    "repr not text": NonTextRepr,
+    "getattr": EvilGetattr,
+    "shape": EvilShape,
+    "len": lambda: EvilLen([1]),
+    "name of another type": function,
+    "class": lambda: EvilRepr,
+    "huge number": lambda: 10**100_000,
+    "nested": _nested,
+    "endless": Endless,
+    "ring": lambda: (ring := Plain(), setattr(ring, "ring", ring), ring)[2],
+    "surrogates": lambda: "\ud800" * 500,
+    "bytes": lambda: b"\xff\xfe" * 500,
+    "nan": lambda: math.nan,
+    "mute error": lambda: MuteError("x"),
+    "mute repr error": lambda: MuteReprError("x"),
+    "frame": sys._getframe,
+}
+
+
+@pytest.mark.parametrize("case", EVIL)
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda value: value, lambda value: [value], lambda value: {"k": value}, Point],
+    ids=["alone", "list", "dict", "dataclass"],
+)
+def test_previews_of_evil_values(case, wrap):
+    """A preview never raises, whatever the value's own methods do."""
+    value = EVIL[case]()
+    text = preview(wrap(value))
+    assert isinstance(text, str)
+    assert 0 < len(text) <= 200
+    assert 0 < len(preview_arguments({"a": wrap(value), "b": 1})) <= 400
+    if case == "nested":
+        while value:
+            value = value.pop()
+
+
+def test_previews_let_ctrl_c_through():
+    """Ctrl-C inside somebody's ``repr`` is not taken for a failure of it."""
+
+    class Slow:
+        def __repr__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        preview(Slow())
+
+
+def test_readable_previews():
+    """Small data is shown as it is written; what is large or has an address is shortened."""
+    assert preview({"a": [1, "x", None]}) == "{'a': [1, 'x', None]}"
+    assert preview(Point(1, [2])) == "Point(x=1, y=[2])"
+    assert preview(Model(x=1)) == "Model(x=1)"
+    assert preview(Plain(a=1)) == "<Plain>"
+    assert preview(double) == "<function double>"
+    assert preview(np.zeros((3, 4))) == "<ndarray 3x4>"
+    assert preview(b"x" * 1_000) == "<1000 bytes>"
+    assert preview(list(range(100))) == "[0, 1, 2, 3, 4, 5, ...]"
+    assert preview(uuid.UUID(int=0)) == "UUID('00000000-0000-0000-0000-000000000000')"
+    assert " at 0x" not in preview([Plain(), double, Point(Plain())])
+
+
+def test_previews_hide_what_the_class_hides():
+    """A field that a class leaves out of its ``repr``, a password, is not in the preview either."""
+
+    class Login(pydantic.BaseModel):
+        user: str
+        password: str = pydantic.Field("secret", repr=False)
+
+    assert preview(Account("ann")) == "Account(user='ann')"
+    assert preview([Login(user="ann")]) == "[Login(user='ann')]"
+
+
+def test_previews_of_arguments():
+    """Arguments are shown by name; each has its share of the room."""
+    assert preview_arguments({"to": "ann", "n": 3}) == "to='ann', n=3"
+    assert preview_arguments({}) == ""
+    shown = preview_arguments({"text": "x" * 1_000, "to": "ann"})
+    assert shown.endswith("to='ann'")
+    assert len(preview_arguments({f"a{n}": "x" * 1_000 for n in range(50)})) == 400
+
+
+class Counted:
+    """Counts how often its instances are shown or compared."""
+
+    asked = 0
+
+    def __init__(self, number):
+        self.number = number
+
+    def __repr__(self):
+        Counted.asked += 1
+        return f"c{self.number}"
+
+    def __lt__(self, other):
+        Counted.asked += 1
+        return self.number < other.number
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        list,
+        tuple,
+        set,
+        frozenset,
+        dict.fromkeys,
+        collections.deque,
+        collections.OrderedDict.fromkeys,
+        lambda items: collections.defaultdict(int, dict.fromkeys(items, 1)),
+        collections.Counter,
+    ],
+    ids=[*("list", "tuple", "set", "frozenset", "dict", "deque", "ordered", "default", "counter")],
+)
+def test_previews_of_large_containers(kind):
+    """The preview of a large container looks at a few of its items, not at all of them."""
+    value = kind([Counted(number) for number in range(5_000)])
+    Counted.asked = 0
+    assert len(preview(value)) <= 200
+    assert Counted.asked < 100
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000_000, b"x" * 10_000_000], ids=["text", "bytes"])
+def test_previews_of_ten_megabytes(value):
+    """The preview of a very long text makes no copy of it."""
+    tracemalloc.start()
+    try:
+        text = preview([value, {"k": value}])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(text) <= 200
+    assert peak < 100_000
