@@ -24,6 +24,7 @@ from stepwise import Run, StepRecord
 
 _STATUS_COLOURS = {
     "completed": "green",
+    "verified": "green",
     "running": "cyan",
     "started": "cyan",
     "failed": "red",
@@ -280,7 +281,7 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
         click.echo(json.dumps(facts, indent=2))
     else:
         for each in verified:
-            told = "; ".join(each.problems) or click.style("verified", fg="green")
+            told = "; ".join(each.problems) or _coloured("verified")
             held = f"{each.records} records, {each.checkpoints} checkpoints"
             click.echo(f"{each.run_id}  {held}  {told}")
     if not all(each.ok for each in verified):

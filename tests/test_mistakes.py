@@ -120,12 +120,16 @@ def test_steps_outside_a_workflow(home):
 
 
 def test_without_a_file():
-    """``python -c`` has no source: the workflow runs, with one warning of what that means."""
+    """Code from ``exec`` has no source: the workflow runs, with one warning of what that means."""
     program = (
         "from stepwise import workflow\n@workflow\ndef agent(): return 1\nprint(agent(), agent())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", f"exec({program!r})"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout == "1 1\n"
     assert done.stderr.count("RunWarning") == 1

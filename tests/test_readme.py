@@ -4,6 +4,7 @@ The programs wait where they would sleep, until the test lets them go on, so tha
 exactly where the README shows it.
 """
 
+import inspect
 import os
 import pathlib
 import re
@@ -147,9 +148,25 @@ def test_looking_at_runs(tmp_path, capsys):
     assert "'notes': ['what is known about tides']" in variables
 
 
+def test_testing(tmp_path):
+    """The tests that the README shows pass with pytest, for the agent that it shows."""
+    program = PYTHON[0].replace("time.sleep(1)", "")
+    (tmp_path / "my_agent.py").write_text(program[: program.index("\nprint(agent(")])
+    (tmp_path / "test_agent.py").write_text(PYTHON[3])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_agent.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
 def test_every_python_block_is_tried():
     """No block of Python is left out above, and each is valid by itself."""
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
     for text in PYTHON:
         compile(textwrap.dedent(text), "README.md", "exec")
 
@@ -174,6 +191,8 @@ def test_every_name_exists():
         assert f'"{setting}"' in sources, setting
     for name in re.findall(r"\bstepwise\.([a-z]\w+)\b(?!\.)", README):
         assert hasattr(stepwise, name), name
+    for setting in re.findall(r"configure\((\w+)=", README):
+        assert setting in inspect.signature(stepwise.configure).parameters
     for name in re.findall(r"from stepwise import (.*)", README):
         assert all(hasattr(stepwise, each.strip()) for each in name.split(","))
     for name in re.findall(r"`([A-Z]\w+Error)`", README):
