@@ -31,10 +31,14 @@ The map, each layer importing only from those above it::
     _lifecycle _execute            a run begins, resumes, ends
     _invoke _workflow              a call of a workflow; @workflow
     _demo                          what the command line demonstrates
+    _classic agent                 checkpoints as objects; a step loop that recovers
     testing cli                    for users' tests; the command line
 """
 
 from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
 from stepwise import errors
 from stepwise._compensation import CompletedCall
@@ -76,9 +80,14 @@ from stepwise.errors import (
     UnusedRecordWarning,
 )
 
+if TYPE_CHECKING:
+    from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
+
 __all__ = [
     "ArgumentMutatedWarning",
     "ArgumentsChangedWarning",
+    "Checkpoint",
+    "CheckpointStore",
     "CodeChangedError",
     "CompletedCall",
     "ConfigurationError",
@@ -93,6 +102,7 @@ __all__ = [
     "LeaseLostError",
     "NotRecordableError",
     "OutsideRunError",
+    "RecoverableAgent",
     "Run",
     "RunConflictError",
     "RunNotFoundError",
@@ -128,6 +138,17 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_ON_USE = {"Checkpoint": "agent", "CheckpointStore": "agent", "RecoverableAgent": "agent"}
+
+
+def __getattr__(name: str) -> object:
+    """The classic objects, loaded when they are first asked for."""
+    module = _ON_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'stepwise' has no attribute {name!r}")
+    return getattr(_import_module(f"stepwise.{module}"), name)
+
+
 for _name in __all__:
-    if isinstance(globals()[_name], type):
+    if isinstance(globals().get(_name), type):
         globals()[_name].__module__ = "stepwise"  # tracebacks and pickles show the public name

@@ -277,6 +277,11 @@ class Journal:
             )
         return len(data)
 
+    def drop(self, names: tuple[str, ...]) -> None:
+        """Delete objects."""
+        with Uninterrupted(), self._lock:
+            self.store.write(self.run_id, self.epoch, Batch(delete=names, durable=False))
+
     def next_call(self) -> int:
         """A number for a new call."""
         with self._lock:

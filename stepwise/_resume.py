@@ -24,7 +24,7 @@ from stepwise._steps import known_steps
 from stepwise.errors import CodeChangedError
 from stepwise.rewrite import Rewritten, Source, pending, prefix_fingerprint
 
-__all__ = ["Body", "CheckpointPolicy"]
+__all__ = ["Body", "CheckpointPolicy", "go_on"]
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,7 @@ class Body:
         return prefix_fingerprint(node, state.position, state.visited) == state.prefix
 
     def _fill(self, state: State, entries: list[Entry]) -> None:
-        journal = self.active.journal
-        earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
-        flags = {entry.number: (handled, retry) for entry, handled, retry in earlier}
-        pool = Pool([*(entry for entry, _, _ in earlier), *entries], known_steps, flags)
-        self.active.go_on_at(state, pool)
+        go_on(self.active, state, entries)
         edited = bool(self._code) and self._code != self.active.facts.code
         self._told = (
             f"goes on at {state.where}, after {count(state.step, 'step')}"
@@ -275,6 +271,15 @@ class Body:
     def _why(self) -> str:
         """Why it does not go on at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
+
+
+def go_on(active: ActiveRun, state: State, entries: list[Entry]) -> None:
+    """Be where a checkpoint was taken; the records after it answer the calls that follow."""
+    journal = active.journal
+    earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
+    flags = {entry.number: (handled, retry) for entry, handled, retry in earlier}
+    pool = Pool([*(entry for entry, _, _ in earlier), *entries], known_steps, flags)
+    active.go_on_at(state, pool)
 
 
 def _redoes(state: State, entries: list[Entry]) -> bool:

@@ -469,6 +469,13 @@ class ActiveRun:
         self._ordinals = dict(state.ordinals)
         self._children = {(name, digest): count for name, digest, count in state.children}
 
+    def go_on_from_the_top(self, pool: Pool) -> None:
+        """Be where the run was when it began."""
+        self.pool = pool
+        self.progress = Progress(resumed_from=0)
+        self._ordinals = {}
+        self._children = {}
+
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(

@@ -278,7 +278,7 @@ def test_names_of_modules():
     """Implementation modules begin with an underscore, and none is a drawer of odds and ends."""
     public = {name for name in MODULES if not re.search(r"\._", name)} - {"stepwise"}
     assert {unit(name) for name in public} <= {
-        f"stepwise.{name}" for name in ("errors", "rewrite", "stores", "testing", "cli")
+        f"stepwise.{name}" for name in ("agent", "cli", "errors", "rewrite", "stores", "testing")
     }
     last = {name.rpartition(".")[2].strip("_") for name in MODULES}
     assert last.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc", "tools"})
@@ -292,13 +292,14 @@ def test_modules_describe_themselves():
 # -- the front door ------------------------------------------------------------------------------
 
 FRONT_DOOR = """
-    ArgumentMutatedWarning ArgumentsChangedWarning CodeChangedError CompletedCall ConfigurationError
-    CorruptStoreError CurrentStep DidNotHappen DigestError InDoubtCall Inconclusive JournalLostError
-    Landed LeaseLostError NotRecordableError OutsideRunError Run RunConflictError RunNotFoundError
-    RunOwnedError RunStopped RunWarning StepFailedError StepInDoubtError StepNotFoundError
-    StepRecord StepTimeoutError StepwiseError StepwiseWarning StoreError UnreadableValueError
-    UnrecordedCallWarning UnusedRecordWarning Workflow background configure current_run current_step
-    errors get_run map reenterable resource runs step tool workflow
+    ArgumentMutatedWarning ArgumentsChangedWarning Checkpoint CheckpointStore CodeChangedError
+    CompletedCall ConfigurationError CorruptStoreError CurrentStep DidNotHappen DigestError
+    InDoubtCall Inconclusive JournalLostError Landed LeaseLostError NotRecordableError
+    OutsideRunError RecoverableAgent Run RunConflictError RunNotFoundError RunOwnedError
+    RunStopped RunWarning StepFailedError StepInDoubtError StepNotFoundError StepRecord
+    StepTimeoutError StepwiseError StepwiseWarning StoreError UnreadableValueError
+    UnrecordedCallWarning UnusedRecordWarning Workflow background configure current_run
+    current_step errors get_run map reenterable resource runs step tool workflow
 """
 
 
@@ -312,7 +313,7 @@ def test_the_front_door():
 def test_nothing_else_is_at_the_front_door():
     """What ``dir(stepwise)`` shows beside the public names are its modules, and no leftovers."""
     public = {name for name in vars(stepwise) if not name.startswith(("_", "@"))}
-    others = public - set(stepwise.__all__) - {"annotations"}
+    others = public - set(stepwise.__all__) - {"TYPE_CHECKING", "annotations"}
     assert {f"stepwise.{name}" for name in others} <= set(MODULES)
 
 

@@ -1,0 +1,243 @@
+"""Checkpoints that are objects: ``Checkpoint`` and ``CheckpointStore``.
+
+They lie in a store beside the records of the run that they belong to, sealed like these.
+Imports: journal, checkpoints, run, lease, codec, digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+from uuid import uuid4
+
+from stepwise import _codec, _digest
+from stepwise._checkpoints import Retention, State
+from stepwise._journal import Journal
+from stepwise._lease import Lease
+from stepwise._notices import notice
+from stepwise._run import ActiveRun, live_runs
+from stepwise._runs import seal_for
+from stepwise._seal import DamagedError
+from stepwise.errors import ConfigurationError
+from stepwise.stores import Store, open_store
+from stepwise.stores.memory import MemoryStore
+
+__all__ = ["Checkpoint", "CheckpointStore"]
+
+_PREFIX = "agent/"
+_Names = list[str]  # the class below has a method called list
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()
+
+
+@dataclass
+class Checkpoint:
+    """What an agent knew after a step.
+
+    Args:
+        checkpoint_id: unique; made where it is empty.
+        run_id: the run it belongs to.
+        step_number: how many steps were done.
+        state, messages, tool_results: of the agent.
+        timestamp: UTC, ISO 8601.
+        is_valid: nobody has found it to be damaged.
+        checksum: SHA-256 over all the rest, as 64 hexadecimal digits; computed by
+            :meth:`CheckpointStore.save` where it is empty.
+    """
+
+    checkpoint_id: str
+    run_id: str
+    step_number: int
+    state: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tool_results: dict[str, Any] = field(default_factory=dict)
+    timestamp: str = field(default_factory=_now)
+    is_valid: bool = True
+    checksum: str = ""
+
+    def compute_checksum(self) -> str:
+        """SHA-256 over every field but ``is_valid`` and ``checksum`` itself, in hexadecimal.
+
+        Raises:
+            DigestError: a value in it is neither data nor an object of data.
+        """
+        facts = [
+            self.checkpoint_id,
+            self.run_id,
+            self.step_number,
+            self.timestamp,
+            self.state,
+            self.messages,
+            self.tool_results,
+        ]
+        try:  # four times as fast as the general digest, and messages are JSON
+            text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
+        except (TypeError, ValueError):
+            text = _digest.digest(facts)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class CheckpointStore:
+    """Keeps checkpoints, each a deep copy: what happens to the live objects later changes none.
+
+    Args:
+        storage_backend: a URL (``"disk:/path"``), a path or a :class:`stepwise.stores.Store`; by
+            default they are kept in memory, by this object alone.
+    """
+
+    def __init__(self, storage_backend: Any = None) -> None:
+        self.store: Store = (
+            MemoryStore(f"checkpoints-{uuid4().hex}")
+            if storage_backend is None
+            else open_store(storage_backend)
+        )
+        self._seal = seal_for(self.store)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint; durable when this returns.  Its checksum is computed if it has none.
+
+        Raises:
+            NotRecordableError: it holds something that cannot be pickled; says what.
+            DigestError: it holds something that no checksum can be computed of.
+            RunOwnedError: another process is executing the run.
+        """
+        checkpoint.checkpoint_id = checkpoint.checkpoint_id or uuid4().hex
+        checkpoint.checksum = checkpoint.checksum or checkpoint.compute_checksum()
+        encoded = _codec.encode(vars(checkpoint), f"checkpoint {checkpoint.checkpoint_id!r}")
+        active = self._active(checkpoint.run_id)
+        header = {
+            "step": checkpoint.step_number,
+            "id": checkpoint.checkpoint_id,
+            "python": encoded.python,
+            "run": vars(_place(active)) if active is not None else None,
+        }
+        names = self._names(checkpoint.run_id)
+        serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
+        name = f"{_PREFIX}{checkpoint.step_number:012d}/{serial:012d}"
+        with _Owned(self, checkpoint.run_id, active) as journal:
+            journal.put(name, header, encoded.data, durable=True)
+
+    def load_latest(self, run_id: str) -> Checkpoint | None:
+        """The checkpoint of the highest step that verifies; of two of one step the later one."""
+        return next((found for found, _ in self._newest_first(run_id)), None)
+
+    def load_at_step(self, run_id: str, step: int) -> Checkpoint | None:
+        """The latest checkpoint of a step that verifies; ``None`` if there is none."""
+        for name in reversed(self._names(run_id)):
+            if _step_of(name) == step and (found := self._load(run_id, name)) is not None:
+                return found[0]
+        return None
+
+    def validate(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint is as it was when its checksum was computed."""
+        return checkpoint.is_valid and checkpoint.checksum == checkpoint.compute_checksum()
+
+    def list(self, run_id: str) -> list[Checkpoint]:
+        """The checkpoints of a run, by step; a damaged one is not valid, and has no content."""
+        found = []
+        for name in self._names(run_id):
+            loaded = self._load(run_id, name)
+            damaged = Checkpoint("", run_id, _step_of(name), timestamp="", is_valid=False)
+            found.append(loaded[0] if loaded is not None else damaged)
+        return found
+
+    def delete(self, run_id: str) -> int:
+        """Delete the checkpoints of a run, not its records; how many there were."""
+        return self._delete(run_id, self._names(run_id))
+
+    def prune(self, run_id: str, retention: Retention = "prune_old", keep: int = 3) -> int:
+        """Delete checkpoints that are not needed; the newest that verifies always stays.
+
+        Args:
+            retention: ``"latest_only"``, ``"prune_old"`` (the newest ``keep``) or ``"all"``.
+            keep: how many ``"prune_old"`` keeps.
+
+        Returns:
+            how many were deleted.
+
+        Raises:
+            ConfigurationError: there is no such retention, or ``keep`` is below 1.
+        """
+        if retention not in ("latest_only", "prune_old", "all") or keep < 1:
+            raise ConfigurationError(
+                f"prune(retention={retention!r}, keep={keep!r}): retention is 'latest_only', "
+                "'prune_old' or 'all', and keep is 1 or more"
+            )
+        if retention == "all":
+            return 0
+        names = self._names(run_id)
+        kept = set(names[-(1 if retention == "latest_only" else keep) :])
+        newest = next((n for n in reversed(names) if self._load(run_id, n) is not None), None)
+        return self._delete(run_id, [name for name in names if name not in {*kept, newest}])
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _names(self, run_id: str) -> _Names:
+        return self.store.names(run_id, _PREFIX)
+
+    def _load(self, run_id: str, name: str) -> tuple[Checkpoint, State | None] | None:
+        """A checkpoint, and where in the run it was taken; ``None`` if it does not verify."""
+        try:
+            opened = self._seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
+        except DamagedError:
+            return None
+        checkpoint = Checkpoint(**_codec.decode(opened.payload, opened.header["python"]))
+        place = opened.header["run"]
+        if not self.validate(checkpoint):
+            return None
+        return checkpoint, State(**place) if place is not None else None
+
+    def _newest_first(self, run_id: str) -> Iterator[tuple[Checkpoint, State | None]]:
+        for name in reversed(self._names(run_id)):
+            found = self._load(run_id, name)
+            if found is None:
+                step = _step_of(name)
+                notice(f"{run_id}: its checkpoint after step {step} does not verify; left out")
+            else:
+                yield found
+
+    def _delete(self, run_id: str, names: _Names) -> int:
+        if names:
+            with _Owned(self, run_id, self._active(run_id)) as journal:
+                journal.drop(tuple(names))
+        return len(names)
+
+    def _active(self, run_id: str) -> ActiveRun | None:
+        for active in list(live_runs):
+            if active.run_id == run_id and active.journal.store is self.store:
+                return active
+        return None
+
+
+class _Owned:
+    """The journal of a run: of the agent that is being executed here, else under a lease."""
+
+    def __init__(self, store: CheckpointStore, run_id: str, active: ActiveRun | None) -> None:
+        self._store, self._run_id, self._active = store, run_id, active
+        self._lease: Lease | None = None
+
+    def __enter__(self) -> Journal:
+        if self._active is not None:
+            return self._active.journal
+        store = self._store
+        self._lease = Lease(store.store, self._run_id)
+        return Journal(store.store, store._seal, self._run_id, self._lease.epoch, fsync=True)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._lease is not None:
+            self._lease.release()
+
+
+def _step_of(name: str) -> int:
+    return int(name.split("/")[1])
+
+
+def _place(active: ActiveRun) -> State:
+    """Where in the journal a checkpoint is taken; the step function has no position of its own."""
+    return active.state(position="", line=0, file="", prefix="", visited=[], arguments={})

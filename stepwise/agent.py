@@ -1,0 +1,304 @@
+"""The classic checkpoint objects: a step loop that recovers, on the journal of a run.
+
+For who arrives with a function that is called once per step, instead of a workflow function.  A
+:class:`RecoverableAgent` calls it, saves a :class:`Checkpoint` every few steps, and after an
+exception or a killed process goes on at the newest checkpoint that verifies, with the results of
+all tools that had returned since.
+
+Imports: classic checkpoints, lifecycle, execute, steps, and what they import.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from stepwise import _digest, _identity
+from stepwise._adrive import adrive
+from stepwise._checkpoints import Retention
+from stepwise._classic import Checkpoint, CheckpointStore
+from stepwise._execute import execute_async
+from stepwise._journal import Position, holds
+from stepwise._lifecycle import Invocation, Recall, open_run
+from stepwise._matching import Pool
+from stepwise._mutation import surroundings
+from stepwise._notices import notice
+from stepwise._records import Resumed
+from stepwise._resume import go_on
+from stepwise._run import ActiveRun, current_scope
+from stepwise._snapshot import Surroundings
+from stepwise._steps import Step, known_steps, step_of
+from stepwise._unwinding import Unwinding
+from stepwise.errors import ConfigurationError, OutsideRunError
+from stepwise.rewrite import Source
+
+__all__ = ["Checkpoint", "CheckpointStore", "RecoverableAgent", "StepContext"]
+
+
+@dataclass
+class StepContext:
+    """What a step function gets.
+
+    Args:
+        task: what the agent is to do.
+        run_id: of the run.
+        step: number of the step that is being executed, from 1.
+        state, messages: the agent's own; they are in the next checkpoint.
+        tool_results: what its tools returned, by name; further calls as ``name#2``, ``name#3``.
+    """
+
+    task: str
+    run_id: str
+    step: int
+    state: dict[str, Any]
+    messages: list[dict[str, Any]]
+    tool_results: dict[str, Any]
+
+    async def tool(
+        self, function: Callable[..., Any], /, *args: Any, side_effect: bool = True, **kwargs: Any
+    ) -> Any:
+        """Call a tool: recorded the moment it returns, and answered from the journal after that.
+
+        Args:
+            function: plain or ``async``; one with ``@tool`` or ``@step`` keeps its own options.
+            side_effect: repeating it would double something outside, so that a process that dies
+                inside it leaves it in doubt.
+
+        Raises:
+            OutsideRunError: the agent is not being executed here.
+        """
+        scope = current_scope()
+        if scope is None:
+            raise OutsideRunError(
+                f"ctx.tool({_identity.label_of(function)}) was called after run {self.run_id!r} "
+                "had ended, or in a thread that does not see it",
+                run_id=self.run_id,
+            )
+        recorded = step_of(function) or Step(function, kind="tool", side_effect=side_effect)
+        value = (await adrive(recorded.core(scope, args, kwargs))).unwrap()
+        name = recorded.name.rpartition(".")[2]
+        count = sum(key == name or key.startswith(f"{name}#") for key in self.tool_results)
+        self.tool_results[f"{name}#{count + 1}" if count else name] = value
+        return value
+
+
+AgentFunction = Callable[[StepContext], Any]
+
+
+class RecoverableAgent:
+    """Calls a step function until it returns something, and recovers when it fails or is killed.
+
+    Args:
+        agent_fn: plain or ``async``; gets a :class:`StepContext` and returns the result, or
+            ``None`` to go on to the next step.
+        checkpoint_store: where the run and its checkpoints are kept.
+        checkpoint_every_n: a checkpoint after this many steps.
+        max_recoveries: how many exceptions of one call are recovered from; the next propagates.
+        retention, keep: see :meth:`CheckpointStore.prune`.
+
+    Attributes:
+        recovery_count: how many exceptions the last call has recovered from.
+    """
+
+    def __init__(
+        self,
+        agent_fn: AgentFunction,
+        checkpoint_store: CheckpointStore,
+        checkpoint_every_n: int = 3,
+        max_recoveries: int = 3,
+        *,
+        retention: Retention = "prune_old",
+        keep: int = 10,
+    ) -> None:
+        if not callable(agent_fn):
+            raise ConfigurationError(f"agent_fn is a function of a context, not {agent_fn!r}")
+        if checkpoint_every_n < 1 or max_recoveries < 0:
+            raise ConfigurationError(
+                f"checkpoint_every_n={checkpoint_every_n!r} is 1 or more, and "
+                f"max_recoveries={max_recoveries!r} is 0 or more"
+            )
+        self.agent_fn = agent_fn
+        self.checkpoint_store = checkpoint_store
+        self.checkpoint_every_n = checkpoint_every_n
+        self.max_recoveries = max_recoveries
+        self.retention: Retention = retention
+        self.keep = keep
+        self.recovery_count = 0
+
+    async def run_with_recovery(self, task: str, run_id: str) -> dict[str, Any]:
+        """Run the agent on a task, or go on where a run of that id stopped.
+
+        Returns:
+            ``result``; ``run_id``; ``recovered_from_step``: the step of the checkpoint at which it
+            last went on, 0 if that was the beginning, ``None`` if nothing was recovered;
+            ``recovery_count``; ``steps``: how many there were; ``state``, ``messages``,
+            ``tool_results``: at the end.  A run that has completed gives what it gave.
+
+        Raises:
+            RunConflictError: the run of that id has another task.
+            RunOwnedError: it is being executed.
+            StepInDoubtError: a tool with side effects may or may not have happened.
+        """
+        self.recovery_count = 0
+        return await self._start(task, run_id, None)
+
+    async def _start(self, task: str, run_id: str, at: Checkpoint | None) -> dict[str, Any]:
+        function: Any = self.agent_fn
+        if not hasattr(function, "__code__"):  # an object that can be called
+            function = type(function).__call__
+        label = _identity.label_of(function)
+        opened = open_run(
+            Invocation(
+                name=_identity.workflow_name(function, label),
+                label=label,
+                function=function,
+                source=Source("", "", 0, []),
+                bound={"task": task},
+                instance=None,
+                digest=_digest.combine(_digest.digest(task)),
+                store=self.checkpoint_store.store,
+                run_id=run_id,
+                explicit=True,
+                fsync=True,
+            )
+        )
+        if isinstance(opened, Recall):
+            recalled: dict[str, Any] = opened.value
+            return recalled
+        is_new = opened.body._is_new
+        opened.body = _Recoveries(self, opened.active, task, at, is_new=is_new)  # type: ignore[assignment]
+        done: dict[str, Any] = await execute_async(opened)
+        return done
+
+    async def _run_from_checkpoint(
+        self, checkpoint: Checkpoint | None, task: str
+    ) -> dict[str, Any]:
+        """Call the step function from the step after a checkpoint on, to its end.
+
+        Args:
+            checkpoint: where to go on; ``None`` for the beginning.
+        """
+        recoveries = _recoveries.get()
+        if recoveries is None:
+            run_id = checkpoint.run_id if checkpoint is not None else uuid4().hex
+            return await self._start(task, run_id, checkpoint)
+        ctx = StepContext(task, recoveries.run_id, 0, {}, [], {})
+        if checkpoint is not None:
+            ctx.step = checkpoint.step_number
+            ctx.state, ctx.messages = checkpoint.state, checkpoint.messages
+            ctx.tool_results = checkpoint.tool_results
+        return await self._loop(ctx, recoveries)
+
+    async def _loop(self, ctx: StepContext, recoveries: _Recoveries) -> dict[str, Any]:
+        result = None
+        while result is None:
+            ctx.step += 1
+            result = self.agent_fn(ctx)
+            if isinstance(result, Awaitable):
+                result = await result
+            if result is None and self._should_checkpoint(ctx.step):
+                self._checkpoint(ctx)
+        return {
+            "result": result,
+            "run_id": ctx.run_id,
+            "recovered_from_step": recoveries.recovered_from,
+            "recovery_count": self.recovery_count,
+            "steps": ctx.step,
+            "state": ctx.state,
+            "messages": ctx.messages,
+            "tool_results": ctx.tool_results,
+        }
+
+    def _should_checkpoint(self, step: int) -> bool:
+        """Whether a checkpoint is saved after this step."""
+        return step % self.checkpoint_every_n == 0
+
+    def _checkpoint(self, ctx: StepContext) -> None:
+        store = self.checkpoint_store
+        store.save(Checkpoint("", ctx.run_id, ctx.step, ctx.state, ctx.messages, ctx.tool_results))
+        store.prune(ctx.run_id, self.retention, self.keep)
+
+
+class _Recoveries:
+    """The body of a run: the step loop, begun again after each exception."""
+
+    def __init__(
+        self,
+        agent: RecoverableAgent,
+        active: ActiveRun,
+        task: str,
+        at: Checkpoint | None,
+        *,
+        is_new: bool,
+    ) -> None:
+        self._is_new = is_new
+        self.run_id = active.run_id
+        self.recovered_from: int | None = None
+        self._agent, self._active, self._task, self._at = agent, active, task, at
+
+    def arguments(self) -> Surroundings:
+        """There are none that could change."""
+        return surroundings({})
+
+    async def arun(self) -> Any:
+        """Run the steps; go on at the newest checkpoint after an exception."""
+        agent, active = self._agent, self._active
+        active.begun = True
+        checkpoint = self._at
+        if not self._is_new:
+            checkpoint = self._recover() or checkpoint
+        token = _recoveries.set(self)
+        try:
+            while True:
+                try:
+                    return await agent._run_from_checkpoint(checkpoint, self._task)
+                except Exception as error:
+                    if active.interrupted or agent.recovery_count >= agent.max_recoveries:
+                        raise
+                    agent.recovery_count += 1
+                    told = f"{type(error).__name__}: {error}"
+                checkpoint = self._recover(told)
+        finally:
+            _recoveries.reset(token)
+
+    def _recover(self, why: str = "") -> Checkpoint | None:
+        """Be where the newest checkpoint was taken; what is recorded since answers its calls."""
+        active = self._active
+        checkpoint = self._go_on()
+        active.unwinding = Unwinding(self.run_id)
+        self.recovered_from = checkpoint.step_number if checkpoint is not None else 0
+        told = f"recovers at step {self.recovered_from}{f' from {why}' if why else ''}"
+        now = time.time()
+        active.facts = replace(active.facts, status="running", end=0, error="", updated_at=now)
+        resumed = Resumed(active.journal.epoch, told, self.recovered_from, at=now)
+        active.write((resumed, b""), durable=False, head=active.facts)
+        notice(f"{self.run_id} {told}")
+        return checkpoint
+
+    def _go_on(self) -> Checkpoint | None:
+        active, journal = self._active, self._active.journal
+        for checkpoint, place in self._agent.checkpoint_store._newest_first(self.run_id):
+            if place is None:  # saved by hand, outside of the run
+                active.go_on_from_the_top(Pool(journal.load(Position()), known_steps))
+                return checkpoint
+            if holds(journal.store, journal.seal, self.run_id, place.start):
+                go_on(active, place, journal.load(place.start))
+                return checkpoint
+            notice(
+                f"{self.run_id}: the journal before its checkpoint after step "
+                f"{checkpoint.step_number} is damaged; the checkpoint is left out"
+            )
+        active.go_on_from_the_top(Pool(journal.load(Position()), known_steps))
+        return None
+
+
+_recoveries: contextvars.ContextVar[_Recoveries | None] = contextvars.ContextVar(
+    "stepwise_recoveries", default=None
+)
+
+for _class in (Checkpoint, CheckpointStore, RecoverableAgent):
+    _class.__module__ = "stepwise"
