@@ -1,0 +1,403 @@
+"""Records to headers and back, sealed; previews of values."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import os
+import sys
+import tracemalloc
+import uuid
+
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepwise._previews import preview, preview_arguments
+from stepwise._records import (
+    Call,
+    Ended,
+    Forgotten,
+    Handled,
+    Intent,
+    Outcome,
+    Resumed,
+    Settled,
+    Started,
+    from_header,
+    to_header,
+)
+from stepwise._seal import DamagedError, ephemeral_seal
+
+# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
+sweep = settings(
+    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
+    derandomize="STEPWISE_EXAMPLES" not in os.environ,
+    deadline=None,
+    database=None,
+)
+
+
+@dataclasses.dataclass
+class Point:
+    x: object
+    y: object = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Account:
+    user: object
+    password: object = dataclasses.field(default="secret", repr=False)
+
+
+class Model(pydantic.BaseModel):
+    x: int
+
+
+class Plain:
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+def double(value):
+    return value * 2
+
+
+# -- headers ---------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=()), max_size=6)
+whole = st.integers(0, 2**53)
+seconds = st.floats(0, 1e12)
+numbers = st.lists(whole, max_size=4).map(tuple)
+pythons = st.none() | st.just("3.11")
+changes = st.dictionaries(texts, texts, max_size=3)
+calls = st.builds(
+    Call,
+    number=whole,
+    name=texts,
+    module=texts,
+    digest=texts,
+    ordinal=whole,
+    scope=texts,
+    unwinding=st.none() | whole,
+    place=texts,
+    site=texts,
+    arguments=texts,
+    effect=st.booleans(),
+    key=texts,
+    child=texts,
+    at=seconds,
+)
+records = st.one_of(
+    st.builds(Started, texts, texts, texts, texts, texts, texts, pythons, seconds),
+    st.builds(Resumed, whole, texts, whole, texts, seconds),
+    st.builds(Intent, calls),
+    st.builds(
+        Outcome,
+        calls,
+        st.sampled_from(["completed", "failed", "cancelled"]),
+        attempts=whole,
+        clean=st.booleans(),
+        inner=numbers,
+        preview=texts,
+        traceback=texts,
+        changed=changes,
+        python=pythons,
+        at=seconds,
+    ),
+    st.builds(Handled, numbers, seconds),
+    st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),
+    st.builds(Forgotten, numbers, seconds),
+    st.builds(
+        Ended,
+        st.sampled_from(["completed", "failed"]),
+        recorded=st.booleans(),
+        changed=changes,
+        retry=numbers,
+        spent=numbers,
+        resumed_from=st.none() | whole,
+        executed=whole,
+        skipped=whole,
+        preview=texts,
+        python=pythons,
+        at=seconds,
+    ),
+)
+seal = ephemeral_seal()
+
+
+def through_header(record, extra=None):
+    data, _ = seal.close("identity", {**to_header(record), **(extra or {})})
+    return from_header(seal.open("identity", data).header)
+
+
+@sweep
+@given(records)
+def test_headers(record):
+    """Every record comes back from its sealed header as it was, whatever its texts hold."""
+    assert through_header(record) == record
+    assert repr(through_header(record)) == repr(record)
+
+
+@sweep
+@given(calls)
+def test_headers_leave_out_defaults(call):
+    """A header holds the facts that are not at their default, and no others."""
+    header = to_header(Intent(call))["call"]
+    for field in dataclasses.fields(Call):
+        value = getattr(call, field.name)
+        is_default = field.default is not dataclasses.MISSING and value == field.default
+        assert (field.name in header) != is_default
+
+
+def test_headers_of_a_later_version():
+    """Facts that this version does not know are ignored, in the record and in its call."""
+    call = Call(1, "think", "m", "d", 1)
+    assert through_header(Outcome(call, "failed"), {"mood": "good"}) == Outcome(call, "failed")
+    header = to_header(Intent(call))
+    header["call"]["mood"] = ["good"]
+    assert from_header(header) == Intent(call)
+
+
+def test_all_kinds_have_headers():
+    """Each kind of record says in its header what it is."""
+    call = Call(1, "think", "m", "d", 1)
+    kinds = [
+        Started("w", "d", "a"),
+        Resumed(1, "replay", 0),
+        Intent(call),
+        Outcome(call, "completed"),
+        Handled((1,)),
+        Settled(1, landed=True),
+        Forgotten((1,)),
+        Ended("failed"),
+    ]
+    assert [to_header(kind)["kind"] for kind in kinds] == [
+        *("started", "resumed", "intent", "outcome", "handled", "settled", "forgotten", "ended")
+    ]
+    assert [through_header(kind) for kind in kinds] == kinds
+
+
+@sweep
+@given(records, st.binary(), st.integers(0), st.integers(1, 255))
+def test_any_flipped_byte(record, payload, position, flip):
+    """A sealed record of which any byte is changed, cut off or added is refused."""
+    data, _ = seal.close("run/7", to_header(record), payload)
+    position %= len(data)
+    changed = bytearray(data)
+    changed[position] ^= flip
+    for damaged in (bytes(changed), data[:position], data + bytes([flip])):
+        with pytest.raises(DamagedError):
+            seal.open("run/7", damaged)
+    with pytest.raises(DamagedError):
+        seal.open("run/8", data)
+    opened = seal.open("run/7", data)
+    assert (from_header(opened.header), opened.payload) == (record, payload)
+
+
+# -- previews --------------------------------------------------------------------------------------
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.binary(),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(texts, inner, max_size=4),
+        st.builds(Point, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@sweep
+@given(values, st.integers(3, 250))
+def test_previews(value, limit):
+    """A preview is text, no longer than its limit, that can be stored and read back."""
+    text = preview(value, limit)
+    assert isinstance(text, str)
+    assert len(text) <= limit
+    shown = Handled(())
+    assert seal.open("i", seal.close("i", {**to_header(shown), "t": text})[0]).header["t"] == text
+
+
+class EvilRepr:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+class NonTextRepr:
+    def __repr__(self):
+        return 5
+
+
+class EvilGetattr:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class EvilShape:
+    shape = (EvilRepr(), 1)
+
+
+class EvilLen(list):
+    def __len__(self):
+        raise RuntimeError("no length")
+
+
+class MuteReprError(Exception):
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+class Endless:
+    def __repr__(self):
+        return repr([self])
+
+
+function = type("function", (), {})  # its name is that of another type
+
+
+def _nested():
+    value: list = []
+    for _ in range(5_000):
+        value = [value]
+    return value
+
+
+EVIL = {
+    "repr": EvilRepr,
+    "repr not text": NonTextRepr,
+    "getattr": EvilGetattr,
+    "shape": EvilShape,
+    "len": lambda: EvilLen([1]),
+    "name of another type": function,
+    "class": lambda: EvilRepr,
+    "huge number": lambda: 10**100_000,
+    "nested": _nested,
+    "endless": Endless,
+    "ring": lambda: (ring := Plain(), setattr(ring, "ring", ring), ring)[2],
+    "surrogates": lambda: "\ud800" * 500,
+    "bytes": lambda: b"\xff\xfe" * 500,
+    "nan": lambda: math.nan,
+    "error": lambda: MuteReprError("x"),
+    "frame": sys._getframe,
+}
+
+
+@pytest.mark.parametrize("case", EVIL)
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda value: value, lambda value: [value], lambda value: {"k": value}, Point],
+    ids=["alone", "list", "dict", "dataclass"],
+)
+def test_previews_of_evil_values(case, wrap):
+    """A preview never raises, whatever the value's own methods do."""
+    value = EVIL[case]()
+    text = preview(wrap(value))
+    assert isinstance(text, str)
+    assert 0 < len(text) <= 200
+    assert 0 < len(preview_arguments({"a": wrap(value), "b": 1})) <= 400
+    if case == "nested":
+        while value:
+            value = value.pop()
+
+
+def test_previews_let_ctrl_c_through():
+    """Ctrl-C inside somebody's ``repr`` is not taken for a failure of it."""
+
+    class Slow:
+        def __repr__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        preview(Slow())
+
+
+def test_readable_previews():
+    """Small data is shown as it is written; what is large or has an address is shortened."""
+    assert preview({"a": [1, "x", None]}) == "{'a': [1, 'x', None]}"
+    assert preview(Point(1, [2])) == "Point(x=1, y=[2])"
+    assert preview(Model(x=1)) == "Model(x=1)"
+    assert preview(Plain(a=1)) == "<Plain>"
+    assert preview(double) == "<function double>"
+    assert preview(np.zeros((3, 4))) == "<ndarray 3x4>"
+    assert preview(b"x" * 1_000) == "<1000 bytes>"
+    assert preview(list(range(100))) == "[0, 1, 2, 3, 4, 5, ...]"
+    assert preview(uuid.UUID(int=0)) == "UUID('00000000-0000-0000-0000-000000000000')"
+    assert " at 0x" not in preview([Plain(), double, Point(Plain())])
+
+
+def test_previews_hide_what_the_class_hides():
+    """A field that a class leaves out of its ``repr``, a password, is not in the preview either."""
+
+    class Login(pydantic.BaseModel):
+        user: str
+        password: str = pydantic.Field("secret", repr=False)
+
+    assert preview(Account("ann")) == "Account(user='ann')"
+    assert preview([Login(user="ann")]) == "[Login(user='ann')]"
+
+
+def test_previews_of_arguments():
+    """Arguments are shown by name; each has its share of the room."""
+    assert preview_arguments({"to": "ann", "n": 3}) == "to='ann', n=3"
+    assert preview_arguments({}) == ""
+    shown = preview_arguments({"text": "x" * 1_000, "to": "ann"})
+    assert shown.endswith("to='ann'")
+    assert len(preview_arguments({f"a{n}": "x" * 1_000 for n in range(50)})) == 400
+
+
+class Counted:
+    """Counts how often its instances are shown or compared."""
+
+    asked = 0
+
+    def __init__(self, number):
+        self.number = number
+
+    def __repr__(self):
+        Counted.asked += 1
+        return f"c{self.number}"
+
+    def __lt__(self, other):
+        Counted.asked += 1
+        return self.number < other.number
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        list,
+        tuple,
+        set,
+        frozenset,
+        dict.fromkeys,
+        collections.deque,
+        collections.OrderedDict.fromkeys,
+        lambda items: collections.defaultdict(int, dict.fromkeys(items, 1)),
+        collections.Counter,
+    ],
+    ids=[*("list", "tuple", "set", "frozenset", "dict", "deque", "ordered", "default", "counter")],
+)
+def test_previews_of_large_containers(kind):
+    """The preview of a large container looks at a few of its items, not at all of them."""
+    value = kind([Counted(number) for number in range(5_000)])
+    Counted.asked = 0
+    assert len(preview(value)) <= 200
+    assert Counted.asked < 100
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000_000, b"x" * 10_000_000], ids=["text", "bytes"])
+def test_previews_of_ten_megabytes(value):
+    """The preview of a very long text makes no copy of it."""
+    tracemalloc.start()
+    try:
+        text = preview([value, {"k": value}])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(text) <= 200
+    assert peak < 100_000
