@@ -143,13 +143,20 @@ def start():
         blind(ORDER["blind"])
     if "at" in ORDER:
         let_the_disk_fail()
-    said = {}
-    try:
-        said["result"] = agent(ORDER.get("count", 3))
-    except BaseException as error:
-        said.update(kind=type(error).__name__, text=str(error), trace=traceback.format_exc())
-        said["errno"], said["path"] = getattr(error, "errno", None), getattr(error, "path", None)
+    said = attempt()
+    if ORDER.get("retry"):
+        ORDER.update(at=-1, sticky=False)  # the disk works again
+        said["again"] = {"status": 0, **attempt()}
     print(json.dumps({**said, "operations": count}), flush=True)
+
+
+def attempt():
+    try:
+        return {"result": agent(3)}
+    except BaseException as error:
+        facts = {name: getattr(error, name, None) for name in ("errno", "path")}
+        trace = traceback.format_exc()
+        return {"kind": type(error).__name__, "text": str(error), "trace": trace, **facts}
 
 
 def serve():
