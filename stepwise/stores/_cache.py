@@ -42,7 +42,7 @@ _SETTINGS = {
     "tag_index": 0,
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
-    "sqlite_synchronous": _FULL,
+    "sqlite_synchronous": _NORMAL,  # while it opens, which is a score of commits; then see begin()
     "disk_min_file_size": _IN_FILES,
 }
 _VALUE_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
@@ -57,10 +57,12 @@ def open_cache(path: str) -> Cache:
     """Open the cache in a folder, with our settings, whatever an opener before us had set."""
     check_path(path)
     try:
-        return Cache(path, timeout=_BUSY_SECONDS, disk=_Disk, **_SETTINGS)
+        cache = Cache(path, timeout=_BUSY_SECONDS, disk=_Disk, **_SETTINGS)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # diskcache trusts what it reads while it opens.
         raise damaged(path, f"{type(error).__name__}: {error}") from error
+    cache._is_open = True
+    return cache
 
 
 class _Disk(diskcache.Disk):  # type: ignore[misc]
@@ -108,6 +110,7 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
 
     _connection: sqlite3.Connection | None = None
     _level = 0
+    _is_open = False
     _doomed: list[object]
 
     @property
@@ -115,12 +118,13 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
         if self._connection is None:
             connection = sqlite3.connect(
                 os.path.join(self._directory, "cache.db"),
-                timeout=self._timeout,
+                timeout=_BUSY_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,  # every use is behind the store's lock
             )
             connection.text_factory = _text
             connection.execute("PRAGMA mmap_size=0")
+            connection.execute(f"PRAGMA synchronous={_NORMAL}")
             self._connection, self._level = connection, 0
         return self._connection
 
@@ -130,6 +134,8 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
         return None
 
     def close(self) -> None:
+        if not self._is_open:
+            return  # diskcache would close what it has just opened, which moves the whole log
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
