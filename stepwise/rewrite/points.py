@@ -6,6 +6,7 @@ Imports: source.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -200,26 +201,7 @@ def prefix_fingerprint(node: FunctionNode, position: str, visited: Iterable[str]
     Returns:
         ``None`` if the function has no such position.
     """
-    kind, _, path = position.partition(" ")
-    entered = frozenset(visited)
-    parts = [_canonical(node.args)]
-    here: Any = node
-    prefix = ""
-    for block, index in _split(path):
-        stmts = getattr(here, block, None)
-        if not isinstance(stmts, list) or (index is not None and index >= len(stmts)):
-            return None
-        if isinstance(here, ast.stmt) and here is not node:
-            parts.append(_head(here))
-        prefix = f"{prefix}.{block}" if prefix else block
-        if index is None:  # the position is the beginning of this block
-            return _digest(parts)
-        before = stmts[:index] if block != "cases" else []
-        parts += [_taken(stmt, f"{prefix}[{n}]", entered) for n, stmt in enumerate(before)]
-        here, prefix = stmts[index], f"{prefix}[{index}]"
-    if kind == "after":
-        parts.append(_taken(here, prefix, entered))
-    return _digest(parts)
+    return _texts(node).fingerprint(position, frozenset(visited))
 
 
 def _digest(parts: list[str]) -> str:
@@ -232,6 +214,84 @@ def _split(path: str) -> Iterator[tuple[str, int | None]]:
         yield block, int(index[:-1]) if bracket else None
 
 
+class _Texts:
+    """The canonical texts in a function, each made once: every checkpoint wants a fingerprint."""
+
+    def __init__(self, node: FunctionNode) -> None:
+        self.node = node
+        # By identity: the nodes live as long as the function's.
+        self.wholes: dict[int, str] = {}
+        self.heads: dict[int, str] = {}
+        self.opened: dict[int, bool] = {}
+
+    def fingerprint(self, position: str, entered: frozenset[str]) -> str | None:
+        """See ``prefix_fingerprint``."""
+        kind, _, path = position.partition(" ")
+        parts = [self.whole(self.node.args)]
+        here: Any = self.node
+        prefix = ""
+        for block, index in _split(path):
+            stmts = getattr(here, block, None)
+            if not isinstance(stmts, list) or (index is not None and index >= len(stmts)):
+                return None
+            if isinstance(here, ast.stmt) and here is not self.node:
+                parts.append(self.head(here))
+            prefix = f"{prefix}.{block}" if prefix else block
+            if index is None:  # the position is the beginning of this block
+                return _digest(parts)
+            before = stmts[:index] if block != "cases" else []
+            parts += [self.taken(stmt, f"{prefix}[{n}]", entered) for n, stmt in enumerate(before)]
+            here, prefix = stmts[index], f"{prefix}[{index}]"
+        if kind == "after":
+            parts.append(self.taken(here, prefix, entered))
+        return _digest(parts)
+
+    def whole(self, node: ast.AST) -> str:
+        """A node with all that is in it."""
+        if id(node) not in self.wholes:
+            self.wholes[id(node)] = _canonical(node)
+        return self.wholes[id(node)]
+
+    def head(self, node: ast.AST) -> str:
+        """A compound statement without its blocks."""
+        if id(node) not in self.heads:
+            self.heads[id(node)] = _head(node)
+        return self.heads[id(node)]
+
+    def opens(self, node: ast.stmt) -> bool:
+        """Whether the statement is executed piece by piece."""
+        if id(node) not in self.opened:
+            self.opened[id(node)] = opens(node)
+        return self.opened[id(node)]
+
+    def taken(self, node: Any, path: str, entered: frozenset[str]) -> str:
+        """A statement without the branches that were not entered.
+
+        Only of statements that are executed piece by piece is it known what was entered; the others
+        count whole.
+        """
+        if not self.opens(node):
+            return self.whole(node)
+        parts = [self.head(node)]
+        for block in _BLOCKS:
+            items = getattr(node, block, ())
+            for index, item in enumerate(items):
+                here = f"{path}.{block}[{index}]"
+                if block in ("cases", "handlers"):
+                    if f"{here}.body" in entered:
+                        parts.append(self.head(item))
+                        parts += [
+                            self.taken(stmt, f"{here}.body[{n}]", entered)
+                            for n, stmt in enumerate(item.body)
+                        ]
+                elif block == "finalbody" or f"{path}.{block}" in entered:
+                    parts.append(self.taken(item, here, entered))
+        return f"{type(node).__name__}<{';'.join(parts)}>"
+
+
+_texts = functools.lru_cache(maxsize=64)(_Texts)
+
+
 def _head(node: ast.AST) -> str:
     """A compound statement without its blocks; of ``match``, with all the patterns."""
     fields = [
@@ -242,29 +302,3 @@ def _head(node: ast.AST) -> str:
     if isinstance(node, ast.Match):
         fields += [f"{_canonical(c.pattern)} if {_canonical(c.guard)}" for c in node.cases]
     return f"{type(node).__name__}({','.join(fields)})"
-
-
-def _taken(node: Any, path: str, entered: frozenset[str]) -> str:
-    """A statement without the branches that were not entered.
-
-    Only of statements that are executed piece by piece is it known what was entered; the others
-    count whole.
-    """
-    if not opens(node):
-        return _canonical(node)
-    inside = f"{path}."
-    parts = [_head(node)]
-    for block in _BLOCKS:
-        items = getattr(node, block, ())
-        for index, item in enumerate(items):
-            here = f"{inside}{block}[{index}]"
-            if block in ("cases", "handlers"):
-                if f"{here}.body" in entered:
-                    parts.append(_head(item))
-                    parts += [
-                        _taken(stmt, f"{here}.body[{n}]", entered)
-                        for n, stmt in enumerate(item.body)
-                    ]
-            elif block == "finalbody" or f"{inside}{block}" in entered:
-                parts.append(_taken(item, here, entered))
-    return f"{type(node).__name__}<{';'.join(parts)}>"

@@ -25,7 +25,8 @@ from stepwise.rewrite import Frame, UnsupportedError, build, capture
 from stepwise.rewrite.transform import _Rewriter
 
 mode, tests, *wanted = sys.argv[1:]
-rewritten, classes, refused, calls = set(), set(), Counter(), Counter()
+rewritten, classes, refused = set(), set(), Counter()
+calls = {"entered": 0, "saved": 0}  # no Counter: it may be what is tested
 
 
 class Saving(Frame):
