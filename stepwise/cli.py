@@ -163,8 +163,8 @@ def _describe(run: Run) -> None:
     click.echo(f"  started   {_when(run.created_at)}, updated {_when(run.updated_at)}")
     if run.resumed_from_step is not None:
         click.echo(
-            f"  resumed   the last attempt executed {run.steps_executed} steps and skipped "
-            f"{run.steps_skipped}"
+            f"  resumed   steps of the last attempt: {run.steps_executed} executed, "
+            f"{run.steps_skipped} skipped"
         )
     if status in ("crashed", "failed"):
         places = [each for each in run.checkpoints if each.verified]
