@@ -260,14 +260,23 @@ def _class_of(argument: Any) -> Any:
 
 
 def _content(name: str, value: Any, around: Surroundings) -> Any:
-    """What an argument holds, as a value of its own: a copy, or attributes and names of more."""
+    """What an argument holds, as a value of its own: a copy of a collection.
+
+    Of an instance: its attributes, the names of those that keep the value of the fresh object, and
+    its items if it is a list or a dict as well.
+    """
     if type(value) is deque:
         return deque(value, value.maxlen)
     if type(value) in _COLLECTIONS:
         return type(value)(value)
     held = attributes(value)
     kept = [key for key in held if f"{name}.{key}" in around.kept]
-    return {key: item for key, item in held.items() if key not in kept}, tuple(kept)
+    items: Any = None
+    if isinstance(value, list):
+        items = list.copy(value)
+    elif isinstance(value, dict):
+        items = dict.copy(value)
+    return {key: item for key, item in held.items() if key not in kept}, tuple(kept), items
 
 
 def _attributes(contents: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,7 +289,7 @@ def _attributes(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: content for name, content in contents.items() if type(content) is not tuple}
+    return {n: each[2] if type(each) is tuple else each for n, each in contents.items()}
 
 
 def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
@@ -401,7 +410,14 @@ def _refill(live: Any, content: Any) -> None:
         live.clear()
         live.extend(content)
     else:
-        held, kept = content
+        held, kept, items = content
+        if isinstance(live, list):
+            list.__setitem__(live, slice(None), items)
+        elif isinstance(live, dict):
+            dict.clear(live)
+            dict.update(live, items)
+        elif items:  # it stands for one whose class is not there
+            held = {**held, "items": items}
         for name in attributes(live).keys() - held.keys() - set(kept):
             object.__delattr__(live, name)
         for name, value in held.items():

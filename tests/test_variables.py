@@ -145,6 +145,33 @@ RULES = {
             result = agent.go()
             return [result, agent.lock is lock, agent.notes is notes, notes, agent.turn]
     """,
+    "lists and dicts with a class of their own": """
+        from collections import Counter, defaultdict
+
+        class Messages(list):
+            def __init__(self, *items):
+                super().__init__(items)
+                self.total = 0
+
+        class Table(dict):
+            pass
+
+        @workflow
+        def fill(messages, table, lists, counter):
+            for letter in "ab":
+                messages.append(work(letter))
+                messages.total += 1
+                table[letter] = messages
+                lists[letter].append(letter)
+                counter[letter] += 1
+                work(f"after {letter}")
+            return [dict(lists), dict(counter)]
+
+        def run():
+            messages, table = Messages("start"), Table(start=1)
+            made = fill(messages, table, defaultdict(list), Counter())
+            return [made, messages, messages.total, sorted(table), table["a"] is messages]
+    """,
     "slots and data classes": """
         import dataclasses
 
