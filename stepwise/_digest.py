@@ -44,7 +44,7 @@ from stepwise.errors import DigestError
 __all__ = ["class_name", "combine", "digest", "encode"]
 
 _NOT_STATE = frozenset({"__weakref__", "__dict__"})
-_TOO_OFTEN = 1_000_000
+_TOO_OFTEN = 100_000  # visits of objects on cycles: some seconds
 
 
 def digest(value: object) -> str:

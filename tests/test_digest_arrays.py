@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -101,13 +103,10 @@ def test_dates_of_numpy(one, other):
 
 @pytest.mark.parametrize("make", [np.longdouble, lambda text: np.array([text], dtype="g")])
 def test_long_doubles(make):
-    """Extended floats, whose bytes hold padding, have a digest or a clear refusal."""
-    try:
-        digests = {digest(make("1.5")) for _ in range(20)}
-        assert len(digests) == 1
-        assert digests != {digest(make("2.5"))}
-    except DigestError as error:
-        assert "numpy" in str(error)
+    """Extended floats, whose bytes hold padding, count by their value."""
+    digests = {digest(make("1.5")) for _ in range(20)}
+    assert len(digests) == 1
+    assert digests != {digest(make("2.5"))}
 
 
 def test_nan_in_arrays():
@@ -136,13 +135,10 @@ def test_padding_in_structures():
 
 
 def test_overlapping_structures():
-    """A structure whose fields overlap has a digest or a clear refusal."""
+    """A structure whose fields overlap has a digest."""
     overlapping = np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 0]})
     one, other = np.zeros(2, overlapping), np.ones(2, "i4").view(overlapping)
-    try:
-        assert digest(one) != digest(other)
-    except DigestError as error:
-        assert "numpy" in str(error)
+    assert digest(one) == digest(one.copy()) != digest(other)
 
 
 @pytest.mark.parametrize("special", [np.ma.array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])])
@@ -200,19 +196,39 @@ def test_mixed_columns():
 def test_objects_in_columns():
     """Equal objects in a column count by their value, not by the address in their ``repr``."""
     one, other = (pd.DataFrame({"a": [Plain(x=1), Plain(x=2)]}) for _ in range(2))
-    try:
-        assert digest(one) == digest(other)
-    except DigestError as error:
-        assert "pandas" in str(error)
+    assert digest(one) == digest(other)
 
 
 def test_lists_in_columns():
-    """A column of lists has a digest or is refused, with the path to its frame."""
-    try:
-        assert digest([pd.DataFrame({"a": [[1]]})]) != digest([pd.DataFrame({"a": [[2]]})])
-    except DigestError as error:
-        assert error.path == "[0]"
-        assert error.type_name.endswith("DataFrame")
+    """A column of lists has a digest."""
+    one, same, other = (pd.DataFrame({"a": [[number]]}) for number in (1, 1, 2))
+    assert digest(one) == digest(same) != digest(other)
+
+
+def test_path_into_a_table():
+    """The path to what has no identity leads through the column to its row."""
+    with pytest.raises(DigestError) as caught:
+        digest([pd.DataFrame({"a": [1, threading.Lock()]})])
+    assert caught.value.path == "[0]['a'][1]"
+    assert caught.value.type_name == "_thread.lock"
+
+
+def test_columns_of_other_kinds():
+    """Categories, dates with zones, periods, nullable numbers and texts count by their values."""
+    make = [
+        lambda x: pd.Series(["a", x], dtype="category"),
+        lambda x: pd.Series(["a", x], dtype="string"),
+        lambda x: pd.Series([1, None, len(x)], dtype="Int64"),
+        lambda x: pd.to_datetime(pd.Series(["2024-01-01", f"2024-01-0{len(x)}"])).dt.tz_localize(
+            "Europe/Berlin"
+        ),
+        lambda x: pd.Series(pd.period_range("2024-01", periods=len(x))),
+        lambda x: pd.Series(pd.interval_range(0, len(x))),
+        lambda x: pd.MultiIndex.from_tuples([("a", 1), (x, 2)], names=["k", "n"]),
+    ]
+    digests = [{digest(each("x")), digest(each("x")), digest(each("xyz"))} for each in make]
+    assert [len(each) for each in digests] == [2] * len(make)
+    assert len(set.union(*digests)) == 2 * len(make)
 
 
 def test_timestamps():
@@ -222,3 +238,22 @@ def test_timestamps():
     assert digest(noon) != digest(pd.Timestamp("2024-01-01 13:00", tz="UTC"))
     assert digest(noon) == digest(noon.as_unit("s"))
     assert digest(noon) == digest(noon.tz_convert("Europe/Berlin"))
+
+
+def test_mapped_files(tmp_path):
+    """An array in a file that is mapped into memory is an array like any other."""
+    array = np.arange(6.0)
+    array.tofile(tmp_path / "a")
+    assert digest(np.memmap(tmp_path / "a", dtype=float, mode="r")) == digest(array)
+
+
+def test_large_arrays_in_little_memory():
+    """The digest of a large array makes no copy of it."""
+    array = np.zeros(2_000_000)
+    tracemalloc.start()
+    try:
+        digest(array)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < array.nbytes / 4
