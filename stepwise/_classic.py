@@ -114,7 +114,7 @@ class CheckpointStore:
         header = {
             "step": checkpoint.step_number,
             "id": checkpoint.checkpoint_id,
-            "python": encoded.python,
+            "form": encoded.form,
             "run": vars(_place(active)) if active is not None else None,
         }
         names = self._names(checkpoint.run_id)
@@ -187,7 +187,7 @@ class CheckpointStore:
             opened = self._seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
         except DamagedError:
             return None
-        checkpoint = Checkpoint(**_codec.decode(opened.payload, opened.header["python"]))
+        checkpoint = Checkpoint(**_codec.decode(opened.payload, opened.header["form"]))
         place = opened.header["run"]
         if not self.validate(checkpoint):
             return None

@@ -4,7 +4,8 @@ Plain pickle first: it stores classes and functions by name, which is what must 
 ``__main__``, and it is the fastest.  Where it fails (a lambda, a class made inside a function),
 code goes by value; what ``__main__`` holds under a name is still stored by that name, since a
 by-value copy comes back as a stranger (``isinstance`` is False, an enum member is no longer
-itself).  Bytes are only ever loaded after their envelope was verified.  Imports: pickling, errors.
+itself).  Bytes are only ever loaded after their envelope was verified.  Imports: pickling,
+data, errors.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import inspect
 import pickle
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from stepwise import _data
 from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump, dump_plain, too_deep
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
-__all__ = ["Encoded", "decode", "decode_error", "encode", "encode_error"]
+__all__ = ["Codec", "Encoded", "decode", "decode_error", "encode", "encode_error"]
 
 _PARTS = 100  # of a value that are looked into for the one that does not pickle
 _TRACEBACK_CHARACTERS = 8_000
@@ -32,10 +35,81 @@ _GROUPS: tuple[Any, ...] = tuple(  # since Python 3.11
 
 
 class Encoded(NamedTuple):
-    """The bytes of a value.  ``python`` is set when they hold code, which only that one reads."""
+    """The bytes of a value.
+
+    ``form`` says what they are: ``None`` for a pickle; ``"json"``; for a pickle that holds code,
+    the Python version, which alone reads it.
+    """
 
     data: bytes
-    python: str | None = None
+    form: str | None = None
+
+
+_JSON = "json"
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How the values of one run are recorded, and which records of it are believed.
+
+    Args:
+        name: ``""``: as pickles.  ``"json"``: as data only.  ``"data"``: the same, and nothing is
+            ever unpickled (``trust="data"``).
+    """
+
+    name: str = ""
+
+    @property
+    def data_only(self) -> bool:
+        """Whether values are recorded as JSON."""
+        return self.name != ""
+
+    @property
+    def trusting(self) -> bool:
+        """Whether pickles are loaded, once they verify."""
+        return self.name != "data"
+
+    def encode(self, value: object, what: str, kind: Any = Any) -> Encoded:
+        """Encode a value; ``kind`` is the type that it is annotated with.
+
+        Raises:
+            NotRecordableError: it cannot be recorded; says which part of it.
+        """
+        if self.data_only:
+            return Encoded(_data.encode_data(value, kind, what), _JSON)
+        return encode(value, what)
+
+    def encode_error(self, error: BaseException) -> Encoded:
+        """Encode an exception."""
+        if self.data_only:
+            return Encoded(_data.encode_error_data(error, traceback_text(error)), _JSON)
+        return encode_error(error)
+
+    def decode(self, data: bytes, form: str | None, kind: Any = Any) -> Any:
+        """Load a value from verified bytes.
+
+        Raises:
+            UnreadableValueError: it cannot be loaded, or is a pickle and these are not loaded.
+        """
+        self.check(form)
+        return decode(data, form, kind)
+
+    def decode_error(self, data: bytes, form: str | None) -> BaseException:
+        """Load an exception from verified bytes."""
+        self.check(form)
+        return decode_error(data, form)
+
+    def check(self, form: str | None) -> None:
+        """Refuse pickles where they are not to be loaded.
+
+        Raises:
+            UnreadableValueError: it is one.
+        """
+        if form != _JSON and not self.trusting:
+            raise UnreadableValueError(
+                "it was recorded as a pickle, and trust='data' loads none; call the workflow "
+                "without it if you trust who could write to the store and had the key"
+            )
 
 
 def encode(value: object, what: str = "the value") -> Encoded:
@@ -57,13 +131,15 @@ def _encode(value: object) -> Encoded:
         return Encoded(dump(value, Reducers()), PYTHON)
 
 
-def decode(data: bytes, python: str | None = None) -> Any:
-    """Load what :func:`encode` made, from verified bytes.
+def decode(data: bytes, form: str | None = None, kind: Any = Any) -> Any:
+    """Load what :func:`encode` or :meth:`Codec.encode` made, from verified bytes.
 
     Raises:
         UnreadableValueError: it needs a class that is gone, or holds code of another Python.
     """
-    return decode_with(lambda: pickle.loads(data), python)
+    if form == _JSON:
+        return _data.decode_data(data, kind)
+    return decode_with(lambda: pickle.loads(data), form)
 
 
 def decode_with(load: Callable[[], Any], python: str | None) -> Any:
@@ -238,11 +314,13 @@ def _surviving(error: BaseException) -> tuple[bytes | None, str | None]:
     except Exception:
         return None, None
     same = type(copy) is type(error) and _text(copy) == _text(error)
-    return (encoded.data, encoded.python) if same else (None, None)
+    return (encoded.data, encoded.form) if same else (None, None)
 
 
-def decode_error(data: bytes) -> BaseException:
+def decode_error(data: bytes, form: str | None = None) -> BaseException:
     """Load what :func:`encode_error` made, from verified bytes; links between them are restored."""
+    if form == _JSON:
+        return _data.decode_error_data(data)
     failures = [_Failure(*fields) for fields in pickle.loads(data)]
     revived: dict[int, BaseException] = {}
 

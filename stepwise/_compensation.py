@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepwise import _codec
+from stepwise._codec import Codec
 from stepwise._doubt import DidNotHappen, InDoubtCall, Landed, compensation_in_doubt
 from stepwise._identity import compensation_key
 from stepwise._inspection import look_into_value
@@ -76,6 +77,7 @@ class _Effect:
 
     intent: Entry
     last: Entry
+    codec: Codec
     undoing: bool = False
 
     @property
@@ -98,14 +100,16 @@ class _Effect:
     def result(self) -> Any:
         record, payload = self.last.record, self.last.payload
         if isinstance(record, Outcome) and record.changed:
-            return look_into_value(payload, record.python, record.changed)
-        return _codec.decode(payload, getattr(record, "python", None))
+            self.codec.check(record.form)
+            return look_into_value(payload, record.form, record.changed)
+        return self.codec.decode(payload, getattr(record, "form", None))
 
     @property
     def arguments(self) -> dict[str, Any]:
         record = self.intent.record
         assert isinstance(record, Intent)
-        arguments: dict[str, Any] = _codec.decode(self.intent.payload, record.python)
+        self.codec.check(record.form)
+        arguments: dict[str, Any] = _codec.decode(self.intent.payload, record.form)
         return arguments
 
 
@@ -116,7 +120,8 @@ class _Effects:
         undone: something was undone since the run's last attempt.
     """
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[Entry], codec: Codec) -> None:
+        self._codec = codec
         self.effects: dict[int, _Effect] = {}
         self.undone = False
         self._around: dict[int, set[int]] = {}
@@ -126,7 +131,9 @@ class _Effects:
     def _load(self, entry: Entry) -> None:
         record = entry.record
         if isinstance(record, Intent):
-            self.effects.setdefault(record.call.number, _Effect(entry, entry)).last = entry
+            self.effects.setdefault(
+                record.call.number, _Effect(entry, entry, self._codec)
+            ).last = entry
         elif isinstance(record, Outcome):
             for inner in record.inner:
                 self._around.setdefault(inner, set()).add(record.call.number)
@@ -182,7 +189,7 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
                 "(prune_journal=True), so that what it did is no longer known"
             )
         )
-    effects = _Effects(journal.load(Position()))
+    effects = _Effects(journal.load(Position()), Codec(facts.codec))
     end = facts.end if facts.status == "failed" else 0
     undoing, done = replace(facts, undoing=True, status="failed", end=end), 0
     for effect in effects.newest_first():
@@ -209,7 +216,7 @@ def _compensate_child(
     with _child_journal(journal, effect.call.child) as child:
         if child is None:
             return 0
-        undone = _Effects(child[0].load(Position(child[1].pruned, None))).undone
+        undone = _Effects(child[0].load(Position(child[1].pruned, None)), Codec()).undone
         result = yield from compensate(*child)
     if undone or result.value:
         _write(journal, facts, effects, effect, Compensated(effect.call.number, at=time.time()))
@@ -299,7 +306,8 @@ def _ask(tool: Step, effect: _Effect) -> Generator[Any, Result, tuple[bool | Non
         return None, None
     call, last = effect.call, effect.last
     failed = isinstance(last.record, Outcome)
-    error = _codec.decode_error(last.payload) if failed else None
+    form = getattr(last.record, "form", None)
+    error = effect.codec.decode_error(last.payload, form) if failed else None
     question = InDoubtCall(call.name, effect.arguments, call.key, call.at, error)
     asked = yield Attempt(tool.in_doubt, (question,), {}, None, f"reconcile of {call.name}")
     if asked.error is not None:

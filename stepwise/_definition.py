@@ -5,6 +5,7 @@ Imports: identity, resume (the checkpoint policy), rewrite.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from stepwise import _identity
 from stepwise._checkpoints import Retention
+from stepwise._data import returned_type
 from stepwise._identity import Key, Parameters
 from stepwise._notices import warn
 from stepwise._resume import CheckpointPolicy
@@ -35,8 +37,22 @@ class Options:
     keep: int = 3
     prune_journal: bool = False
     compensate_on_failure: bool = False
+    codec: Literal["pickle", "json"] | None = None
+    trust: Literal["all", "data"] | None = None
     run_id: str | None = None
     fresh: bool = False
+
+    def recording(self, outer: str) -> str:
+        """How values are recorded; see :class:`stepwise._codec.Codec`.
+
+        Args:
+            outer: how the run that calls it as a child workflow does.
+        """
+        if self.trust is None and self.codec is None:
+            return outer
+        if self.trust == "data":
+            return "data"
+        return "json" if self.codec == "json" else ""
 
     @property
     def policy(self) -> CheckpointPolicy:
@@ -104,6 +120,11 @@ class Definition:
     def place(self) -> str:
         """The module or script that defines it; asked late: a script is known when it runs."""
         return self._place or _identity.place_of(self.function.__module__)
+
+    @functools.cached_property
+    def returns(self) -> Any:
+        """The type that the function is annotated to return."""
+        return returned_type(self.function)
 
     @property
     def full_name(self) -> str:

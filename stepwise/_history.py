@@ -75,15 +75,15 @@ class StepRecord:
             return None
         record, payload = self._entry.record, self._entry.payload
         if isinstance(record, Outcome) and record.changed:
-            return look_into_value(payload, record.python, record.changed)
-        return _codec.decode(payload, getattr(record, "python", None))
+            return look_into_value(payload, record.form, record.changed)
+        return _codec.decode(payload, getattr(record, "form", None))
 
     @property
     def error(self) -> BaseException | None:
         """The exception that a failed step raised."""
         record = self._entry.record
         if isinstance(record, Outcome) and record.status != "completed":
-            return _codec.decode_error(self._entry.payload)
+            return _codec.decode_error(self._entry.payload, record.form)
         return None
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 
 from stepwise import _config, _digest, _identity
 from stepwise._attempts import Attempts
+from stepwise._codec import Codec
 from stepwise._definition import Definition
 from stepwise._doubt import InDoubt
 from stepwise._drive import drive
@@ -105,6 +106,7 @@ class _Call:
                 policy=self.options.policy,
                 arguments_changed=arguments_changed,
                 compensates=self.options.compensate_on_failure,
+                codec=self.options.recording(parent.facts.codec if parent is not None else ""),
                 cut_off=cut_off,
             )
         )
@@ -210,7 +212,12 @@ class _Child(_Call):
         """One."""
         return Attempts(0, Exception, None)
 
-    def to_undo(self, bound: Mapping[str, Any]) -> None:
+    @property
+    def returns(self) -> Any:
+        """The type that the workflow is annotated to return."""
+        return self.workflow.returns
+
+    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> None:
         """Nothing: the child run's own journal has it."""
 
     def body(self, call: Call) -> Callable[..., Any]:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwise import _codec
+from stepwise._codec import Codec
 from stepwise._compensation import compensate
+from stepwise._data import returned_type
 from stepwise._heads import open_head
 from stepwise._journal import Journal, facts_of, read, read_one
 from stepwise._lease import Lease
@@ -67,6 +69,7 @@ class Invocation:
         rewritten: the function that can be entered in the middle.
         arguments_changed: by an attempt that stopped, in this process.
         compensates: its side effects are undone when it fails.
+        codec: how its values are recorded; see :class:`stepwise._codec.Codec`.
         cut_off: a crash came before its caller acted on how it ended, if it ended.
     """
 
@@ -89,6 +92,12 @@ class Invocation:
     arguments_changed: bool = False
     compensates: bool = False
     cut_off: bool = False
+    codec: str = ""
+
+    @property
+    def returns(self) -> Any:
+        """The type that the function is annotated to return."""
+        return returned_type(self.function)
 
     @property
     def code(self) -> str:
@@ -117,6 +126,7 @@ class Opened:
         before: the contents of the arguments, encoded.
         compensates: its side effects are undone when it fails.
         changed: it turned out to change them.
+        returns: the type that its function is annotated to return.
     """
 
     active: ActiveRun
@@ -124,6 +134,7 @@ class Opened:
     before: bytes
     compensates: bool = False
     changed: bool = False
+    returns: Any = Any
 
     def undo_first(self) -> Core:
         """Finish the undoing at which an attempt before died, so that no half of it stays."""
@@ -209,9 +220,10 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         return None  # the result could not be recorded, or read: its journal makes it again
     if entry.record.changed:
         around = surroundings(call.bound, call.instance)
-        value = replay_changed(entry.payload, entry.record.python, around)
+        Codec(call.codec).check(entry.record.form)
+        value = replay_changed(entry.payload, entry.record.form, around)
     else:
-        value = _codec.decode(entry.payload, entry.record.python)
+        value = Codec(call.codec).decode(entry.payload, entry.record.form, call.returns)
     if call.parent is None:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.record.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
@@ -256,6 +268,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
     if facts is None:
         journal.load()  # there is nothing, or it says what is lost
         facts = _start(call, journal, before)
+    facts = replace(facts, codec=call.codec)
     node = call.source.node()
     function = call.rewritten.function if call.rewritten is not None else call.function
     active = ActiveRun(
@@ -268,7 +281,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
     body = Body(
         active,
         plain=lambda: call.function(*call.args, **call.kwargs),
-        rewritten=call.rewritten,
+        rewritten=call.rewritten if Codec(facts.codec).trusting else None,
         source=call.source,
         call=(call.args, call.kwargs),
         bound=call.bound,
@@ -279,7 +292,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
         arguments_changed=call.arguments_changed,
         cut_off=call.cut_off,
     )
-    return Opened(active, body, before, call.compensates)
+    return Opened(active, body, before, call.compensates, returns=call.returns)
 
 
 def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
@@ -295,6 +308,7 @@ def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
         digest=call.digest,
         code=call.code,
         parent=call.parent.run_id if call.parent is not None else "",
+        codec=call.codec,
         created_at=now,
         updated_at=now,
     )
@@ -308,7 +322,8 @@ def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
         at=now,
     )
     # Not durable: nothing is lost with it, and the first step's commit takes it along.
-    journal.append((started, arguments), durable=False, head=facts)
+    payload = b"" if Codec(call.codec).data_only else arguments
+    journal.append((started, payload), durable=False, head=facts)
     return facts
 
 
@@ -367,20 +382,21 @@ def conclude(
         encoded, changed = _encode_result(opened, value)
         active.finish("completed", value, encoded, changed=changed)
     elif isinstance(error, Exception) and active.begun and not active.interrupted:
-        active.finish("failed", error, _codec.encode_error(error))
+        active.finish("failed", error, active.codec.encode_error(error))
     # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
     return changed
 
 
 def _encode_result(opened: Opened, value: Any) -> tuple[_codec.Encoded | None, dict[str, str]]:
     around = opened.body.arguments()
-    if record_arguments(around) != opened.before:
+    if not opened.active.codec.data_only and record_arguments(around) != opened.before:
         encoded = encode_changed(value, around)
         if encoded is not None:
             return encoded, around.kinds()
     label = opened.active.facts.label
     try:
-        return _codec.encode(value, f"the result of {label!r}"), {}
+        kind = opened.returns
+        return opened.active.codec.encode(value, f"the result of {label!r}", kind), {}
     except NotRecordableError as problem:
         warn(
             f"{problem}. The run is complete; when it is called again, its journal makes the "

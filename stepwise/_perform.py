@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Union
 
-from stepwise import _codec, _tasks
+from stepwise import _tasks
 from stepwise._attempts import Attempts
+from stepwise._codec import Codec, Encoded
 from stepwise._doubt import (
     DidNotHappen,
     Inconclusive,
@@ -87,7 +88,11 @@ class Performer(Protocol):
     def body(self, call: Call) -> Callable[..., Any]:
         """The function to execute for a call."""
 
-    def to_undo(self, bound: Mapping[str, Any]) -> _codec.Encoded | None:
+    @property
+    def returns(self) -> Any:
+        """The type that its value is annotated with."""
+
+    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
         """What undoing the call takes, to be recorded with its intent."""
 
 
@@ -194,7 +199,7 @@ def perform(
         if settled is not None:
             return settled
     if call.effect:
-        active.intend(call, performer.to_undo(bound))
+        active.intend(call, performer.to_undo(bound, active.codec))
     with active.flows.working(call.number):
         return (yield from _execute(performer, scope, call, bound, args, kwargs))
 
@@ -232,16 +237,18 @@ def _answer(
     call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
     outcome = recorded.outcome
     if outcome is not None and outcome.status != "completed":
-        result = Result(error=_codec.decode_error(payload))
+        result = Result(error=active.codec.decode_error(payload, outcome.form))
         assert result.error is not None
         active.unwinding.failed(call.number, result.error, pending=False)
     else:
         try:
             if outcome is not None and outcome.changed:
+                active.codec.check(outcome.form)
                 around = performer.watch(bound).around
-                result = Result(replay_changed(payload, outcome.python, around))
+                result = Result(replay_changed(payload, outcome.form, around))
             else:
-                result = Result(_codec.decode(payload, getattr(record, "python", None)))
+                form = getattr(record, "form", None)
+                result = Result(active.codec.decode(payload, form, performer.returns))
         except UnreadableValueError as error:
             if call.effect and not call.child:
                 why = f"{call.name} returned, but {error}"
@@ -279,6 +286,7 @@ def _execute(
                     inner=inner.inner,
                     attempts=number,
                     around=watch.around if changed else None,
+                    kind=performer.returns,
                 )
                 return result
             except NotRecordableError as error:
@@ -356,7 +364,9 @@ def _decide(
     else:
         assert callable(policy)
         outcome = recorded.outcome
-        error = _codec.decode_error(recorded.entry.payload) if outcome is not None else None
+        error = None
+        if outcome is not None:
+            error = active.codec.decode_error(recorded.entry.payload, outcome.form)
         question = InDoubtCall(call.name, bound, call.key, recorded.call.at, error)
         asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
         if asked.error is not None:
@@ -364,7 +374,7 @@ def _decide(
             raise active.stop(in_doubt(active, recorded, why)) from asked.error
         answer = asked.value
     if isinstance(answer, Landed):
-        active.settle(call, landed=True, value=answer.value)
+        active.settle(call, landed=True, value=answer.value, kind=performer.returns)
         active.answered(scope, recorded)
         return Result(answer.value)
     if _is(answer, DidNotHappen):

@@ -133,7 +133,7 @@ class Intent:
     """
 
     call: Call
-    python: str | None = None
+    form: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Outcome:
         preview: the value or the exception, shortened.
         changed: objects that it was given, name and kind, if it changed any; the payload then
             holds what they became, too.
-        python: see :class:`stepwise._codec.Encoded`.
+        form: see :class:`stepwise._codec.Encoded`.
     """
 
     call: Call
@@ -157,7 +157,7 @@ class Outcome:
     preview: str = ""
     traceback: str = ""
     changed: dict[str, str] = field(default_factory=dict)
-    python: str | None = None
+    form: str | None = None
     at: float = 0.0
 
 
@@ -176,7 +176,7 @@ class Settled:
     number: int
     landed: bool
     preview: str = ""
-    python: str | None = None
+    form: str | None = None
     at: float = 0.0
 
 
@@ -235,7 +235,7 @@ class Ended:
     executed: int = 0
     skipped: int = 0
     preview: str = ""
-    python: str | None = None
+    form: str | None = None
     at: float = 0.0
 
 
@@ -270,6 +270,7 @@ class RunFacts:
         end: number of the record that ended it; 0 while there is none.
         pruned: number of the last record that was pruned.
         undoing: its side effects are being undone.
+        codec: how its values are recorded; see :class:`stepwise._codec.Codec`.
         created_at, updated_at: seconds since 1970.
     """
 
@@ -285,6 +286,7 @@ class RunFacts:
     end: int = 0
     pruned: int = 0
     undoing: bool = False
+    codec: str = ""
     created_at: float = 0.0
     updated_at: float = 0.0
 

@@ -180,6 +180,7 @@ class ActiveRun:
         self.lease = lease
         self.journal = journal
         self.facts = facts
+        self.codec = _codec.Codec(facts.codec)
         self.pool = Pool()
         self.parent = parent
         self.progress = Progress()
@@ -334,8 +335,8 @@ class ActiveRun:
 
     def intend(self, call: Call, arguments: _codec.Encoded | None = None) -> None:
         """Announce a side effect; durable when this returns."""
-        payload, python = arguments if arguments is not None else (b"", None)
-        self.write((Intent(call, python), payload))
+        payload, form = arguments if arguments is not None else (b"", None)
+        self.write((Intent(call, form), payload))
 
     def outcome(
         self,
@@ -348,23 +349,27 @@ class ActiveRun:
         attempts: int,
         clean: bool = False,
         around: Surroundings | None = None,
+        kind: Any = Any,
     ) -> None:
         """Record how a call ended; durable when this returns.
 
         Args:
             around: the arguments, if the call changed them.
+            kind: the type that its value is annotated with.
 
         Raises:
             NotRecordableError: its value cannot be recorded.
         """
         failed = status != "completed"
-        changed = encode_changed(value, around) if around is not None else None
+        changed = None
+        if around is not None and not self.codec.data_only:
+            changed = encode_changed(value, around)
         if changed is not None:
             encoded = changed
         elif failed:
-            encoded = _codec.encode_error(value)
+            encoded = self.codec.encode_error(value)
         else:
-            encoded = _codec.encode(value, f"the value returned by {call.name!r}")
+            encoded = self.codec.encode(value, f"the value returned by {call.name!r}", kind)
         outcome = Outcome(
             call,
             status,
@@ -374,7 +379,7 @@ class ActiveRun:
             preview=preview(value),
             traceback=_codec.traceback_text(value) if failed else "",
             changed=around.kinds() if around is not None and changed is not None else {},
-            python=encoded.python,
+            form=encoded.form,
             at=time.time(),
         )
         self.write((outcome, encoded.data), durable=call.effect or status != "cancelled")
@@ -386,14 +391,14 @@ class ActiveRun:
         if self.frame is not None and scope.call is None:
             self.frame.done(effect=call.effect)
 
-    def settle(self, call: Call, *, landed: bool, value: Any = None) -> None:
+    def settle(self, call: Call, *, landed: bool, value: Any = None, kind: Any = Any) -> None:
         """Record the answer of a ``reconcile`` function, or the decision to skip."""
-        encoded = _codec.encode(value, f"the value of {call.name!r}") if landed else None
+        encoded = self.codec.encode(value, f"the value of {call.name!r}", kind) if landed else None
         settled = Settled(
             call.number,
             landed,
             preview=preview(value) if landed else "",
-            python=encoded.python if encoded is not None else None,
+            form=encoded.form if encoded is not None else None,
             at=time.time(),
         )
         self.write((settled, encoded.data if encoded is not None else b""))
@@ -501,7 +506,7 @@ class ActiveRun:
             executed=self.progress.executed,
             skipped=self.progress.skipped,
             preview=preview(value),
-            python=encoded.python if encoded is not None else None,
+            form=encoded.form if encoded is not None else None,
             at=now,
         )
         items.append((ended, encoded.data if encoded is not None else b""))

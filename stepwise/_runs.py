@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from stepwise import _codec, _config
 from stepwise._checkpoints import Checkpoint, checkpoints_of
+from stepwise._codec import Codec
 from stepwise._compensation import compensate
 from stepwise._doubt import DidNotHappen, Landed
 from stepwise._drive import drive
@@ -180,8 +181,8 @@ class Run:
         if ended.record.status != "completed" or not ended.record.recorded:
             return None
         if ended.record.changed:
-            return look_into_value(ended.payload, ended.record.python, ended.record.changed)
-        return _codec.decode(ended.payload, ended.record.python)
+            return look_into_value(ended.payload, ended.record.form, ended.record.changed)
+        return _codec.decode(ended.payload, ended.record.form)
 
     @property
     def error(self) -> BaseException | None:
@@ -189,7 +190,7 @@ class Run:
         ended = self._ended()
         if ended is None or not isinstance(ended.record, Ended) or ended.record.status != "failed":
             return None
-        return _codec.decode_error(ended.payload)
+        return _codec.decode_error(ended.payload, ended.record.form)
 
     def _ended(self) -> Entry | None:
         end = self._facts().end
@@ -245,12 +246,13 @@ class Run:
         happened, value = _answer(answer, landed, did_not_happen)
         with self._journal() as (journal, entries):
             recorded = self._choose(step, in_doubt(entries), "in doubt")
-            encoded = _codec.encode(value, "the landed value") if happened else None
+            codec = Codec(self._facts().codec)
+            encoded = codec.encode(value, "the landed value") if happened else None
             settled = Settled(
                 recorded.call.number,
                 happened,
                 preview=preview(value) if happened else "",
-                python=encoded.python if encoded is not None else None,
+                form=encoded.form if encoded is not None else None,
                 at=time.time(),
             )
             journal.append((settled, encoded.data if encoded is not None else b""))

@@ -15,8 +15,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from stepwise import _codec, _options
+from stepwise import _options
 from stepwise._attempts import Attempts, Backoff, RetryOn
+from stepwise._codec import Codec, Encoded
+from stepwise._data import returned_type
 from stepwise._doubt import InDoubt
 from stepwise._drive import drive
 from stepwise._identity import Key, Parameters, label_of
@@ -106,11 +108,16 @@ class Step:
         """The plain function."""
         return self.function
 
-    def to_undo(self, bound: Mapping[str, Any]) -> _codec.Encoded | None:
+    @functools.cached_property
+    def returns(self) -> Any:
+        """The type that it is annotated to return."""
+        return returned_type(self.function)
+
+    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
         """The arguments, if the call can be compensated."""
         if self.compensate is None:
             return None
-        return _codec.encode(dict(bound), f"what {self.name!r} is called with, to undo it,")
+        return codec.encode(dict(bound), f"what {self.name!r} is called with, to undo it,")
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -160,7 +167,9 @@ class Step:
         return other is not None and (other.module, other.name) == (self.module, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bindings": {}}
+        state = {**self.__dict__, "_bindings": {}}
+        state.pop("returns", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -280,6 +280,8 @@ def workflow(
     keep: int = 3,
     prune_journal: bool = False,
     compensate_on_failure: bool = False,
+    codec: Literal["pickle", "json"] = ...,
+    trust: Literal["all", "data"] = ...,
     durability: Literal["fsync", "os"] = ...,
     store: Any = None,
     key: Key = None,
@@ -301,6 +303,11 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             ``compensate=``, the newest first; the exception then propagates.  Called again, the
             workflow makes them anew.
         store: where its runs are kept: a URL, a path or a store object.
+        codec: ``"pickle"``, or ``"json"``: results are recorded as data only, shaped by the types
+            that functions are annotated to return (pydantic models and the like with the extra
+            ``json``).  Exceptions that are not builtin come back as ``StepFailedError``.
+        trust: ``"data"``: no pickle is ever loaded, not even one that verifies; it implies
+            ``codec="json"``, and resuming is by replay, since variables are pickles.
         durability: ``"fsync"``: what is acknowledged survives a power cut; ``"os"``: a killed
             process, not a power cut.  A child workflow has its caller's.
         key: what tells two runs apart instead of the arguments: names of parameters, or a function
@@ -331,6 +338,11 @@ def _changed(before: Options, changes: dict[str, Any]) -> Options:
     if isinstance(names, Iterable):
         changes = {**changes, "ignore": (names,) if isinstance(names, str) else tuple(names)}
     chosen = replace(before, **changes)
+    if chosen.trust == "data" and chosen.codec == "pickle":
+        raise ConfigurationError(
+            "trust='data' loads no pickle, so that codec='pickle' could never be read again: a "
+            "workflow has one or the other"
+        )
     if chosen.compensate_on_failure and chosen.prune_journal:
         raise ConfigurationError(
             "compensate_on_failure=True needs the records that prune_journal=True deletes: a "
