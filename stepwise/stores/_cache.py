@@ -57,12 +57,10 @@ def open_cache(path: str) -> Cache:
     """Open the cache in a folder, with our settings, whatever an opener before us had set."""
     check_path(path)
     try:
-        cache = Cache(path, timeout=_BUSY_SECONDS, disk=_Disk, **_SETTINGS)
+        return Cache(path)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # diskcache trusts what it reads while it opens.
         raise damaged(path, f"{type(error).__name__}: {error}") from error
-    cache._is_open = True
-    return cache
 
 
 class _Disk(diskcache.Disk):  # type: ignore[misc]
@@ -112,6 +110,15 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
     _level = 0
     _is_open = False
     _doomed: list[object]
+
+    def __init__(self, path: str) -> None:
+        try:
+            super().__init__(path, timeout=_BUSY_SECONDS, disk=_Disk, **_SETTINGS)
+        except BaseException:
+            self._is_open = True
+            self.close()
+            raise
+        self._is_open = True
 
     @property
     def _con(self) -> sqlite3.Connection:
