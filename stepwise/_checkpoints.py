@@ -59,7 +59,7 @@ class State:
         ordinals: how many calls there were, by name.
         children: how many equal calls of child workflows, by name and digest.
         journal: last record, link to it, number of intents.
-        unused: records before it that no call had used: origin, last, handled, retry.
+        unused: records before it that no call had used: origin, last, and their flags.
         arguments: the objects that are kept by reference, name and kind.
         python, at: the Python version that wrote it; when, in seconds since 1970.
     """
@@ -90,13 +90,15 @@ class State:
         last, link, effects = self.journal
         return Position(last, bytes.fromhex(link), effects)
 
-    def earlier(self, store: Store, seal: Seal, run_id: str) -> Iterator[tuple[Entry, bool, bool]]:
+    def earlier(
+        self, store: Store, seal: Seal, run_id: str
+    ) -> Iterator[tuple[Entry, tuple[bool, bool, bool]]]:
         """The unused records before it, with their flags."""
-        for origin, last, handled, retry in self.unused:
+        for origin, last, *flags in self.unused:
             for number in dict.fromkeys((origin, last)):
                 entry = read_one(store, seal, run_id, number)
                 if entry is not None:
-                    yield entry, handled, retry
+                    yield entry, (*flags,)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Recorded:
         handled: the workflow went on after its failure, which is its outcome.
         retry: it failed, and the run with it; it is tried again.
         undoing: its compensation was started, and nothing else is known.
+        spent: it was left in doubt by a clean-up that is over.
     """
 
     call: Call
@@ -60,6 +61,12 @@ class Recorded:
     handled: bool = False
     retry: bool = False
     undoing: bool = False
+    spent: bool = False
+
+    @property
+    def flags(self) -> tuple[bool, bool, bool]:
+        """What a checkpoint keeps of it."""
+        return self.handled, self.retry, self.spent
 
     @property
     def outcome(self) -> Outcome | None:
@@ -135,14 +142,14 @@ class Pool:
         known: the names (module, name) of steps this program defines now.  A record made by a
             function of the same name in another module is not taken for a call of this one while
             that other function is still there.
-        flags: what a checkpoint knew of earlier records, by their number: handled, retry.
+        flags: what a checkpoint knew of earlier records, by their number.
     """
 
     def __init__(
         self,
         entries: Iterable[Entry] = (),
         known: Container[tuple[str, str]] = (),
-        flags: Mapping[int, tuple[bool, bool]] | None = None,
+        flags: Mapping[int, tuple[bool, bool, bool]] | None = None,
     ) -> None:
         self._known = known
         self._flags = flags or {}
@@ -162,8 +169,15 @@ class Pool:
 
     @property
     def unused(self) -> list[Recorded]:
-        """What no call used, in order; calls made inside an unused completed one left out."""
-        return [each for number, each in self._unused.items() if number not in self._covered]
+        """What no call used, in order; calls made inside an unused completed one left out.
+
+        So are those of a clean-up that is over: that nobody meets them is no wonder.
+        """
+        return [
+            each
+            for number, each in self._unused.items()
+            if number not in self._covered and not (each.spent and each.settled)
+        ]
 
     @property
     def all(self) -> list[Recorded]:
@@ -184,7 +198,7 @@ class Pool:
         if entry.number in self._flags:
             number = getattr(record, "number", None) or record.call.number  # type: ignore[union-attr]
             recorded = self._unused[number]
-            recorded.handled, recorded.retry = self._flags[entry.number]
+            recorded.handled, recorded.retry, recorded.spent = self._flags[entry.number]
 
     def _load_intent(self, entry: Entry) -> None:
         call = entry.record.call  # type: ignore[union-attr]
@@ -220,7 +234,9 @@ class Pool:
                 del self._unused[settled.number]
         elif recorded is not None:
             status = _Status.COMPLETED if settled.landed else _Status.FREE
-            self._unused[settled.number] = Recorded(recorded.call, status, entry, recorded.origin)
+            self._unused[settled.number] = Recorded(
+                recorded.call, status, entry, recorded.origin, spent=recorded.spent
+            )
 
     def _load_forgotten(self, entry: Entry) -> None:
         for number in entry.record.numbers:  # type: ignore[union-attr]
@@ -242,8 +258,10 @@ class Pool:
                 self._unused[number].retry = True
         for number in ended.spent:
             recorded = self._unused.get(number)
-            # Nobody knows whether that one happened, however the run went on to end.
-            if recorded is not None and not recorded.in_doubt:
+            if recorded is None:
+                continue
+            recorded.spent = recorded.in_doubt  # nobody knows whether that one happened
+            if not recorded.spent:
                 del self._unused[number]
 
     def _index(self, recorded: Recorded) -> None:
@@ -340,8 +358,12 @@ class Pool:
             for number in sorted(numbers)
             if number in self._unused
             and number not in self._covered
-            and self._unused[number].may_have_happened
+            and self._may_be(self._unused[number], call)
         ]
+
+    def _may_be(self, recorded: Recorded, call: Call) -> bool:
+        # Settled, it is like what the clean-up completed: it answers its own call only.
+        return recorded.may_have_happened and not (recorded.spent and recorded.settled)
 
     def take(self, recorded: Recorded) -> None:
         """A call uses this record; what was called inside it is used with it."""

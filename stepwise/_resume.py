@@ -277,8 +277,8 @@ def go_on(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     """Be where a checkpoint was taken; the records after it answer the calls that follow."""
     journal = active.journal
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
-    flags = {entry.number: (handled, retry) for entry, handled, retry in earlier}
-    pool = Pool([*(entry for entry, _, _ in earlier), *entries], known_steps, flags)
+    flags = {entry.number: known for entry, known in earlier}
+    pool = Pool([*(entry for entry, _ in earlier), *entries], known_steps, flags)
     active.go_on_at(state, pool)
 
 

@@ -459,8 +459,7 @@ class ActiveRun:
                 children=[[*key, count] for key, count in self._children.items()],
                 journal=[at.last, (at.link or b"").hex(), at.effects],
                 unused=[
-                    [each.origin.number, each.entry.number, each.handled, each.retry]
-                    for each in self.pool.all
+                    [each.origin.number, each.entry.number, *each.flags] for each in self.pool.all
                 ],
                 at=time.time(),
                 **place,

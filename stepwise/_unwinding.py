@@ -48,7 +48,8 @@ class Unwinding:
         # What the caller was handling when it called the workflow is none of its business.
         self._ambient = sys.exc_info()[1]
         self._pending: dict[int, int] = {}  # number of a failed call -> flow it failed in
-        self._made: dict[int, list[tuple[int, BaseException]]] = {}  # flow -> calls, with the error
+        # flow -> calls made while handling, with the errors that were being handled
+        self._made: dict[int, list[tuple[int, list[BaseException]]]] = {}
 
     def enter(self) -> None:
         """The workflow's code runs in this flow of control."""
@@ -102,7 +103,9 @@ class Unwinding:
         handling = self.handling()
         current = {id(error) for error in chain(handling, self._ambient)}
         if here in self._made:
-            self._made[here] = [each for each in self._made[here] if id(each[1]) in current]
+            self._made[here] = [
+                each for each in self._made[here] if not current.isdisjoint(map(id, each[1]))
+            ]
             if not self._made[here]:
                 del self._made[here]
         still = set(self.numbers(handling))
@@ -116,16 +119,25 @@ class Unwinding:
         return handled
 
     def made(self, number: int) -> None:
-        """A call was made or answered; note if it was while an exception is being handled."""
-        error = self.handling()
-        if error is not None:
-            self._made.setdefault(_tasks.who(), []).append((number, error))
+        """A call was made or answered; note if it was while an exception is being handled.
+
+        With it, those during whose handling that one arose: the run may yet end with one of them.
+        """
+        errors = list(chain(self.handling(), self._ambient))
+        if errors:
+            self._made.setdefault(_tasks.who(), []).append((number, errors))
 
     def spent(self, error: BaseException) -> tuple[int, ...]:
         """The calls made while ``error``, with which the run ends, unwound."""
-        errors = {id(each) for each in chain(error, self._ambient)}
-        made = [number for calls in self._made.values() for number, e in calls if id(e) in errors]
-        return tuple(sorted(made))
+        ending = {id(each) for each in chain(error, self._ambient)}
+        return tuple(
+            sorted(
+                number
+                for calls in self._made.values()
+                for number, errors in calls
+                if not ending.isdisjoint(map(id, errors))
+            )
+        )
 
     def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """At the end of the run: the calls to try again, and those that were handled."""

@@ -190,6 +190,62 @@ def test_completed_in_a_clean_up():
     assert sent == ["think", "bye"] * 3
 
 
+def test_completed_in_a_clean_up_of_a_clean_up():
+    """So does what was completed while a failure of the clean-up itself was being handled."""
+
+    @workflow
+    def agent():
+        try:
+            think()
+            send("hello")
+        except ValueError:
+            try:
+                send("sorry")
+            except OSError:
+                send("sorry, by post")
+            raise
+
+    broken.update(think=ValueError("no idea"), sorry=OSError("gone"))
+    with pytest.raises(ValueError, match="no idea"):
+        agent()
+    broken.clear()
+    agent()
+    assert sent == ["think", "sorry", "sorry, by post", "think", "hello"]
+
+
+@pytest.mark.parametrize("again", ["fails again", "is mended"])
+def test_settled_beside_other_side_effects(again):
+    """Once settled, a clean-up's side effect holds up no other call of its tool."""
+
+    @workflow
+    def agent():
+        try:
+            think()
+            send("hello")
+        finally:
+            send("first")
+            send("bye")
+
+    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        agent()
+    del broken["bye"]
+    if again == "is mended":
+        del broken["think"]
+    with pytest.raises(StepInDoubtError, match="bye"):
+        agent()
+    [failed] = stepwise.runs()
+    failed.resolve("send", Landed("it was sent"))
+    if again == "is mended":
+        agent()
+    else:
+        with pytest.raises(ValueError, match="no idea"):
+            agent()
+    assert sent.count("bye") == 1
+    assert sent.count("first") == 2
+    assert sent.count("hello") == (1 if again == "is mended" else 0)
+
+
 def test_a_failure_that_a_clean_up_handled():
     """A failed side effect that the clean-up itself handled does not hold up the next start."""
 

@@ -80,6 +80,11 @@ class Known:
     handled: bool = False
     retry: bool = False
     settled: bool = False
+    spent: bool = False
+
+    @property
+    def over(self):
+        return self.settled and self.spent
 
     @property
     def answers(self):
@@ -125,8 +130,10 @@ class Model:
         elif isinstance(record, Settled):
             if record.number in self.calls:
                 status = "completed" if record.landed else "free"
-                call = self.calls[record.number].call
-                self.calls[record.number] = Known(call, status, settled=record.landed)
+                old = self.calls[record.number]
+                self.calls[record.number] = Known(
+                    old.call, status, settled=record.landed, spent=old.spent
+                )
         elif isinstance(record, Forgotten):
             for number in record.numbers:
                 self.calls.pop(number, None)
@@ -135,8 +142,10 @@ class Model:
                 if number in self.calls:
                     self.calls[number].retry = True
             for number in record.spent:
-                if number in self.calls and not self.calls[number].in_doubt:
-                    del self.calls[number]
+                if number in self.calls and self.calls[number].in_doubt:
+                    self.calls[number].spent = True
+                else:
+                    self.calls.pop(number, None)
 
     def covered(self, number):
         """Whether it was made inside a completed call that is unused."""
@@ -156,6 +165,7 @@ class Model:
             for number, known in sorted(self.calls.items())
             if known.may_have_happened
             and not self.covered(number)
+            and not known.over
             and (
                 known.call.name == call.name
                 or (known.in_doubt and call.place and known.call.place == call.place)
@@ -279,7 +289,9 @@ def play(journal, known, questions):
             model.take(match.recorded[0].call.number)
         assert [recorded.call.number for recorded in pool.all] == list(model.calls)
         assert [recorded.call.number for recorded in pool.unused] == [
-            number for number in model.calls if not model.covered(number)
+            number
+            for number, known in model.calls.items()
+            if not model.covered(number) and not known.over
         ]
         assert len(pool) == len(model.calls)
 
@@ -330,7 +342,7 @@ def test_a_pool_from_a_checkpoint(journal, known):
     for recorded in pool.all:
         for entry in {e.number: e for e in (recorded.origin, recorded.entry)}.values():
             entries.append(entry)
-            flags[entry.number] = (recorded.handled, recorded.retry)
+            flags[entry.number] = recorded.flags
     again = Pool(entries, known, flags)
     assert [facts_of(recorded) for recorded in again.all] == list(map(facts_of, pool.all))
     assert [facts_of(recorded) for recorded in again.unused] == list(map(facts_of, pool.unused))
@@ -345,10 +357,10 @@ def test_flags_of_a_checkpoint():
     """A failure handled before a checkpoint answers after it; one to try again does not."""
     journal = [Entry(7, done(a_call(1), "failed"), b"")]
     assert verdict(Pool(journal), a_call()) is Verdict.AGAIN
-    assert verdict(Pool(journal, flags={7: (True, False)}), a_call()) is Verdict.ANSWER
-    assert verdict(Pool(journal, flags={7: (True, True)}), a_call()) is Verdict.AGAIN
+    assert verdict(Pool(journal, flags={7: (True, False, False)}), a_call()) is Verdict.ANSWER
+    assert verdict(Pool(journal, flags={7: (True, True, False)}), a_call()) is Verdict.AGAIN
     settled = [*journal, Entry(9, Settled(1, landed=True), b"")]
-    flags = {7: (False, False), 9: (False, False)}
+    flags = dict.fromkeys((7, 9), (False, False, False))
     assert verdict(Pool(settled, flags=flags), a_call()) is Verdict.ANSWER
 
 
@@ -586,6 +598,9 @@ def test_spent_side_effects_in_doubt(unwinding):
     asked = a_call(effect=True, unwinding=unwinding)
     assert use(pool_of(*journal), asked) == (Verdict.DOUBT, [2])
     assert use(pool_of(*journal, Settled(2, landed=True)), asked) == (Verdict.ANSWER, [2])
+    another = a_call(digest="other", effect=True, unwinding=unwinding)
+    assert verdict(pool_of(*journal), another) is Verdict.BLOCKED
+    assert verdict(pool_of(*journal, Settled(2, landed=True)), another) is Verdict.FRESH
     found = verdict(pool_of(*journal, Settled(2, landed=False)), asked)
     assert found in (Verdict.AGAIN, Verdict.FRESH)
 
