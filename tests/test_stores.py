@@ -569,6 +569,15 @@ def test_looking_makes_nothing(store, folder):
     assert not folder.exists()
 
 
+def test_a_folder_that_cannot_be_looked_into(tmp_path):
+    """A store that cannot be reached is a ``StoreError``; it does not look like an empty one."""
+    (tmp_path / "file").write_bytes(b"")
+    store = DiskStore(tmp_path / "file" / "store")
+    with pytest.raises(StoreError) as caught:
+        list(store.heads())
+    assert caught.value.errno == errno.ENOTDIR
+
+
 def test_one_store_for_each_folder(tmp_path):
     """However its folder is written, a store is opened once in a process."""
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -167,12 +167,20 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
         """The first values of a range of keys, in the order of these."""
         sql = f"SELECT key, mode, filename, size, value {_RANGE} ORDER BY key LIMIT ?"
         rows = self._con.execute(sql, (start, end, size)).fetchall()
+        self._check_order(start, [row[0] for row in rows])
         return [(key, self._disk.load(*row)) for key, *row in rows]
 
     def keys(self, start: str, end: str) -> list[str]:
         """A range of keys, in order."""
         rows = self._con.execute(f"SELECT key {_RANGE} ORDER BY key", (start, end))
-        return [key for (key,) in rows]
+        keys = [key for (key,) in rows]
+        self._check_order(start, keys)
+        return keys
+
+    def _check_order(self, start: str, keys: list[Any]) -> None:
+        """A damaged index gives anything, in any order, and could lead in circles."""
+        if set(map(type, keys)) - {str} or [start, *keys] != sorted([start, *keys]):
+            raise damaged(self._directory, "its keys are out of order")
 
     # -- writing ---------------------------------------------------------------------------------
 
