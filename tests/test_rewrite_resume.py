@@ -132,13 +132,13 @@ def test_points_of_each_kind():
         "after body[2]",
         "after body[3]",
     ]
-    branch = "body[1].orelse[0].orelse[0].orelse"
+    branch = "body[0].orelse[0].orelse[0].orelse"
     assert check_resumes(branches, 3)[:5] == [
-        "enter body[1].orelse",
-        "enter body[1].orelse[0].orelse",
+        "enter body[0].orelse",
+        "enter body[0].orelse[0].orelse",
         f"after {branch}[0]",
         f"after {branch}[1]",
-        "after body[1].orelse[0].orelse[0]",
+        "after body[0].orelse[0].orelse[0]",
     ]
 
 

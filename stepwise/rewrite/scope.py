@@ -40,24 +40,18 @@ def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
 
 
 def hoist(node: FunctionNode) -> list[ast.stmt]:
-    """Take out what would not mean the same inside a statement, with a ``pass`` in its place.
+    """Take ``global`` and ``nonlocal`` out of a function; they count for the whole of it anyway.
 
-    The ``pass`` stands on the line of a neighbour, so that nobody sees it.
-
-    Returns:
-        The ``global`` and ``nonlocal`` statements; they count for the whole function anyway.
+    The ``pass`` in their place stands on the line of a neighbour, so that nobody sees it.
     """
     found: list[ast.stmt] = []
     for block in _blocks(node):
         for index in reversed(range(len(block))):
             stmt = block[index]
-            is_docstring = block is node.body and not index and _is_text(stmt)
-            if not is_docstring and not isinstance(stmt, (ast.Global, ast.Nonlocal)):
-                continue
-            if not is_docstring:
+            if isinstance(stmt, (ast.Global, ast.Nonlocal)):
                 found.append(stmt)
-            near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
-            block[index] = placed([ast.Pass()], near[0])[0]
+                near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
+                block[index] = placed([ast.Pass()], near[0])[0]
     return found
 
 
@@ -96,8 +90,3 @@ def hide_names(node: FunctionNode) -> None:
     """Let the hidden names stay out of what ``locals()``, ``vars()`` and ``dir()`` say."""
     hide = _HideNames()
     node.body = [hide.visit(stmt) for stmt in node.body]
-
-
-def _is_text(stmt: ast.stmt) -> bool:
-    value = stmt.value if isinstance(stmt, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
