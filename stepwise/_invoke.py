@@ -312,12 +312,14 @@ async def _coroutine(
         child = _Child(workflow, instance, args, kwargs)
         value = (await adrive(child.prepare(scope))).unwrap()
         return child.handle() if want_run else value
+    import asyncio
+
     top = _TopLevel(workflow, instance, args, kwargs)
     with top as opened:
-        if isinstance(opened, Recall):
-            value = opened.value
-        else:
-            value = await execute_async(opened)
+        value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
+        # A Ctrl-C during the last piece comes only now.  Were it to come after the end, nobody
+        # would get the result, and the next call would be a new run.
+        await asyncio.sleep(0)
     return Run(top.store, top.run_id) if want_run else value
 
 

@@ -73,8 +73,7 @@ class Agent:
 
 def main():
     agent = Agent("ann")
-    found = [agent.run(2), agent.seen, agent.count, agent.last, agent.client.locked()]
-    return [*found, Agent.of_class(10)]
+    return [agent.run(2), agent.seen, agent.count, agent.last, agent.client.locked()]
 
 
 if __name__ == "__main__":

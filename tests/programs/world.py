@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 
 _log = os.open(os.environ["WORLD_LOG"], os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 _events = 0
@@ -60,11 +61,14 @@ def got(call):
 
 def main(run):
     """Run the program, and leave its result beside the log; after a Ctrl-C, again."""
+    if os.environ.get("DIE_HOW") == "term":  # as people do who want their "finally" to run
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     try:
         with _counting():
             result = run()
     except KeyboardInterrupt:
         log("interrupted")
+        traceback.print_exc()
         result = run()
     text = json.dumps(result)
     with open(os.environ["WORLD_LOG"] + ".result", "w", encoding="utf-8") as file:
@@ -88,13 +92,16 @@ def _counting():
     if not chosen.startswith("event "):
         yield
         return
-    number = int(chosen.removeprefix("event "))
+    number, died = int(chosen.removeprefix("event ")), []
+    is_signal = os.environ.get("DIE_HOW") in ("int", "term")
 
     def watch(frame, event, argument):
         global _events
         if _counts(frame):
             _events += 1
-            if _events == number:
+            # No signal is handled between two C functions that follow without anything between.
+            if _events >= number > 0 and not died and (event != "c_call" or not is_signal):
+                died.append(True)
                 die()
 
     threading.setprofile(watch)
