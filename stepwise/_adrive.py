@@ -18,21 +18,22 @@ __all__ = ["adrive", "aresume"]
 
 async def adrive(core: Core) -> Result:
     """Await a call to its end."""
-    return await aresume(core, start(core))
+    try:
+        return await aresume(core, start(core))
+    finally:
+        core.close()  # after a Ctrl-C or a cancellation nothing of the call may stay open
 
 
 async def aresume(core: Core, operation: Operation | Result) -> Result:
     """Await a call that has begun."""
-    while not isinstance(operation, Result):
-        try:
-            result = await _run(operation)
-        except BaseException:  # cancelled while it waits: nothing of the call may stay open
-            core.close()
-            raise
-        try:
-            operation = core.send(result)
-        except StopIteration as stop:
-            operation = stop.value
+    try:
+        while not isinstance(operation, Result):
+            operation = core.send(await _run(operation))
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    finally:
+        core.close()
     return operation
 
 

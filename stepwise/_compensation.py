@@ -232,7 +232,7 @@ def _child_journal(journal: Journal, run_id: str) -> Iterator[tuple[Journal, Run
     if facts is None:  # deleted since, or killed before it began
         yield None
         return
-    lease = Lease(journal.store, run_id)
+    lease = Lease(journal.store, run_id).acquire()
     try:
         child = Journal(journal.store, journal.seal, run_id, lease.epoch, fsync=journal.fsync)
         yield child, facts

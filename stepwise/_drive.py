@@ -23,7 +23,10 @@ PATIENCE = 30.0  # seconds without any change after which a blocked call is give
 
 def drive(core: Core) -> Result:
     """Execute a call to its end."""
-    return resume(core, start(core))
+    try:
+        return resume(core, start(core))
+    finally:
+        core.close()  # after a Ctrl-C nothing of the call may stay open
 
 
 def start(core: Core) -> Operation | Result:
@@ -37,16 +40,14 @@ def start(core: Core) -> Operation | Result:
 
 def resume(core: Core, operation: Operation | Result) -> Result:
     """Execute a call that has begun."""
-    while not isinstance(operation, Result):
-        try:
-            result = _run(operation)
-        except BaseException:  # Ctrl-C while it waits: nothing of the call may stay open
-            core.close()
-            raise
-        try:
-            operation = core.send(result)
-        except StopIteration as stop:
-            operation = stop.value
+    try:
+        while not isinstance(operation, Result):
+            operation = core.send(_run(operation))
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    finally:
+        core.close()
     return operation
 
 

@@ -6,7 +6,7 @@ Imports: lifecycle, drivers, run, tasks.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import TYPE_CHECKING, Any
 
 from stepwise import _tasks
@@ -49,6 +49,7 @@ class _Attempt:
 def execute(opened: Opened) -> Any:
     """Run a plain workflow function to its end."""
     active = opened.active
+    active.executor = sys._getframe()
     with _Attempt(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
@@ -93,6 +94,7 @@ async def execute_async(opened: Opened) -> Any:
 
 async def _inline(opened: Opened) -> Any:
     active = opened.active
+    active.task = _tasks.current()
     active.unwinding.enter()
     token = scope_variable.set(Scope(active))
     try:
@@ -111,7 +113,7 @@ async def _in_task(opened: Opened) -> Any:
 
     active, loop = opened.active, asyncio.get_running_loop()
     active.waiter = waiter = loop.create_future()
-    active.task = task = loop.create_task(_inline(opened))
+    active.task = task = loop.create_task(_held(_inline(opened)))
     caller = asyncio.current_task()
     if caller is not None:
         task.set_name(caller.get_name())
@@ -125,7 +127,18 @@ async def _in_task(opened: Opened) -> Any:
     except BaseException:  # the caller's coroutine is closed: nothing can be awaited any more
         task.cancel()
         raise
-    return task.result()
+    value, interrupt = task.result()
+    if interrupt is not None:
+        raise interrupt
+    return value
+
+
+async def _held(workflow: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """What ends the process leaves the event loop from the caller's task, and once."""
+    try:
+        return await workflow, None
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        return None, interrupt
 
 
 async def _until_done(task: Any) -> None:

@@ -5,8 +5,9 @@ A *flow* is an asyncio task or, without one, a thread.  Imports: tasks, notices.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -120,7 +121,7 @@ class Flows:
         with self._mutex:
             self._blocked.pop(call, None)
 
-    def others_working(self) -> bool:
+    def others_working(self, among: Container[int] | None = None) -> bool:
         """Whether another flow executes a body, other than one that itself waits for its parts."""
         if not self._working:
             return False
@@ -128,7 +129,8 @@ class Flows:
         with self._mutex:
             waiting = {number for _, around in self._blocked.values() for number in around}
             return any(
-                flow != here and number not in waiting for number, flow in self._working.items()
+                flow != here and number not in waiting and (among is None or flow in among)
+                for number, flow in self._working.items()
             )
 
     def others(self, *, claiming: bool = False) -> list[str]:
@@ -152,11 +154,14 @@ class Flows:
             return {_tasks.who(), *(flow for flow, _ in self._blocked.values())}
 
     def join(self, whose: str) -> None:
-        """Wait until no other flow executes a body."""
+        """Wait until no other thread executes a body; tasks have ended by then."""
         bell, told = threading.Event(), False
         with self.watching(bell.set):
-            while self.others_working():
+            while self._threads_working():
                 bell.clear()
-                if self.others_working() and not bell.wait(_TELL_AFTER) and not told:
+                if self._threads_working() and not bell.wait(_TELL_AFTER) and not told:
                     told = True
                     notice(f"{whose} waits for steps that are still running in threads")
+
+    def _threads_working(self) -> bool:
+        return self.others_working(sys._current_frames())

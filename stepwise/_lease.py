@@ -20,11 +20,9 @@ __all__ = ["Lease", "describe_owner", "here"]
 
 
 class Lease:
-    """The right to execute a run, held by this process until :meth:`release`.
+    """The right to execute a run, held by this process from :meth:`acquire` to :meth:`release`.
 
-    Raises:
-        RunOwnedError: somebody alive holds it; names process, machine, since when, and the thread
-            or task if it is this process.
+    Made before it is acquired, so that a Ctrl-C never leaves one that nobody can release.
     """
 
     epoch = 0  # of a lease that is not held
@@ -33,20 +31,29 @@ class Lease:
         self.store = store
         self.run_id = run_id
         self._pid = os.getpid()
+
+    def acquire(self) -> Lease:
+        """Take it; gives itself.
+
+        Raises:
+            RunOwnedError: somebody alive holds it; names process, machine, since when, and the
+                thread or task if it is this process.
+        """
         owner = Owner(self._pid, socket.gethostname(), time.time(), here())
         try:
             with Uninterrupted():
-                self.epoch = store.acquire(run_id, owner)
+                self.epoch = self.store.acquire(self.run_id, owner)
         except RunOwnedError as error:
             raise RunOwnedError(
-                f"run {run_id!r} is being executed {describe_owner(error.owner)}; "
+                f"run {self.run_id!r} is being executed {describe_owner(error.owner)}; "
                 "wait for it, or give this one another id: .options(run_id=...)",
-                run_id=run_id,
+                run_id=self.run_id,
                 owner=error.owner,
             ) from None
         except KeyboardInterrupt:
             self.release()
             raise
+        return self
 
     def __del__(self) -> None:
         """A lease that Ctrl-C kept from reaching anybody is free again."""

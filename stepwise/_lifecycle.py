@@ -180,8 +180,9 @@ def open_run(call: Invocation) -> Recall | Opened:
     recall = _recall(call, seal)
     if recall is not None:
         return recall
-    lease = _lease(call)
+    lease = Lease(call.store, call.run_id)
     try:
+        _acquire(lease)
         recall = _recall(call, seal)  # its owner may have completed it a moment ago
         if recall is None:
             return _take_up(call, seal, lease)
@@ -192,15 +193,16 @@ def open_run(call: Invocation) -> Recall | Opened:
     return recall
 
 
-def _lease(call: Invocation) -> Lease:
+def _acquire(lease: Lease) -> None:
     try:
-        return Lease(call.store, call.run_id)
+        lease.acquire()
     except RunOwnedError:
-        # A Ctrl-C in the very moment in which an attempt gave up its lease may have kept it.
+        # A Ctrl-C in the very moment in which an attempt began or ended may have kept its lease.
         for active in list(live_runs):
-            if active.run_id == call.run_id and active.is_over():
+            if active.run_id == lease.run_id and active.is_over():
                 active.close()
-                return Lease(call.store, call.run_id)
+                lease.acquire()
+                return
         raise
 
 

@@ -84,10 +84,17 @@ def _map(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list
     finally:
         # After a failure, and after Ctrl-C: what has begun ends and is recorded.
         pool.shutdown(wait=True, cancel_futures=True)
+        _close(begun)
     for future in futures:
         if not future.cancelled() and (error := future.exception()) is not None:
             raise error
     return [future.result() for future in futures]
+
+
+def _close(begun: list[Begun] | None) -> None:
+    """Of the calls that were not made after all, nothing stays open."""
+    for core, _ in begun or ():
+        core.close()
 
 
 def _plain(step: Callable[[Any], Any], item: Any) -> Callable[[], Any]:
@@ -121,6 +128,7 @@ async def _amap(step: Callable[[Any], Any], items: list[Any], max_workers: int) 
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        _close(begun)
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error

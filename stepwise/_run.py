@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import threading
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from stepwise import _codec, _config, _tasks
@@ -191,6 +193,7 @@ class ActiveRun:
         self.begun = False  # its function has been entered
         self.ended = False
         self.thread = threading.get_ident()  # in which a plain workflow function runs
+        self.executor: FrameType | None = None  # below which it does
         self.task: Any = None  # in which an asynchronous workflow runs
         self.waiter: Any = None  # the future at which its caller waits
         self._locator = locator
@@ -522,11 +525,17 @@ class ActiveRun:
         """Whether the workflow's code is certainly no longer running, though nobody closed it."""
         if self.task is not None:
             return bool(self.task.done())
-        return self.thread == threading.get_ident() and current_scope() is None
+        if self.thread != threading.get_ident():
+            return False
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.executor:
+            frame = frame.f_back
+        return frame is None
 
     def close(self) -> None:
         """Nothing more is recorded; the lease is given up."""
         self.ended = True
+        self.executor = None
         live_runs.discard(self)
         self._locator.close()
         self.lease.release()

@@ -321,7 +321,7 @@ class Run:
             facts = open_head(self._seal, head)
             if facts is not None and facts.parent == self.id:
                 Run(self.store, facts.run_id).delete()
-        lease = Lease(self.store, self.id)
+        lease = Lease(self.store, self.id).acquire()
         try:
             self.store.delete(self.id, lease.epoch)
         finally:
@@ -330,7 +330,7 @@ class Run:
     @contextmanager
     def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
         self._facts()  # a run that is not there is not made by looking at it
-        lease = Lease(self.store, self.id)
+        lease = Lease(self.store, self.id).acquire()
         try:
             journal = Journal(self.store, self._seal, self.id, lease.epoch, fsync=True)
             yield journal, journal.load(Position(self._facts().pruned, None))

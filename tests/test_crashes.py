@@ -20,7 +20,7 @@ from harness import PROGRAMS as FOLDER
 from harness import Doubt, Lab, called
 
 WHOLE = os.environ.get("STEPWISE_WHOLE", "") == "1"
-SAMPLES, PAIRS = 30, 12  # of each program's events; all of them with STEPWISE_WHOLE=1
+SAMPLES, PAIRS = 25, 8  # of each program's events; all of them with STEPWISE_WHOLE=1
 
 PROGRAMS = {
     "plain": ("plain.py",),

@@ -1,0 +1,300 @@
+"""A run that stopped is called again in the process it stopped in: a notebook cell, a retry loop.
+
+The programs are those of ``test_crashes``; after a Ctrl-C they start their run once more.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+
+import pytest
+
+import stepwise
+from stepwise import RunOwnedError, step, tool, workflow
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from harness import Lab
+from test_crashes import PROGRAMS, WHOLE, check, programs, sampled, undisturbed
+
+SAMPLES, EVERY = 8, 1 if WHOLE else 6
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+# -- signals, everywhere -------------------------------------------------------------------------
+
+
+@programs
+def test_ctrl_c_and_again(program):
+    """After a Ctrl-C anywhere, a call in the same process goes on, and nothing is done twice."""
+    for place in [*undisturbed(program).places[::EVERY], *sampled(program, SAMPLES)]:
+        with Lab(*PROGRAMS[program]) as lab:
+            lab.run_to_end(place, how="int")
+            assert "interrupted" in lab.log, lab.said
+            check(lab, program, place)
+
+
+@programs
+def test_sigterm_that_becomes_an_exit(program):
+    """A SIGTERM that the program turns into ``SystemExit`` costs nothing either."""
+    for place in [*undisturbed(program).places[::EVERY], *sampled(program, SAMPLES)]:
+        with Lab(*PROGRAMS[program]) as lab:
+            lab.run_to_end(place, how="term")
+            check(lab, program, place)
+
+
+# -- what stopped is what is called again --------------------------------------------------------
+
+
+def test_a_retry_loop_resumes(log):
+    """Called again after an exception, a workflow goes on, and tries the failed step again."""
+
+    @step
+    def fetch(n):
+        log.append(n)
+        if log.count(2) == 1 and n == 2:
+            raise OSError("away")
+        return n * 10
+
+    @workflow
+    def agent():
+        return [fetch(n) for n in range(4)]
+
+    with pytest.raises(OSError, match="away"):
+        agent()
+    assert agent() == [0, 10, 20, 30]
+    assert log == [0, 1, 2, 2, 3]
+
+
+def test_changed_objects_mean_the_same_run(log):
+    """A list and a ``self`` that the stopped attempt changed still name its run."""
+
+    class Agent:
+        def __init__(self):
+            self.seen = []
+
+        @step
+        def think(self, n):
+            log.append(n)
+            if log == [1, 2]:
+                raise KeyboardInterrupt
+            return n * 10
+
+        @workflow
+        def run(self, todo):
+            while todo:
+                self.seen.append(self.think(todo[0]))
+                todo.pop(0)
+            return self.seen
+
+    agent, todo = Agent(), [1, 2, 3]
+    with pytest.raises(KeyboardInterrupt):
+        agent.run(todo)
+    assert agent.seen == [10]
+    assert agent.run(todo) == [10, 20, 30]
+    assert log == [1, 2, 2, 3]
+    assert todo == []
+    assert len(stepwise.runs()) == 1
+
+
+def test_a_completed_run_called_again_is_a_new_one(log):
+    """A loop that calls a workflow five times runs it five times, crash or no crash between."""
+
+    @step
+    def fetch():
+        log.append(len(log))
+        if len(log) == 3:
+            raise OSError("once")
+        return log[-1]
+
+    @workflow
+    def agent():
+        return fetch()
+
+    results = []
+    while len(results) < 4:
+        with contextlib.suppress(OSError):
+            results.append(agent())
+    assert results == [0, 1, 3, 4]
+    assert len(stepwise.runs()) == 4
+
+
+# -- cleaning up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_cleanup_waits_for_the_real_end(log, stop):
+    """Steps in ``finally`` do not run while a Ctrl-C unwinds; they run once, at the real end."""
+
+    @step
+    def work():
+        log.append("work")
+        if log.count("work") == 1:
+            raise stop
+        return "done"
+
+    @tool(side_effect=True)
+    def release():
+        log.append("release")
+
+    @workflow
+    def agent():
+        try:
+            return work()
+        finally:
+            release()
+
+    with pytest.raises(stop):
+        agent()
+    assert log == ["work"]
+    assert agent() == "done"
+    assert log == ["work", "work", "release"]
+
+
+def test_a_workflow_cannot_go_on_after_it_was_interrupted_in_a_handler(log):
+    """A step called in ``except KeyboardInterrupt`` raises the Ctrl-C again instead of running."""
+
+    @step
+    def work(n):
+        log.append(n)
+        if log == [1]:
+            raise KeyboardInterrupt
+        return n
+
+    @workflow
+    def agent():
+        try:
+            return work(1)
+        except KeyboardInterrupt:
+            return work(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    assert agent() == 1
+    assert log == [1, 1]
+
+
+# -- an event loop that lives on, as a notebook's ------------------------------------------------
+
+
+@pytest.fixture
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def test_a_cancelled_cell_and_again(log, loop):
+    """A kernel interrupt cancels the awaited cell; the same cell again goes on."""
+
+    @step
+    async def fetch(n):
+        log.append(n)
+        if log == [0, 1]:
+            cell.cancel()
+            await asyncio.sleep(0)
+        return n
+
+    @tool(side_effect=True)
+    async def release():
+        log.append("release")
+
+    @workflow
+    async def agent():
+        try:
+            return [await fetch(n) for n in range(3)]
+        finally:
+            await release()
+
+    cell = loop.create_task(agent())
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(cell)
+    assert log == [0, 1]
+    assert loop.run_until_complete(agent()) == [0, 1, 2]
+    assert log == [0, 1, 1, 2, "release"]
+
+
+def test_a_ctrl_c_inside_a_loop_comes_once(log, loop):
+    """Without ``asyncio.run``, Ctrl-C leaves the loop once, and the loop can go on with the run."""
+
+    @step
+    async def fetch(n):
+        log.append(n)
+        if log == [0, 1]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return n
+
+    @workflow
+    async def agent():
+        return [await fetch(n) for n in range(3)]
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(agent())
+    assert loop.run_until_complete(agent()) == [0, 1, 2]
+    assert log == [0, 1, 1, 2]
+
+
+def test_a_ctrl_c_as_the_run_completes_loses_no_result(log):
+    """Interrupted in its last moment, a run that completed is not begun anew by the next call."""
+
+    @tool(side_effect=True)
+    async def post():
+        log.append("post")
+        os.kill(os.getpid(), signal.SIGINT)
+        return len(log)
+
+    @workflow
+    async def agent():
+        return await post()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == 1
+    assert log == ["post"]
+
+
+# -- one owner -----------------------------------------------------------------------------------
+
+
+def test_a_workflow_inside_itself_is_owned(log):
+    """A run that is called from within itself, outside of its scope, says who executes it."""
+
+    @workflow
+    def agent():
+        with stepwise.background():
+            return agent()
+
+    with pytest.raises(RunOwnedError, match="by this process, in thread MainThread"):
+        agent()
+
+
+def test_a_forgotten_lease_is_no_hindrance(log):
+    """A Ctrl-C in the moment in which a run gives up its lease does not lock it for good."""
+
+    @step
+    def fetch(n):
+        log.append(n)
+        return n
+
+    @workflow
+    def agent():
+        return [fetch(1), fetch(2)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stepwise._run.ActiveRun, "close", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            agent()
+    assert agent() == [1, 2]
+    assert log == [1, 2]
+
+
+def _interrupt(active):
+    raise KeyboardInterrupt
