@@ -428,12 +428,8 @@ class ActiveRun:
         """The same, where a call waits: the main thread may, others that wait may not."""
         idle = self.flows.idle()
         main_thread = self.task is None and self.thread not in (0, *idle)
-        return (
-            self.flows.others_working()
-            or bool(self.flows.others(claiming=True))
-            or main_thread
-            or self._other_tasks(idle)
-        )
+        threads = self.flows.others_working() or bool(self.flows.others(claiming=True))
+        return threads or main_thread or self._other_tasks(idle)
 
     def _other_tasks(self, idle: Container[int] = ()) -> bool:
         here = (_tasks.who(), self.unwinding.main)
