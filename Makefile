@@ -47,6 +47,8 @@ bench: install  ## measure, side by side with the physical limits
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/checkpoint_cost.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/rewrite_cost.py
 
 clean:  ## remove what the other targets made

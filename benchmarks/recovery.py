@@ -93,10 +93,19 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
             )
             for count, spread in spreads.items()
         ]
-        # The least of each: the rest is the noise of starting processes.
-        lows = [spread.low for spread in spreads.values()]
-        flat = common.Spread(max(lows) / min(lows), max(lows) / min(lows), max(lows) / min(lows))
-        rows.append(common.Row("the largest of these in the smallest", flat, "x", limit=_FLAT))
+        turns = [list(found) for found in zip(*times.values(), strict=True)]
+        flat = common.Spread.of([max(found) / min(found) for found in turns])
+        medians = [spread.median for spread in spreads.values()]
+        whole = max(medians) / min(medians)
+        rows.append(
+            common.Row(
+                "the largest of these medians over the smallest",
+                common.Spread.of([whole]),
+                "x",
+                limit=_FLAT,
+                note=f"within one turn: {flat} x",
+            )
+        )
         rows.append(_replay(path, programs[10_000], arguments.rounds))
     return rows
 

@@ -2,7 +2,8 @@
 
 One process runs both in turn, each in a new database: 1,000 steps with results of 1 KB, a
 checkpoint at every step as by default, and 1,000 inserts that wait for the disk (``fsync``) or do
-not (``os``).  Flushes are counted in processes of their own.
+not (``os``).  Processor time is told as well: the part that other users of the disk do not change.
+Flushes are counted in processes of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pickle
 import sqlite3
 import sys
 import time
+from collections.abc import Callable
 
 import common
 
@@ -52,30 +54,42 @@ def sending(count: int) -> int:
     return size
 
 
-def steps(workflow, durability: str, path: pathlib.Path, count: int, **options) -> float:
+Clock = Callable[[], float]
+
+
+def steps(
+    workflow,
+    durability: str,
+    path: pathlib.Path,
+    count: int,
+    clock: Clock = time.perf_counter,
+    **options,
+) -> float:
     """Microseconds per step."""
     run = workflow.options(
         store=f"disk:{path / f'store{next(_serial)}'}", durability=durability, **options
     )
     run.options(run_id="first")(1)  # opens the store
     measured = run.options(run_id="measured")
-    began = time.perf_counter()
+    began = clock()
     measured(count)
-    return (time.perf_counter() - began) / count * 1e6
+    return (clock() - began) / count * 1e6
 
 
-def inserts(synchronous: str, path: pathlib.Path, count: int) -> float:
+def inserts(
+    synchronous: str, path: pathlib.Path, count: int, clock: Clock = time.perf_counter
+) -> float:
     """Microseconds per insert."""
     database = sqlite3.connect(path / f"raw{next(_serial)}.db", isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute(f"PRAGMA synchronous={synchronous}")
     database.execute("CREATE TABLE kv (k TEXT PRIMARY KEY, v BLOB) WITHOUT ROWID")
-    began = time.perf_counter()
+    began = clock()
     for number in range(count):
         value = pickle.dumps(think.__wrapped__(number), 5)
         digest = hmac.digest(b"key", value, hashlib.sha256)
         database.execute("INSERT INTO kv VALUES (?, ?)", (f"run/{number:012d}", digest + value))
-    each = (time.perf_counter() - began) / count * 1e6
+    each = (clock() - began) / count * 1e6
     database.close()
     return each
 
@@ -87,6 +101,7 @@ _KINDS = (
     ("a side effect, fsync", sending, "fsync", "FULL", 3.0, {}),
     ("a step, os", thinking, "os", "NORMAL", 2.0, {}),
     ("a step, os, a checkpoint every 100", thinking, "os", "NORMAL", None, {"every": 100}),
+    ("a step, os, processor time", thinking, "os", "NORMAL", None, {"clock": time.process_time}),
 )
 
 
@@ -95,13 +110,15 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
         for what, workflow, durability, synchronous, limit, options in _KINDS:
-            every = {"checkpoint_every": options.get("every", 1)}
+            every, clock = options.get("every", 1), options.get("clock", time.perf_counter)
             rows.append(
                 common.compare(
                     what,
                     "us",
-                    lambda w=workflow, d=durability, e=every: steps(w, d, path, 1000, **e),
-                    lambda s=synchronous: inserts(s, path, 1000),
+                    lambda w=workflow, d=durability, e=every, c=clock: steps(
+                        w, d, path, 1000, c, checkpoint_every=e
+                    ),
+                    lambda s=synchronous, c=clock: inserts(s, path, 1000, c),
                     f"SQLite WAL {synchronous}",
                     rounds=arguments.rounds,
                     limit=limit,

@@ -201,7 +201,8 @@ class Cache(diskcache.Cache):  # type: ignore[misc]
             self._con.execute(f"INSERT {_INSERT}", row)
 
     def delete(self, key: str) -> None:
-        self._delete(_WHERE, key)
+        if not self._con.execute(f"DELETE {_WHERE} AND filename IS NULL", (key,)).rowcount:
+            self._delete(_WHERE, key)
 
     def drop(self, start: str, end: str) -> None:
         """Delete a range of keys."""
