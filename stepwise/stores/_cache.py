@@ -40,6 +40,7 @@ _SETTINGS = {
     "size_limit": 1 << 62,
     "statistics": 0,
     "tag_index": 0,
+    "sqlite_cache_size": 512,  # pages: what is written is hardly ever read; 8192 are 32 MB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
     "sqlite_synchronous": _NORMAL,  # while it opens, which is a score of commits; then see begin()
