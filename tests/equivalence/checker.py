@@ -16,6 +16,7 @@ import stepwise
 from equivalence.programs import write
 from equivalence.world import Crash, Runaway, world
 from stepwise import _process
+from stepwise._heads import open_head
 from stepwise._runs import seal_for
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore, _Run
@@ -53,9 +54,22 @@ class Moment:
     effects: list
     marks: dict
 
-    def rest(self, trace):
-        """What of a trace has to come after it."""
-        return [entry for n, entry in enumerate(trace) if n >= self.marks.get(entry[0], 0)]
+    def rest(self, trace, got):
+        """What of a trace has to come after it.
+
+        A child run that had failed is executed again, or answered if its caller had gone on.
+        """
+        answered = self._failed() - {run_id for run_id, _ in got}
+        return [
+            entry
+            for n, entry in enumerate(trace)
+            if n >= self.marks.get(entry[0], 0) and entry[0] not in answered
+        ]
+
+    def _failed(self):
+        seal = seal_for(MemoryStore("equivalence"))
+        heads = [run.head for run in self.runs.values() if run.head is not None]
+        return {head.run_id for head in heads if open_head(seal, head).status == "failed"}
 
 
 class RecordingStore(MemoryStore):
@@ -135,10 +149,10 @@ def check(program, sample=None, seed=0):
     try:
         plain, whole, moments = _undisturbed(program)
         for moment in _some(moments, sample, choose):
-            again = _recover(program, plain, whole, moment, f"killed {_when(moment)}")
+            trace, again = _recover(program, plain, whole, moment, f"killed {_when(moment)}")
             tally.crashes += 1
             for second in _some(again, 1 if sample else 3, choose):
-                rest = replace(whole, trace=moment.rest(whole.trace))
+                rest = replace(whole, trace=trace)
                 what = f"killed {_when(moment)}, and again {_when(second)}"
                 joined = replace(second, effects=moment.effects + second.effects)
                 _recover(program, plain, rest, joined, what)
@@ -187,16 +201,16 @@ def _checkpoints(moment):
 
 
 def _recover(program, plain, whole, moment, what):
-    """Go on where a killed process stopped; the moments of this recovery."""
+    """Go on where a killed process stopped; the trace and the moments of this recovery."""
     store = RecordingStore(moment.runs)
     got = _ended(program, store, what)
     main = next(iter(moment.runs.values()))
     if main.head is not None and main.head.finished:
         replace(plain, effects=[], trace=[]).compare(got, f"{what}: a completed run")
-        return []
-    expected = replace(whole, trace=moment.rest(whole.trace))
+        return [], []
+    expected = replace(whole, trace=moment.rest(whole.trace, got.trace))
     expected.compare(replace(got, effects=moment.effects + got.effects), what)
-    return _crashes(got, store)
+    return got.trace, _crashes(got, store)
 
 
 def _crashes(observed, store):
@@ -214,7 +228,7 @@ def _interrupt(program, plain, whole, number):
     except Crash:
         moment = Moment(store.copied(), world.effects, world.marks)
     got = _ended(program, RecordingStore(moment.runs), what)
-    expected = replace(whole, trace=moment.rest(whole.trace))
+    expected = replace(whole, trace=moment.rest(whole.trace, got.trace))
     expected.compare(replace(got, effects=moment.effects + got.effects), what)
 
 

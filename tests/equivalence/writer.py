@@ -315,7 +315,7 @@ class Writer:
         h = self.name("h")
         managers = [f"Good() as {h}", "Good()", "suppress(LookupError)", f"bad() as {h}"]
         managers += [f"Good(box) as {h}", f"Good() as {h}, suppress(ValueError)", "Good(), bad()"]
-        managers += [f"nullcontext([7]) as {h}", f"Good({self.step()}) as {h}"]
+        managers += [f"nullcontext([7]) as {h}", f"Good({self.wait}st(3)) as {h}"]
         manager = self.any(managers)
         wait = self.is_async and manager.startswith("Good") and "," not in manager
         lines = [f"{'async ' if wait and self.chance() < 0.8 else ''}with {manager}:"]
