@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import random
 
 import pytest
 
@@ -263,6 +265,76 @@ def test_a_failure_that_a_clean_up_handled():
         agent()
     broken.clear()
     assert agent() == "think"
+
+
+class Program:
+    """A random workflow of steps and side effects that fail, handled or not, at any depth."""
+
+    def __init__(self, chance):
+        self.chance = chance
+        self.calls = 0
+        self.source = "def agent():\n" + self.block(3, "    ")
+
+    def block(self, depth, indent):
+        return "".join(self.statement(depth, indent) for _ in range(self.chance.randint(1, 3)))
+
+    def statement(self, depth, indent):
+        kind = self.chance.choice(("call", "finally", "except", "raise")) if depth else "call"
+        if kind == "call":
+            self.calls += 1
+            step = self.chance.choice(("some_step", "some_tool", "some_tool", "both"))
+            return f"{indent}{step}('{self.calls}')\n"
+        inner = f"{indent}    "
+        body, clean_up = self.block(depth - 1, inner), self.block(depth - 1, inner)
+        head = "finally" if kind == "finally" else "except ValueError"
+        tail = f"{inner}raise\n" if kind == "raise" else ""
+        return f"{indent}try:\n{body}{indent}{head}:\n{clean_up}{tail}"
+
+    def act(self, name):
+        sent.append(name)
+        if self.chance.random() < self.risk:
+            raise ValueError(name)
+
+    def load(self, path):
+        path.write_text(self.source, encoding="utf-8")
+        some_step = step(name="some_step")(self.act)
+        some_tool = tool(side_effect=True, name="some_tool")(self.act)
+        both = step(name="both")(lambda name: (some_step(name + "a"), some_tool(name + "b")))
+        names = {"some_step": some_step, "some_tool": some_tool, "both": both}
+        exec(compile(self.source, str(path), "exec"), names)
+        return workflow(names["agent"])
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("STEPWISE_EXAMPLES", "40"))))
+def test_random_programs(tmp_path, seed):
+    """What is in doubt is never repeated before it is settled, and nothing else holds a run up."""
+    program = Program(random.Random(seed))
+    agent = program.load(tmp_path / "agent.py")
+    doubtful = set()
+    for risk in (0.25, 0.25, 0.15, 0.15, 0.05, 0.05, 0, 0, 0):
+        sent.clear()
+        program.risk = risk
+        stopped = completed = False
+        try:
+            agent()
+            completed = True
+        except ValueError:
+            pass
+        except StepInDoubtError:
+            stopped = True
+        assert doubtful.isdisjoint(sent), program.source
+        if completed:
+            return
+        [run] = stepwise.runs()
+        steps = [each for each in run.steps if each.status == "in_doubt"]
+        doubtful = {each.arguments.split("'")[1] for each in steps}
+        if stopped:
+            assert steps, program.source
+            for each in steps:
+                happened = program.chance.random() < 0.5
+                run.resolve(each.number, Landed(None) if happened else DidNotHappen)
+            doubtful = set()
+    raise AssertionError(f"it never ends:\n{program.source}")
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

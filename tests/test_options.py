@@ -293,7 +293,7 @@ def test_options_of_workflows(options):
         (step(retrys=3), r"@step of '_add' has no option 'retrys': did you mean 'retries'\?"),
         (tool(sideeffect=True), "did you mean 'side_effect'"),
         (workflow(checkpoint_evry=3), "@workflow of '_add' .* did you mean 'checkpoint_every'"),
-        (lambda f: workflow(f).options(zzz=1), "'zzz'; its options are checkpoint_every, comp"),
+        (lambda f: workflow(f).options(zzz=1), "'zzz'; its options are checkpoint_every, "),
         (step(side_effect=True), "@step of '_add' has no option 'side_effect', .* to @tool"),
         (workflow(retries=3), "'retries', which belongs to @step"),
         (step(backof=3), "its options are backoff, ignore, key, name, retries, retry_on, timeout"),
