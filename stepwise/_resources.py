@@ -125,7 +125,8 @@ def reenterable(manager: Any) -> Any:
     A run cannot resume inside ``with open(path) as file:`` or inside a transaction: position and
     content would be lost.  It goes back to before the block.  Inside a manager that can simply be
     made and entered again it can: ``with reenterable(manager) as name:`` says so of one, and
-    ``reenterable(Class)``, also as a decorator, of all of a class.
+    ``reenterable(Class)``, also as a decorator, of all of a class.  On resume the head of the
+    ``with`` is evaluated again, with the variables as they are then.
     """
     if isinstance(manager, type):
         _registered.add(manager)
