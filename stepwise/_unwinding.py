@@ -48,6 +48,7 @@ class Unwinding:
         # What the caller was handling when it called the workflow is none of its business.
         self._ambient = sys.exc_info()[1]
         self._pending: dict[int, int] = {}  # number of a failed call -> flow it failed in
+        self._cancelled: set[int] = set()  # those that were cancelled
         # flow -> calls made while handling, with the errors that were being handled
         self._made: dict[int, list[tuple[int, list[BaseException]]]] = {}
 
@@ -62,6 +63,8 @@ class Unwinding:
         error.__dict__[_ATTRIBUTE] = (*calls, (self._run_id, number))
         if pending:
             self._pending[number] = _tasks.who()
+            if _tasks.is_cancellation(error):
+                self._cancelled.add(number)
 
     def numbers(self, error: BaseException | None) -> list[int]:
         """The calls that failed with an exception of this chain, the nearest first."""
@@ -112,7 +115,10 @@ class Unwinding:
         handled = tuple(
             number
             for number, flow in self._pending.items()
-            if number not in still and here in (flow, self.main)
+            if number not in still
+            and here in (flow, self.main)
+            # What a failing task group cancels is no part of its error, nor handled by a clean-up.
+            and (number not in self._cancelled or flow == here or handling is None)
         )
         for number in handled:
             del self._pending[number]
@@ -141,7 +147,10 @@ class Unwinding:
 
     def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """At the end of the run: the calls to try again, and those that were handled."""
-        retry = tuple(sorted(set(self.numbers(error))))
+        again = set(self.numbers(error))
+        if error is not None:  # what else was cancelled was so because of the failure
+            again |= self._cancelled & self._pending.keys()
+        retry = tuple(sorted(again))
         handled = tuple(number for number in self._pending if number not in retry)
         self._pending.clear()
         return retry, handled

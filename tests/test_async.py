@@ -1,0 +1,339 @@
+"""Asynchronous workflows: branches side by side, timeouts, cancellation."""
+
+import asyncio
+import re
+import sys
+import threading
+
+import pytest
+
+import stepwise
+from stepwise import (
+    RunOwnedError,
+    RunWarning,
+    StepInDoubtError,
+    StepTimeoutError,
+    step,
+    tool,
+    workflow,
+)
+
+needs_311 = pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11")
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of tasks
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+def crash(log, *, after):
+    """What a step calls to fail once: when it logs ``after`` for the first time."""
+
+    def passing(what):
+        log.append(what)
+        if what == after and log.count(what) == 1:
+            raise OSError(what)
+        return what
+
+    return passing
+
+
+def statuses():
+    (run,) = stepwise.runs()
+    return [(each.name, each.status) for each in run.steps]
+
+
+# -- branches ------------------------------------------------------------------------------------
+
+
+def test_gather_goes_on_where_each_branch_stopped(log):
+    """Steps that branches had done by the crash are not done again, in whatever order they ran."""
+    passing = crash(log, after="c3")
+
+    @step
+    async def fetch(what):
+        await asyncio.sleep(0)
+        return passing(what)
+
+    async def branch(name):
+        return [await fetch(f"{name}{n}") for n in range(5)]
+
+    @workflow
+    async def agent():
+        return await asyncio.gather(*[branch(name) for name in "abc"])
+
+    with pytest.raises(OSError, match="c3"):
+        asyncio.run(agent())
+    result = asyncio.run(agent())
+    assert result == [[f"{name}{n}" for n in range(5)] for name in "abc"]
+    assert sorted(set(log)) == sorted(what for branch in result for what in branch)
+    assert log.count("c3") == 2
+    assert all(log.count(f"{name}{n}") == 1 for name in "abc" for n in range(3))
+
+
+@needs_311
+def test_a_task_group_that_fails_is_resumed(log):
+    """What a task group cancels when one of its tasks fails runs again; what was done does not."""
+    passing = crash(log, after="b")
+
+    @step
+    async def fetch(what):
+        return passing(what)
+
+    @step
+    async def wait():
+        if "b" not in log:
+            await asyncio.Event().wait()
+        return passing("wait")
+
+    @workflow
+    async def agent():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in (fetch("a"), wait(), fetch("b"))]
+        return [task.result() for task in tasks]
+
+    if sys.version_info >= (3, 11):
+        with pytest.raises(ExceptionGroup):  # noqa: F821
+            asyncio.run(agent())
+    log.append("b")
+    assert asyncio.run(agent()) == ["a", "wait", "b"]
+    assert log.count("a") == 1
+
+
+def test_the_first_of_several_wins_again(log):
+    """After ``FIRST_COMPLETED``, the winner is answered by the journal, and wins again."""
+
+    @step
+    async def race(name):
+        log.append(name)
+        if name != "b":
+            await asyncio.Event().wait()
+        return name
+
+    @step
+    async def use(name):
+        log.append(f"use {name}")
+        if log.count("use b") == 1:
+            raise OSError
+        return name
+
+    @workflow
+    async def agent():
+        tasks = [asyncio.ensure_future(race(name)) for name in "abc"]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if pending:  # what was cancelled has ended already when the run is resumed
+            await asyncio.wait(pending)
+        return await use(next(task for task in done if not task.cancelled()).result())
+
+    with pytest.raises(OSError):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == "b"
+    assert log.count("b") == 1
+
+
+def test_a_task_that_is_left_behind_is_cancelled_and_told(log):
+    """A run does not end before its tasks: they are cancelled, awaited, and named in a warning."""
+
+    @step
+    async def endless():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            log.append("ended")
+
+    @workflow
+    async def agent():
+        log.append(asyncio.ensure_future(endless()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return "done"
+
+    with pytest.warns(RunWarning, match="1 of its tasks were still running"):
+        assert asyncio.run(agent()) == "done"
+    assert log[-1] == "ended"
+
+
+def test_equal_calls_side_by_side_are_refused(log):
+    """The same run twice in one ``gather`` is one too many; the error names the task."""
+
+    @step
+    async def work():
+        log.append("work")
+        await asyncio.sleep(0)
+        return 1
+
+    @workflow
+    async def agent(task):
+        return await work()
+
+    async def main():
+        return await asyncio.gather(agent("x"), agent("x"), return_exceptions=True)
+
+    first, second = asyncio.run(main())
+    assert first == 1
+    assert isinstance(second, RunOwnedError)
+    assert re.search("by this process, in task .* in thread MainThread", str(second))
+    assert log == ["work"]
+
+
+# -- timeouts and cancellation -------------------------------------------------------------------
+
+
+def test_a_timeout_that_was_handled_is_an_outcome(log):
+    """A step that ``wait_for`` cancelled stays cancelled on resume, and is not run again."""
+
+    @tool(side_effect=True)
+    async def slow():
+        log.append("slow")
+        await asyncio.Event().wait()
+
+    @step
+    def note(what):
+        log.append(what)
+        if log.count(what) == 1:
+            raise OSError
+        return what
+
+    @workflow
+    async def agent():
+        try:
+            await asyncio.wait_for(slow(), 0.01)
+        except asyncio.TimeoutError:
+            log.append("handled")
+        return note("noted")
+
+    with pytest.raises(OSError):
+        asyncio.run(agent())
+    assert statuses() == [("slow", "cancelled"), ("note", "failed")]
+    assert asyncio.run(agent()) == "noted"
+    assert log == ["slow", "handled", "noted", "noted"]
+
+
+def test_a_cancelled_side_effect_is_in_doubt(log):
+    """A side effect that a Ctrl-C or a shutdown cancelled is neither repeated nor forgotten."""
+    task = None
+
+    @tool(side_effect=True)
+    async def post():
+        log.append("post")
+        task.cancel()
+        await asyncio.Event().wait()
+
+    @workflow
+    async def agent():
+        await post()
+
+    async def main():
+        nonlocal task
+        task = asyncio.ensure_future(agent())
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    with pytest.raises(StepInDoubtError, match="started and never finished"):
+        asyncio.run(agent())
+    assert log == ["post"]
+
+
+@pytest.mark.parametrize("cancels", ["the caller", "the workflow"])
+def test_a_cancellation_during_a_backoff_does_not_hang(log, cancels):
+    """Cancelled while it waits for its next attempt, a step ends, and so does the run."""
+    waiting, left = asyncio.Event(), [cancels]
+
+    def backoff(number):
+        waiting.set()
+        return 3600.0
+
+    @step(retries=3, backoff=backoff)
+    async def flaky():
+        log.append("flaky")
+        if len(log) == 1:
+            raise OSError
+        return "done"
+
+    @workflow
+    async def agent():
+        call = asyncio.ensure_future(flaky())
+        await waiting.wait()
+        if left == ["the workflow"]:
+            left.clear()
+            call.cancel()
+        return await call
+
+    async def main():
+        task = asyncio.ensure_future(agent())
+        await waiting.wait()
+        if cancels == "the caller":
+            task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert asyncio.run(agent()) == "done"
+    assert log == ["flaky", "flaky"]
+
+
+def test_an_async_step_past_its_timeout_is_cancelled(log):
+    """A coroutine step that takes longer than its timeout is cancelled, and tried again."""
+
+    @step(timeout=0.01, retries=1, backoff=0)
+    async def slow():
+        log.append("slow")
+        if len(log) == 1:
+            await asyncio.Event().wait()
+        return len(log)
+
+    @workflow
+    async def agent():
+        return await slow()
+
+    assert asyncio.run(agent()) == 2
+
+
+def test_a_plain_step_past_its_timeout_is_abandoned():
+    """A plain function cannot be stopped: its thread is left alone and its late result dropped."""
+    go, ended = threading.Event(), threading.Event()
+
+    @step(timeout=0.01)
+    def slow():
+        go.wait()
+        ended.set()
+        return "late"
+
+    @workflow
+    def agent():
+        try:
+            return slow()
+        except StepTimeoutError:
+            return "in time"
+
+    assert agent() == "in time"
+    go.set()
+    assert ended.wait(10)
+    assert stepwise.runs()[0].result == "in time"
+
+
+def test_a_side_effect_past_its_timeout_is_not_tried_again(log):
+    """A timeout proves nothing: a side effect is not repeated, whatever its ``retries``."""
+    go = threading.Event()
+
+    @tool(side_effect=True, timeout=0.01, retries=3, fails_cleanly=ValueError)
+    def post():
+        log.append("post")
+        go.wait()
+
+    @workflow
+    def agent():
+        post()
+
+    with pytest.raises(StepTimeoutError):
+        agent()
+    with pytest.raises(StepInDoubtError, match="does not prove that nothing happened"):
+        agent()
+    go.set()
+    assert log == ["post"]
