@@ -1,0 +1,214 @@
+"""Threads, pools and processes beside a run: what belongs to it, what does not, who owns it."""
+
+import asyncio
+import os
+import pathlib
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import stepwise
+from stepwise import OutsideRunError, RunOwnedError, UnrecordedCallWarning, step, tool, workflow
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+
+from harness import Lab
+
+pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of threads
+
+
+@step
+def fetch(n):
+    return n * 10
+
+
+def names():
+    (run,) = stepwise.runs()
+    return [each.name for each in run.steps]
+
+
+# -- what belongs to a run -----------------------------------------------------------------------
+
+
+def in_thread(call):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_pool(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def in_loop(call):
+    async def main():
+        return await asyncio.to_thread(call)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("started", [in_thread, in_pool, in_loop])
+def test_a_thread_that_the_workflow_starts_belongs_to_the_run(started):
+    """A step called in a thread, a pool or ``to_thread`` is recorded like any other."""
+
+    @workflow
+    def agent():
+        return started(lambda: fetch(1))
+
+    assert agent() == 10
+    assert names() == ["fetch"]
+
+
+def test_a_thread_from_before_the_run_is_no_part_of_it():
+    """A step called where no run is visible runs unrecorded, and never in silence."""
+    asked, told, warned = threading.Event(), threading.Event(), []
+
+    def serve():
+        asked.wait()
+        with pytest.warns(UnrecordedCallWarning, match="called where no run is visible") as caught:
+            fetch(1)
+        warned.extend(caught)
+        told.set()
+
+    server = threading.Thread(target=serve)
+    server.start()
+
+    @workflow
+    def agent():
+        asked.set()
+        told.wait()
+
+    agent()
+    server.join()
+    assert warned
+    assert names() == []
+
+
+def test_a_background_thread_is_a_plain_one():
+    """Under ``stepwise.background()`` steps are plain functions, without a warning."""
+
+    @workflow
+    def agent():
+        with stepwise.background():
+            return in_thread(lambda: fetch(1))
+
+    assert agent() == 10
+    assert names() == []
+
+
+def test_a_thread_that_outlives_its_run_cannot_record():
+    """A step called after the run has ended raises, and says to join what is started."""
+    ended, errors = threading.Event(), []
+
+    def late():
+        ended.wait()
+        with pytest.raises(OutsideRunError, match="had ended") as caught:
+            fetch(1)
+        errors.append(caught)
+
+    thread = threading.Thread(target=late)
+
+    @workflow
+    def agent():
+        thread.start()
+
+    agent()
+    ended.set()
+    thread.join()
+    assert errors
+
+
+def test_no_checkpoint_while_a_thread_of_the_workflow_is_alive():
+    """What a living thread would do is in no checkpoint, so none is taken before it has ended."""
+    go = threading.Event()
+    taken = []
+
+    def work():
+        go.wait()
+        fetch(7)
+
+    threads = []
+
+    @workflow
+    def agent():
+        threads.append(threading.Thread(target=work))
+        threads[0].start()
+        fetch(1)
+        taken.append(len(stepwise.current_run().checkpoints))
+        go.set()
+        threads.pop().join()
+        fetch(2)
+        taken.append(len(stepwise.current_run().checkpoints))
+
+    agent()
+    assert taken[0] == 0
+    assert names() == ["fetch"] * 3
+
+
+# -- forks ---------------------------------------------------------------------------------------
+
+
+def test_a_step_in_a_forked_child_raises():
+    """A forked child is not the run: a step called there raises instead of writing into it."""
+
+    @workflow
+    def agent():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                fetch(1)
+            except OutsideRunError:
+                os._exit(42)
+            os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), fetch(2)
+
+    assert agent() == (42, 20)
+    assert names() == ["fetch"]
+
+
+# -- one owner -----------------------------------------------------------------------------------
+
+
+def test_a_second_thread_cannot_have_the_same_run():
+    """Called in two threads at once, a run is executed in one; the other is told by which."""
+    inside, leave, errors = threading.Event(), threading.Event(), []
+
+    @tool(side_effect=True)
+    def wait():
+        inside.set()
+        leave.wait()
+
+    @workflow
+    def agent():
+        wait()
+        return "done"
+
+    results = []
+    first = threading.Thread(target=lambda: results.append(agent()), name="the first")
+    first.start()
+    inside.wait()
+    with pytest.raises(RunOwnedError, match="by this process, in thread the first") as caught:
+        agent()
+    errors.append(caught)
+    leave.set()
+    first.join()
+    assert results == ["done"]
+
+
+def test_a_second_process_cannot_have_the_same_run():
+    """It is told at once which process has it, and takes over at once when that is killed."""
+    with Lab("plain.py") as lab, lab.popen(die_at="post(task 10) after", how="pause") as owner:
+        assert owner.stdout.readline() == "paused\n"
+        second = lab.run()
+        assert second.code == 1
+        assert f"is being executed by process {owner.pid} on" in second.text
+        assert " since 20" in second.text
+        owner.kill()
+        owner.wait()
+        assert len(lab.run_to_end()) == 1  # it was inside a side effect
+        assert lab.did["post(task 10)"] == 1
