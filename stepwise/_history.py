@@ -83,7 +83,10 @@ class StepRecord:
         """The exception that a failed step raised."""
         record = self._entry.record
         if isinstance(record, Outcome) and record.status != "completed":
-            return _codec.decode_error(self._entry.payload, record.form)
+            told = (self._entry.payload, record.form)
+            if record.changed:
+                told = look_into_value(*told, record.changed)
+            return _codec.decode_error(*told)
         return None
 
     @property

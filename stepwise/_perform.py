@@ -236,25 +236,27 @@ def _answer(
     active = scope.run
     call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
     outcome = recorded.outcome
-    if outcome is not None and outcome.status != "completed":
-        result = Result(error=active.codec.decode_error(payload, outcome.form))
-        assert result.error is not None
-        active.unwinding.failed(call.number, result.error, pending=False)
-    else:
-        try:
-            if outcome is not None and outcome.changed:
-                active.codec.check(outcome.form)
-                around = performer.watch(bound).around
-                result = Result(replay_changed(payload, outcome.form, around))
-            else:
-                form = getattr(record, "form", None)
-                result = Result(active.codec.decode(payload, form, performer.returns))
-        except UnreadableValueError as error:
-            if call.effect and not call.child:
-                why = f"{call.name} returned, but {error}"
-                raise active.stop(in_doubt(active, recorded, why)) from error
-            notice(f"run {active.run_id}: {call.name} runs again, since {error}")
-            return None
+    failed = outcome is not None and outcome.status != "completed"
+    value, form = None, getattr(record, "form", None)
+    try:
+        if outcome is not None and outcome.changed:
+            active.codec.check(form)
+            value = replay_changed(payload, form, performer.watch(bound).around)
+            if failed:
+                payload, form = value
+        elif not failed:
+            value = active.codec.decode(payload, form, performer.returns)
+        result = Result(value)
+        if failed:
+            result = Result(error=active.codec.decode_error(payload, form))
+            assert result.error is not None
+            active.unwinding.failed(call.number, result.error, pending=False)
+    except UnreadableValueError as error:
+        if call.effect and not call.child:
+            why = f"{call.name} returned, but {error}"
+            raise active.stop(in_doubt(active, recorded, why)) from error
+        notice(f"run {active.run_id}: {call.name} runs again, since {error}")
+        return None
     active.answered(scope, recorded)
     return result
 
@@ -304,7 +306,10 @@ def _execute(
             raise
         finally:
             if delay is None:
-                _record_failure(scope, call, result.error, inner.inner, number, clean=clean)
+                left = watch.around if call.child and watch.changed() else None
+                _record_failure(
+                    scope, call, result.error, inner.inner, number, clean=clean, around=left
+                )
         if delay is None:
             return result
         yield Sleep(delay)
@@ -329,8 +334,13 @@ def _record_failure(
     attempts: int,
     *,
     clean: bool,
+    around: Surroundings | None,
 ) -> None:
-    """Record what a call raised, unless it is the run that is being stopped."""
+    """Record what a call raised, unless it is the run that is being stopped.
+
+    Args:
+        around: the arguments, if it changed them.
+    """
     active = scope.run
     if isinstance(error, RunStopped):
         active.stop(error)
@@ -340,7 +350,9 @@ def _record_failure(
         status: Literal["cancelled", "failed"] = (
             "cancelled" if _tasks.is_cancellation(error) else "failed"
         )
-        active.outcome(scope, call, status, error, inner=inner, attempts=attempts, clean=clean)
+        active.outcome(
+            scope, call, status, error, inner=inner, attempts=attempts, clean=clean, around=around
+        )
 
 
 # -- doubt ---------------------------------------------------------------------------------------

@@ -364,13 +364,15 @@ class ActiveRun:
             NotRecordableError: its value cannot be recorded.
         """
         failed = status != "completed"
+        problem = self.codec.encode_error(value) if failed else None
         changed = None
         if around is not None and not self.codec.data_only:
-            changed = encode_changed(value, around)
+            told = value if problem is None else (problem.data, problem.form)
+            changed = encode_changed(told, around)
         if changed is not None:
             encoded = changed
-        elif failed:
-            encoded = self.codec.encode_error(value)
+        elif problem is not None:
+            encoded = problem
         else:
             encoded = self.codec.encode(value, f"the value returned by {call.name!r}", kind)
         outcome = Outcome(

@@ -386,3 +386,27 @@ def test_what_a_child_left_behind():
     """,
         exactly=False,
     )
+
+
+def test_what_a_failed_child_left_behind():
+    """So does one that failed, where its caller went on."""
+    survives(
+        """
+        @workflow
+        def child(notes):
+            notes.append(work(1))
+            raise ValueError("no")
+
+        @workflow(checkpoint_every=50)
+        def run():
+            notes = []
+            try:
+                child(notes)
+            except ValueError as error:
+                notes.append(str(error))
+            work(2)
+            work(3)
+            return notes
+    """,
+        exactly=False,
+    )
