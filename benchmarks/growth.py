@@ -15,6 +15,7 @@ import pathlib
 import statistics
 import sys
 import time
+from collections import deque
 
 import common
 
@@ -23,13 +24,14 @@ import stepwise
 _WINDOW = 200
 _TWICE = 2.0
 _MEMORY = 1.1
-_at: list[float] = []
+_first: list[float] = []
+_last: deque[float] = deque(maxlen=_WINDOW)  # no list of all: it is memory that grows
 _memory: list[float] = []
 
 
 @stepwise.step
 def think(number: int) -> bytes:
-    _at.append(time.perf_counter())
+    (_first if len(_first) < _WINDOW else _last).append(time.perf_counter())
     if number % 1000 == 0:
         _memory.append(resident())
     return number.to_bytes(4, "big") * 256
@@ -56,10 +58,14 @@ def resident() -> float:
 
 def run(count: int) -> tuple[float, float]:
     """Microseconds of a step about the 50th, and of the last ones."""
-    _at.clear()
+    _first.clear()
+    _last.clear()
     agent.options(fresh=True)(count)
-    steps = [(b - a) * 1e6 for a, b in itertools.pairwise(_at)]
-    return statistics.median(steps[:_WINDOW]), statistics.median(steps[-_WINDOW:])
+    early, late = (
+        statistics.median((b - a) * 1e6 for a, b in itertools.pairwise(times))
+        for times in (_first, _last)
+    )
+    return early, late
 
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
