@@ -376,7 +376,9 @@ def conclude(
     """
     active = opened.active
     if active.stopped is not None:
-        raise active.stopped from (None if error is active.stopped else error)
+        if error is active.stopped:
+            raise error
+        raise active.stopped from error
     changed: dict[str, str] = {}
     if error is None and again:
         active.finish("completed", value, None)

@@ -1,0 +1,297 @@
+"""Failures: those that a workflow handles, those that end it, and side effects that raise."""
+
+import pytest
+
+import stepwise
+from stepwise import DidNotHappen, Inconclusive, Landed, StepInDoubtError, step, tool, workflow
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def once(log):
+    """What a step calls to log itself, and to raise ``error`` the first time."""
+
+    def logging(what, error=None):
+        log.append(what)
+        if error is not None and log.count(what) == 1:
+            raise error
+        return what
+
+    return logging
+
+
+# -- steps ---------------------------------------------------------------------------------------
+
+
+def test_a_handled_failure_is_an_outcome(log, once):
+    """A failure that the workflow went on from is raised again on resume, without a new attempt."""
+
+    @step
+    def fetch(what):
+        return once(what, ValueError(what))
+
+    @step
+    def store(what):
+        return once(what, OSError(what))
+
+    @workflow(checkpoint_every=100)
+    def agent():
+        try:
+            found = fetch("page")
+        except ValueError as error:
+            found = f"no {error}"
+        return store(found)
+
+    with pytest.raises(OSError, match="no page"):
+        agent()
+    assert agent() == "no page"
+    assert log == ["page", "no page", "no page"]
+
+
+def test_a_failure_that_ended_the_run_is_tried_again(log, once):
+    """The step that failed, and every one in the chain of the error, has another attempt."""
+
+    @step
+    def first():
+        return once("first", ValueError("1"))
+
+    @step
+    def second():
+        return once("second", OSError("2"))
+
+    @workflow
+    def agent():
+        try:
+            return first()
+        except ValueError:
+            return second()
+
+    with pytest.raises(OSError, match="2"):
+        agent()
+    assert agent() == "first"
+    assert log == ["first", "second", "first"]
+
+
+def test_cleanup_after_a_failure_is_done_again_with_it(log, once):
+    """Steps in ``finally`` run at the failure, and again at the end of the next attempt."""
+
+    @step
+    def work():
+        return once("work", ValueError())
+
+    @tool(side_effect=True)
+    def release():
+        return once("release")
+
+    @workflow
+    def agent():
+        try:
+            return work()
+        finally:
+            release()
+
+    with pytest.raises(ValueError):
+        agent()
+    assert log == ["work", "release"]
+    assert agent() == "work"
+    assert log == ["work", "release", "work", "release"]
+
+
+def test_the_exception_is_the_one_that_was_raised():
+    """An exception leaves step and workflow as it is: same object, nothing wrapped around it."""
+    error = ValueError("mine")
+
+    @step
+    def work():
+        raise error
+
+    @workflow
+    def agent():
+        work()
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        agent()
+    assert caught.value is error
+
+
+# -- side effects that raise ---------------------------------------------------------------------
+
+
+def test_a_side_effect_that_raised_is_in_doubt(log, once):
+    """An exception out of a side effect proves nothing: the next attempt stops and asks."""
+
+    @tool(side_effect=True)
+    def post():
+        return once("post", OSError("timed out"))
+
+    @workflow
+    def agent():
+        return post()
+
+    with pytest.raises(OSError, match="timed out"):
+        agent()
+    with pytest.raises(StepInDoubtError, match="does not prove that nothing happened"):
+        agent()
+    assert log == ["post"]
+
+
+def test_a_clean_failure_is_tried_again(log, once):
+    """An exception in ``fails_cleanly`` says that nothing happened: the call is made again."""
+
+    @tool(side_effect=True, fails_cleanly=ConnectionRefusedError)
+    def post():
+        return once("post", ConnectionRefusedError())
+
+    @workflow
+    def agent():
+        return post()
+
+    with pytest.raises(ConnectionRefusedError):
+        agent()
+    assert agent() == "post"
+    assert log == ["post", "post"]
+
+
+def test_an_idempotent_side_effect_is_retried_with_its_key(log):
+    """Each attempt of an idempotent tool, in this process and the next, has the same key."""
+    keys = []
+
+    @tool(side_effect=True, idempotent=True, retries=1, backoff=0, in_doubt="retry")
+    def post():
+        keys.append(stepwise.current_step().idempotency_key)
+        if len(keys) < 4:
+            raise OSError
+        return "posted"
+
+    @workflow
+    def agent():
+        return post()
+
+    with pytest.raises(OSError):
+        agent()
+    assert agent() == "posted"
+    assert len(keys) == 4
+    assert len(set(keys)) == 1
+
+
+# -- settling what is in doubt -------------------------------------------------------------------
+
+
+def interrupted(log, **options):
+    """A workflow whose side effect was interrupted; what it is asked is logged."""
+
+    @tool(side_effect=True, **options)
+    def post(text):
+        log.append(stepwise.current_step().idempotency_key)
+        if len(log) == 1:
+            raise KeyboardInterrupt
+        return "posted"
+
+    @workflow
+    def agent():
+        return post("hello")
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    return agent
+
+
+def test_retry_repeats_with_the_recorded_key(log):
+    """``in_doubt="retry"`` runs it again, with the key that the first attempt sent outside."""
+    agent = interrupted(log, in_doubt="retry")
+    assert agent() == "posted"
+    assert len(log) == 2
+    assert len(set(log)) == 1
+
+
+def test_skip_returns_none(log):
+    """``in_doubt="skip"`` goes on as if it had returned nothing, and remembers that."""
+    assert interrupted(log, in_doubt="skip")() is None
+    assert len(log) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "result", "attempts"),
+    [
+        (Landed("found"), "found", 1),
+        (DidNotHappen, "posted", 2),
+        (DidNotHappen(), "posted", 2),
+    ],
+)
+def test_reconcile_is_asked(log, answer, result, attempts):
+    """A ``reconcile`` function gets arguments, key and time of the call, and its answer counts."""
+    asked = []
+
+    def reconcile(call):
+        asked.append(call)
+        return answer
+
+    agent = interrupted(log, in_doubt=reconcile)
+    assert agent() == result
+    assert len(log) == attempts
+    (call,) = asked
+    assert call.arguments == {"text": "hello"}
+    assert call.idempotency_key == log[0]
+    assert call.error is None
+    assert call.started_at > 0
+
+
+@pytest.mark.parametrize("answer", [Inconclusive, None, True])
+def test_reconcile_that_does_not_know_stops_the_run(log, answer):
+    """An inconclusive or meaningless answer leaves the doubt to a person."""
+    agent = interrupted(log, in_doubt=lambda call: answer)
+    with pytest.raises(StepInDoubtError, match=r"could not tell|instead of Landed"):
+        agent()
+    assert len(log) == 1
+
+
+def test_reconcile_that_fails_stops_the_run(log):
+    """An error while asking is not an answer; it is the cause of the doubt."""
+
+    def reconcile(call):
+        raise OSError("no route")
+
+    agent = interrupted(log, in_doubt=reconcile)
+    with pytest.raises(StepInDoubtError, match="no route") as caught:
+        agent()
+    assert isinstance(caught.value.__cause__, OSError)
+    assert len(log) == 1
+
+
+# -- what cannot be swallowed --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("swallowed", [Exception, BaseException])
+def test_a_doubt_cannot_be_swallowed(log, swallowed):
+    """Even ``except BaseException`` does not get a run on: every later call raises it again."""
+
+    @tool(side_effect=True)
+    def post():
+        log.append("post")
+        raise KeyboardInterrupt
+
+    @step
+    def go_on():
+        log.append("went on")
+
+    @workflow
+    def agent():
+        for _ in range(2):
+            try:
+                post()
+            except swallowed:
+                if log == ["post"]:  # the first attempt: let the Ctrl-C out
+                    raise
+        go_on()
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    log.clear()
+    with pytest.raises(StepInDoubtError):
+        agent()
+    assert "post" not in log
+    assert "went on" not in log
