@@ -388,23 +388,17 @@ def conclude(
     elif isinstance(error, Exception) and active.begun and not active.interrupted:
         active.finish("failed", error, active.codec.encode_error(error))
         if active.parent is not None:  # answered with this error, it has done to them the same
-            changed = _changed(opened)
+            changed = opened.body.changed(opened.before)
     # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
     return changed
 
 
-def _changed(opened: Opened) -> dict[str, str]:
-    """The objects that the run was given, if it changed them."""
-    around = opened.body.arguments()
-    return around.kinds() if record_arguments(around) != opened.before else {}
-
-
 def _encode_result(opened: Opened, value: Any) -> tuple[_codec.Encoded | None, dict[str, str]]:
-    around = opened.body.arguments()
-    if not opened.active.codec.data_only and _changed(opened):
-        encoded = encode_changed(value, around)
+    changed = opened.body.changed(opened.before)
+    if changed and not opened.active.codec.data_only:
+        encoded = encode_changed(value, opened.body.arguments())
         if encoded is not None:
-            return encoded, around.kinds()
+            return encoded, changed
     label = opened.active.facts.label
     try:
         kind = opened.returns

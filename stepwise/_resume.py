@@ -14,7 +14,7 @@ from stepwise._checkpoints import Checkpoints, Loaded, Retention, State
 from stepwise._frames import RestoreFailedError, WorkflowFrame, Workplace
 from stepwise._journal import Position, holds
 from stepwise._matching import Pool
-from stepwise._mutation import surroundings
+from stepwise._mutation import record_arguments, surroundings
 from stepwise._notices import count, notice
 from stepwise._pickling import PYTHON
 from stepwise._records import Compensating, Ended, Entry, Forgotten, Outcome, Resumed, Started
@@ -94,6 +94,11 @@ class Body:
     def arguments(self) -> Surroundings:
         """The mutable objects that the function was called with."""
         return surroundings(self._bound, self._instance)
+
+    def changed(self, before: bytes) -> dict[str, str]:
+        """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
+        around = self.arguments()
+        return around.kinds() if record_arguments(around) != before else {}
 
     def run(self) -> Any:
         """Call the function, or enter it in the middle."""

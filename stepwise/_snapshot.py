@@ -166,7 +166,7 @@ class _FrameReducers(Reducers):
         if name in self.met or not self.with_contents:
             return None
         self.met.add(name)
-        return (_content(name, obj, self.around),)
+        return _content(name, obj, self.around)
 
     def special(self, obj: Any) -> Any:
         cls = type(obj)
@@ -177,7 +177,7 @@ class _FrameReducers(Reducers):
         name = self.arguments.get(id(obj))
         if name is not None:
             form: Any = _argument, (name, _class_of(obj)), self.content(name, obj)
-            return (*form, None, None, _refill_from)
+            return (*form, None, None, _refill)
         if cls.__module__ == "asyncio.locks" and cls.__name__ == "Lock":
             return cls, ()  # whoever holds it now is inside a block, and enters that again
         form = made_by(obj)
@@ -324,7 +324,8 @@ class FrameUnpickler(pickle.Unpickler):
         """The argument of that name, with its contents."""
         name, cls, content = pid
         argument = _argument(name, cls)
-        _refill_from(argument, content)
+        if content is not None:
+            _refill(argument, content)
         return argument
 
 
@@ -392,11 +393,6 @@ def _function(
 def _set_attributes(function: types.FunctionType, state: dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(function, name, value)
-
-
-def _refill_from(live: Any, content: tuple[Any] | None) -> None:
-    if content is not None:
-        _refill(live, content[0])
 
 
 def _refill(live: Any, content: Any) -> None:
