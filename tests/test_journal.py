@@ -719,7 +719,7 @@ from stepwise._seal import Seal
 from stepwise.stores.disk import DiskStore
 
 store = DiskStore(sys.argv[1])
-lease = Lease(store, "run")
+lease = Lease(store, "run").acquire()
 journal = Journal(store, Seal((b"k" * 32,)), "run", lease.epoch, fsync=True)
 journal.load()
 

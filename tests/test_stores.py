@@ -802,7 +802,7 @@ from stepwise._lease import Lease
 from stepwise.stores.disk import DiskStore
 
 store = DiskStore(sys.argv[1])
-Lease(store, "other").release()
+Lease(store, "other").acquire().release()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 interrupts, within, lease = 0, 5e-4, None
@@ -810,7 +810,7 @@ while interrupts < 300:
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, within))
-            lease = Lease(store, "run")
+            lease = Lease(store, "run").acquire()
             within *= 0.98
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -834,7 +834,7 @@ def test_interrupted_leases(start, folder):
 def test_a_lease_that_nobody_has(store):
     """A lease that never reached a variable, since Ctrl-C came between, is free at once."""
     with contextlib.suppress(KeyboardInterrupt):
-        interrupted(Lease(store, "run"))
+        interrupted(Lease(store, "run").acquire())
     assert store.owner("run") is None
 
 
@@ -960,7 +960,7 @@ def test_a_living_owner_is_named(start, store, folder):
     script = start(HOLDER + "print(epoch); sys.stdin.readline()", folder)
     script.hear()
     with pytest.raises(RunOwnedError) as caught:
-        Lease(store, "run")
+        Lease(store, "run").acquire()
     assert caught.value.owner == Owner(script.pid, socket.gethostname(), 42.0, "thread main")
     for fact in (f"process {script.pid}", socket.gethostname(), "1970"):
         assert fact in str(caught.value)
@@ -968,16 +968,16 @@ def test_a_living_owner_is_named(start, store, folder):
         store.write("run", 2, records(2))
     script.tell()
     script.finish()
-    lease = Lease(store, "run")
+    lease = Lease(store, "run").acquire()
     assert lease.epoch == 2
     lease.release()
 
 
 def test_a_living_owner_here_is_named(store):
     """A second call in the same process is told the thread that has the run."""
-    lease = Lease(store, "run")
+    lease = Lease(store, "run").acquire()
     with pytest.raises(RunOwnedError, match="by this process, in thread MainThread"):
-        Lease(store, "run")
+        Lease(store, "run").acquire()
     lease.release()
 
 
