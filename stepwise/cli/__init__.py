@@ -1,0 +1,11 @@
+"""The command line: look at runs, steer them, settle what is in doubt.
+
+Everything shown comes from :class:`stepwise.Run`; every listing also as JSON.  A run may be named
+by the beginning of its id.  Exit codes: 0 done, 1 a problem that the message explains, 2 a wrong
+command line.  Imports: the public names.
+"""
+
+from stepwise.cli import look, settle  # noqa: F401
+from stepwise.cli._command import main, run
+
+__all__ = ["main", "run"]

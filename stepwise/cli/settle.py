@@ -1,0 +1,140 @@
+"""Settle what is in doubt, put right what is damaged, delete what is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import time
+from typing import Any
+
+import click
+
+import stepwise
+from stepwise.cli._command import as_json_option, find_run, main, store_option
+from stepwise.cli._display import ago, coloured
+
+
+@main.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("step")
+@click.option("--landed", metavar="JSON", help="It happened, and this is its result.")
+@click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
+@store_option
+def resolve(run_id: str, step: str, landed: str | None, *, did_not_happen: bool) -> None:
+    """Settle a side effect in doubt: STEP is its number or its name."""
+    if (landed is None) != did_not_happen:
+        raise click.UsageError("say one thing: --landed JSON or --did-not-happen")
+    value = _parsed(landed) if landed is not None else None
+    run = find_run(run_id)
+    if landed is None:
+        run.resolve(step, did_not_happen=True)
+        click.echo(f"step {step} of {run.id} did not happen; the next run of the program makes it")
+    else:
+        run.resolve(step, landed=value)
+        click.echo(
+            f"step {step} of {run.id} landed; the next run of the program goes on with {landed}"
+        )
+
+
+def _parsed(landed: str) -> Any:
+    try:
+        return json.loads(landed)
+    except ValueError as error:
+        # A bare word is the likeliest mistake, and its quotes get lost in the shell.
+        word = landed if re.fullmatch(r"[\w .@:/-]+", landed) else "text"
+        raise click.BadParameter(
+            f"{landed!r} is not JSON ({error}). Write the result as JSON, in quotes for the "
+            f"shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
+            param_hint="--landed",
+        ) from None
+
+
+@main.command()
+@click.argument("run_ids", metavar="[RUN]...", nargs=-1)
+@click.option("--repair", is_flag=True, help="Set aside what is damaged, derive what can be.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="With --repair: give up lost records, even of side effects, which may then be repeated.",
+)
+@as_json_option
+@store_option
+def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json: bool) -> None:
+    """Verify every stored byte of the RUNs, or of all; the exit code is 1 if any is damaged."""
+    if accept_loss and not repair:
+        raise click.UsageError("--accept-loss says how to repair: add --repair")
+    found = [find_run(run_id) for run_id in run_ids] or stepwise.runs()
+    verified = [run.repair(accept_loss=accept_loss) if repair else run.verify() for run in found]
+    if as_json:
+        facts = [{**dataclasses.asdict(each), "problems": each.problems} for each in verified]
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        for each in verified:
+            told = "; ".join(each.problems) or coloured("verified")
+            held = f"{each.records} records, {each.checkpoints} checkpoints"
+            click.echo(f"{each.run_id}  {held}  {told}")
+    if not all(each.ok for each in verified):
+        if not as_json and not repair:
+            click.echo("put right what can be: stepwise verify --repair", err=True)
+        elif not as_json and any(each.effects for each in verified):
+            click.echo(
+                "records of side effects are gone: restore the store from a backup, or look "
+                "outside what happened, then: stepwise verify RUN --repair --accept-loss",
+                err=True,
+            )
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("step", required=False)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@store_option
+def forget(run_id: str, step: str | None, *, yes: bool) -> None:
+    """Delete a RUN, or have one STEP of it run again."""
+    run = find_run(run_id)
+    if step is not None:
+        run.forget(step)
+        click.echo(f"step {step} of {run.id} runs again when the workflow is called")
+        return
+    effects = [each for each in run.steps if each.side_effect and each.status != "failed"]
+    if effects and not yes:
+        told = ", ".join(f"{each.name}({each.arguments})" for each in effects[:5])
+        click.confirm(
+            f"{run.id} holds {len(effects)} side effect{'s' if len(effects) > 1 else ''} ({told}); "
+            "called again, the workflow repeats what it did. Delete it?",
+            abort=True,
+        )
+    run.delete()
+    click.echo(f"{run.id} is deleted")
+
+
+@main.command()
+@click.option(
+    "--older-than",
+    "days",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="DAYS",
+    help="Since they completed.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@store_option
+def prune(days: float, *, dry_run: bool) -> None:
+    """Delete completed runs; called again, their workflows start afresh."""
+    before = time.time() - days * 86400
+    old = [
+        run
+        for run in stepwise.runs(status="completed")
+        if run.parent is None and run.updated_at <= before
+    ]
+    for run in old:
+        click.echo(f"{run.id}  {ago(run.updated_at)}  {run.label}({run.arguments})")
+        if not dry_run:
+            run.delete()
+    noun = "run" if len(old) == 1 else "runs"
+    verb = "would be deleted" if dry_run else "deleted"
+    click.echo(f"{len(old)} {noun} completed more than {days:g} days ago: {verb}")
