@@ -51,7 +51,7 @@ class Recorded:
         handled: the workflow went on after its failure, which is its outcome.
         retry: it failed, and the run with it; it is tried again.
         undoing: its compensation was started, and nothing else is known.
-        spent: it was left in doubt by a clean-up that is over.
+        spent: it was made by a clean-up that is over; it answers only the same clean-up.
     """
 
     call: Call
@@ -89,6 +89,14 @@ class Recorded:
         if not self.call.effect or self.call.child or self.answers:
             return False
         return self.undoing or self.status is _Status.OPEN or self._unclean
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody need meet it again: a clean-up made it, and it is known what became of it.
+
+        Where the same failure is cleaned up after again, it still answers.
+        """
+        return self.spent and not self.in_doubt
 
     @property
     def settled(self) -> bool:
@@ -176,7 +184,7 @@ class Pool:
         return [
             each
             for number, each in self._unused.items()
-            if number not in self._covered and not (each.spent and each.settled)
+            if number not in self._covered and not each.over
         ]
 
     @property
@@ -257,12 +265,8 @@ class Pool:
             if number in self._unused:
                 self._unused[number].retry = True
         for number in ended.spent:
-            recorded = self._unused.get(number)
-            if recorded is None:
-                continue
-            recorded.spent = recorded.in_doubt  # nobody knows whether that one happened
-            if not recorded.spent:
-                del self._unused[number]
+            if number in self._unused:
+                self._unused[number].spent = True
 
     def _index(self, recorded: Recorded) -> None:
         call = recorded.call
@@ -363,7 +367,7 @@ class Pool:
 
     def _may_be(self, recorded: Recorded, call: Call) -> bool:
         # Settled, it is like what the clean-up completed: it answers its own call only.
-        return recorded.may_have_happened and not (recorded.spent and recorded.settled)
+        return recorded.may_have_happened and not recorded.over
 
     def take(self, recorded: Recorded) -> None:
         """A call uses this record; what was called inside it is used with it."""

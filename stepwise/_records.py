@@ -223,7 +223,7 @@ class Ended:
         recorded: there is a payload; a result that cannot be recorded is computed again.
         changed: as in an outcome.
         retry: failed calls in the chain of the exception.
-        spent: calls made while it unwound; they answer nobody.
+        spent: calls made while it unwound; they answer only the same unwinding.
     """
 
     status: Literal["completed", "failed"]

@@ -182,14 +182,14 @@ def test_asking_whether_a_clean_up_happened():
 
 
 def test_completed_in_a_clean_up():
-    """What a clean-up completed belongs to that failure; another end of the run cleans up anew."""
+    """What a clean-up completed is not done again for the same failure, but for another end."""
     broken.update(think=ValueError("no idea"))
     for _ in range(2):
         with pytest.raises(ValueError, match="no idea"):
             in_finally()
     broken.clear()
     assert in_finally() == "think"
-    assert sent == ["think", "bye"] * 3
+    assert sent == ["think", "bye", "think", "think", "bye"]
 
 
 def test_completed_in_a_clean_up_of_a_clean_up():
@@ -244,7 +244,7 @@ def test_settled_beside_other_side_effects(again):
         with pytest.raises(ValueError, match="no idea"):
             agent()
     assert sent.count("bye") == 1
-    assert sent.count("first") == 2
+    assert sent.count("first") == (2 if again == "is mended" else 1)
     assert sent.count("hello") == (1 if again == "is mended" else 0)
 
 

@@ -84,7 +84,7 @@ class Known:
 
     @property
     def over(self):
-        return self.settled and self.spent
+        return self.spent and not self.in_doubt
 
     @property
     def answers(self):
@@ -142,10 +142,8 @@ class Model:
                 if number in self.calls:
                     self.calls[number].retry = True
             for number in record.spent:
-                if number in self.calls and self.calls[number].in_doubt:
+                if number in self.calls:
                     self.calls[number].spent = True
-                else:
-                    self.calls.pop(number, None)
 
     def covered(self, number):
         """Whether it was made inside a completed call that is unused."""
@@ -575,14 +573,26 @@ def test_forgotten():
 
 
 def test_spent():
-    """Calls made while a run unwound to its end answer nobody."""
+    """Calls made while a run unwound to its end answer only the same unwinding, and block none."""
     cleanup = done(a_call(2, "clean_up", unwinding=1))
     journal = [*recorded_as("failed"), cleanup]
     assert use(pool_of(*journal), a_call(name="clean_up", unwinding=1)) == (Verdict.ANSWER, [2])
     ended = Ended("failed", retry=(1,), spent=(2,))
     pool = pool_of(*journal, ended)
-    assert verdict(pool, a_call(name="clean_up", unwinding=1)) is Verdict.FRESH
     assert [recorded.call.number for recorded in pool.unused] == [1]
+    assert verdict(pool, a_call(name="clean_up")) is Verdict.FRESH
+    assert verdict(pool, a_call(name="clean_up", unwinding=ANY_ERROR)) is Verdict.FRESH
+    assert use(pool, a_call(name="clean_up", unwinding=1)) == (Verdict.ANSWER, [2])
+
+
+def test_spent_side_effects():
+    """A refund of one failure is not made again for it, and holds up no other call of its tool."""
+    refund = a_call(2, "refund", effect=True, unwinding=1)
+    ended = Ended("failed", retry=(1,), spent=(2,))
+    pool = pool_of(*recorded_as("failed"), Intent(refund), done(refund), ended)
+    assert verdict(pool, a_call(name="refund", effect=True)) is Verdict.FRESH
+    assert verdict(pool, a_call(name="refund", digest="other", effect=True)) is Verdict.FRESH
+    assert use(pool, a_call(name="refund", effect=True, unwinding=1)) == (Verdict.ANSWER, [2])
 
 
 @pytest.mark.parametrize("unwinding", [1, None])
