@@ -22,14 +22,14 @@ The map, each layer importing only from those above it::
     _snapshot _mutation            variables to bytes; what a call did to its arguments
     _checkpoints _verification     positions with variables; whether all of a run verifies
     _inspection                    looking into variables
-    _flows _run                    tasks and threads of a run; a run in progress
+    _flows _scope _run             tasks and threads of a run; where code is; a run in progress
     _doubt _attempts _history      side effects in doubt; retries; what happened
     _perform _drive _adrive        one call from look-up to outcome; sync; async
     _options _steps                what options take; @step and @tool
     _map _compensation             many calls at once; undoing
     _runs _context                 looking at runs; current_step
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
-    _lifecycle _execute            a run begins, resumes, ends
+    _reports _lifecycle _execute   a run begins, resumes, ends
     _invoke _workflow              a call of a workflow; @workflow
     _demo                          what the command line demonstrates
     _classic agent                 checkpoints as objects; a step loop that recovers
@@ -49,8 +49,8 @@ from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
 from stepwise._history import StepRecord
 from stepwise._map import map  # noqa: A004
 from stepwise._resources import reenterable, resource
-from stepwise._run import background
 from stepwise._runs import Run, get_run, runs
+from stepwise._scope import background
 from stepwise._steps import step, tool
 from stepwise._workflow import Workflow, workflow
 from stepwise.errors import (

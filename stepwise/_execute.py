@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise import _tasks
 from stepwise._drive import drive
-from stepwise._lifecycle import Opened, report_unused
+from stepwise._lifecycle import Opened
 from stepwise._notices import warn
-from stepwise._run import ActiveRun, Scope, carrier, scope_variable
+from stepwise._reports import report_unused
+from stepwise._run import ActiveRun
+from stepwise._scope import Scope, carrier, scope_variable
 from stepwise.errors import RunWarning
 
 if TYPE_CHECKING:

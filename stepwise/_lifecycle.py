@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +18,7 @@ from stepwise import _codec
 from stepwise._codec import Codec
 from stepwise._compensation import compensate
 from stepwise._data import returned_type
-from stepwise._heads import open_head
-from stepwise._journal import Journal, facts_of, read, read_one
+from stepwise._journal import Journal, facts_of, read_one
 from stepwise._lease import Lease
 from stepwise._mutation import (
     encode_changed,
@@ -32,17 +30,18 @@ from stepwise._notices import notice, warn
 from stepwise._origin import Locator
 from stepwise._perform import Core, Result
 from stepwise._previews import preview_arguments
-from stepwise._records import Ended, Entry, Intent, RunFacts, Started
+from stepwise._records import Ended, RunFacts, Started
+from stepwise._reports import tell_of_unfinished
 from stepwise._resume import Body, CheckpointPolicy
-from stepwise._run import ActiveRun, live_runs
+from stepwise._run import ActiveRun
 from stepwise._runs import seal_for
+from stepwise._scope import live_runs
 from stepwise._seal import Seal
 from stepwise.errors import (
     NotRecordableError,
     RunConflictError,
     RunOwnedError,
     RunWarning,
-    UnusedRecordWarning,
 )
 from stepwise.rewrite import Points, Rewritten, Source, fingerprint
 from stepwise.stores import Store
@@ -299,7 +298,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
 
 def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
     if call.parent is None:
-        _tell_of_unfinished(call, journal.seal)
+        tell_of_unfinished(call.store, journal.seal, call.name, call.run_id)
     now = time.time()
     facts = RunFacts(
         run_id=call.run_id,
@@ -327,34 +326,6 @@ def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
     payload = b"" if Codec(call.codec).data_only else arguments
     journal.append((started, payload), durable=False, head=facts)
     return facts
-
-
-def _tell_of_unfinished(call: Invocation, seal: Seal) -> None:
-    """A new run starts beside an unfinished one of the same workflow: that may be a mistake."""
-    unfinished = [
-        facts
-        for head in call.store.heads(seal.index(call.name), unfinished=True)
-        if (facts := open_head(seal, head)) is not None
-        and not facts.parent
-        and call.store.owner(facts.run_id) is None
-    ]
-    if not unfinished:
-        return
-    newest = max(unfinished, key=lambda facts: facts.updated_at)
-    effects = Counter(
-        entry.record.call.name
-        for entry, _ in read(call.store, seal, newest.run_id)
-        if isinstance(entry, Entry)
-        and isinstance(entry.record, Intent)
-        and not entry.record.call.child
-    )
-    told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
-    more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
-    notice(
-        f"{call.run_id} starts; unfinished beside it: {newest.run_id}({newest.arguments})"
-        f"{f' with side effects {told}' if told else ''}{more}. "
-        "Same arguments would resume it; stepwise forget deletes it"
-    )
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -410,20 +381,3 @@ def _encode_result(opened: Opened, value: Any) -> tuple[_codec.Encoded | None, d
             RunWarning,
         )
         return None, {}
-
-
-def report_unused(active: ActiveRun) -> None:
-    """Tell of the recorded calls that a completed run did not meet again."""
-    unused = active.pool.unused
-    effects = [each.call for each in unused if each.may_have_happened]
-    plain = Counter(each.call.name for each in unused if not each.may_have_happened)
-    if plain:
-        told = ", ".join(f"{name} x{count}" for name, count in plain.most_common(6))
-        notice(f"{active.run_id}: recorded steps that were not met again: {told}")
-    if effects:
-        told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in effects[:6])
-        warn(
-            f"run {active.run_id!r} completed without meeting these recorded side effects again, "
-            f"which have happened or may have: {told}",
-            UnusedRecordWarning,
-        )

@@ -1,10 +1,10 @@
-"""A run in progress, and the context variable that finds it.
+"""A run in progress.
 
 Everything that happens to the run's calls goes through here: whether a call may be made now, which
 record answers it, what is written when it ends.  What is *done* with a call (attempts, timeouts,
 doubt) is the business of ``_perform``.
 
-Imports: journal, matching, unwinding, origin, flows, lease, threads, codec, identity, records.
+Imports: scope, journal, matching, unwinding, origin, flows, lease, codec, identity, records.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from stepwise import _codec, _config, _tasks
 from stepwise._checkpoints import State
-from stepwise._flows import Flows, Worker
+from stepwise._flows import Flows
 from stepwise._identity import idempotency_key
 from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._matching import Match, Pool, Recorded
 from stepwise._mutation import encode_changed
-from stepwise._notices import warn
 from stepwise._origin import Locator, Origin
 from stepwise._previews import preview
 from stepwise._records import (
@@ -43,96 +40,12 @@ from stepwise._records import (
     Settled,
     StepStatus,
 )
+from stepwise._scope import Scope, live_runs, scope_variable
 from stepwise._snapshot import Surroundings
-from stepwise._threads import Carrier
 from stepwise._unwinding import Unwinding
-from stepwise.errors import OutsideRunError, RunStopped, UnrecordedCallWarning
+from stepwise.errors import OutsideRunError, RunStopped
 
-__all__ = [
-    "ActiveRun",
-    "Progress",
-    "Scope",
-    "background",
-    "carrier",
-    "current_scope",
-    "live_runs",
-    "scope_variable",
-    "warn_if_unseen",
-]
-
-
-class Scope(NamedTuple):
-    """Where in a run this code is: inside which call, and what was called there so far.
-
-    Args:
-        call: the step that is being executed; ``None`` in the workflow's own code.
-        around: numbers of the steps being executed here, the outermost first.
-        attempt: of the step, from 1.
-        inner: numbers of the calls made or answered inside it.
-    """
-
-    run: ActiveRun
-    call: Call | None = None
-    around: tuple[int, ...] = ()
-    attempt: int = 1
-    inner: list[int] = []  # noqa: RUF012
-
-
-scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
-current_scope = scope_variable.get
-live_runs: set[ActiveRun] = set()
-
-
-def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | None:
-    """The workflow's own code starts a thread; those of a step are the step's business."""
-    if scope is None or scope.call is not None:
-        return None
-    return scope.run.flows.start(name, daemon=daemon)
-
-
-carrier = Carrier(scope_variable, _begin_thread)
-
-_NOWHERE = object()
-
-
-def warn_if_unseen(what: str) -> None:
-    """A step is called where no run is visible: say so, if it may belong to one in progress.
-
-    In a task it does not: tasks inherit the context.  Nor in a thread that was started outside
-    (there the variable is set, to ``None``).  That leaves threads that were there before the run,
-    and calls in an emptied context.
-    """
-    here = threading.get_ident()
-    for run in list(live_runs):
-        if run.thread == here or (
-            scope_variable.get(_NOWHERE) is _NOWHERE
-            and threading.current_thread() is not threading.main_thread()
-        ):
-            break
-    else:
-        return
-    if _tasks.current() is None:
-        warn(
-            f"{what} was called where no run is visible, while run {run.run_id!r} is in progress: "
-            "it ran without being recorded. If it belongs to the run, call it with "
-            "contextvars.copy_context().run(...), or start the thread inside the workflow; if not, "
-            "put it under `with stepwise.background():`",
-            UnrecordedCallWarning,
-        )
-
-
-@contextmanager
-def background() -> Iterator[None]:
-    """What is called, and the tasks and threads that are started, in here are not part of the run.
-
-    For a tracer, a client's keep-alive, a metrics thread: steps called there are plain functions,
-    and nobody waits for them.
-    """
-    token = scope_variable.set(None)
-    try:
-        yield
-    finally:
-        scope_variable.reset(token)
+__all__ = ["ActiveRun", "Progress"]
 
 
 class WatchesSteps(Protocol):

@@ -1,0 +1,106 @@
+"""Where in a run code is, and the context variable that knows it.
+
+Imports: flows, threads, tasks, notices, records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepwise import _tasks
+from stepwise._flows import Worker
+from stepwise._notices import warn
+from stepwise._records import Call
+from stepwise._threads import Carrier
+from stepwise.errors import UnrecordedCallWarning
+
+if TYPE_CHECKING:
+    from stepwise._run import ActiveRun
+
+__all__ = [
+    "Scope",
+    "background",
+    "carrier",
+    "current_scope",
+    "live_runs",
+    "scope_variable",
+    "warn_if_unseen",
+]
+
+
+class Scope(NamedTuple):
+    """Where in a run this code is: inside which call, and what was called there so far.
+
+    Args:
+        call: the step that is being executed; ``None`` in the workflow's own code.
+        around: numbers of the steps being executed here, the outermost first.
+        attempt: of the step, from 1.
+        inner: numbers of the calls made or answered inside it.
+    """
+
+    run: ActiveRun
+    call: Call | None = None
+    around: tuple[int, ...] = ()
+    attempt: int = 1
+    inner: list[int] = []  # noqa: RUF012
+
+
+scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
+current_scope = scope_variable.get
+live_runs: set[ActiveRun] = set()
+
+
+def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | None:
+    """The workflow's own code starts a thread; those of a step are the step's business."""
+    if scope is None or scope.call is not None:
+        return None
+    return scope.run.flows.start(name, daemon=daemon)
+
+
+carrier = Carrier(scope_variable, _begin_thread)
+
+_NOWHERE = object()
+
+
+def warn_if_unseen(what: str) -> None:
+    """A step is called where no run is visible: say so, if it may belong to one in progress.
+
+    In a task it does not: tasks inherit the context.  Nor in a thread that was started outside
+    (there the variable is set, to ``None``).  That leaves threads that were there before the run,
+    and calls in an emptied context.
+    """
+    here = threading.get_ident()
+    for run in list(live_runs):
+        if run.thread == here or (
+            scope_variable.get(_NOWHERE) is _NOWHERE
+            and threading.current_thread() is not threading.main_thread()
+        ):
+            break
+    else:
+        return
+    if _tasks.current() is None:
+        warn(
+            f"{what} was called where no run is visible, while run {run.run_id!r} is in progress: "
+            "it ran without being recorded. If it belongs to the run, call it with "
+            "contextvars.copy_context().run(...), or start the thread inside the workflow; if not, "
+            "put it under `with stepwise.background():`",
+            UnrecordedCallWarning,
+        )
+
+
+@contextmanager
+def background() -> Iterator[None]:
+    """What is called, and the tasks and threads that are started, in here are not part of the run.
+
+    For a tracer, a client's keep-alive, a metrics thread: steps called there are plain functions,
+    and nobody waits for them.
+    """
+    token = scope_variable.set(None)
+    try:
+        yield
+    finally:
+        scope_variable.reset(token)
