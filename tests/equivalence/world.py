@@ -8,6 +8,7 @@ import sys
 import types
 
 import stepwise
+from stepwise import _scope
 
 FUEL = 300  # effects and traces of one execution: a broken rewriter may loop for ever
 MODULE = "equivalence_program"
