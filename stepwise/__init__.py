@@ -22,7 +22,7 @@ The map, each layer importing only from those above it::
     _snapshot _mutation            variables to bytes; what a call did to its arguments
     _checkpoints _verification     positions with variables; whether all of a run verifies
     _inspection                    looking into variables
-    _flows _scope _run             tasks and threads of a run; where code is; a run in progress
+    _flows _run _unseen            tasks and threads; a run in progress; code that sees none
     _doubt _attempts _history      side effects in doubt; retries; what happened
     _perform _drive _adrive        one call from look-up to outcome; sync; async
     _options _steps                what options take; @step and @tool
@@ -50,8 +50,8 @@ from stepwise._history import StepRecord
 from stepwise._map import map  # noqa: A004
 from stepwise._resources import reenterable, resource
 from stepwise._runs import Run, get_run, runs
-from stepwise._scope import background
 from stepwise._steps import step, tool
+from stepwise._unseen import background
 from stepwise._workflow import Workflow, workflow
 from stepwise.errors import (
     ArgumentMutatedWarning,

@@ -11,7 +11,7 @@ import inspect
 
 from stepwise._drive import PATIENCE, start, timed_out
 from stepwise._perform import Attempt, Core, Operation, Ready, Result, Sleep
-from stepwise._scope import scope_variable
+from stepwise._run import scope_variable
 
 __all__ = ["adrive", "aresume"]
 

@@ -19,9 +19,8 @@ from stepwise._checkpoints import Retention, State
 from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._notices import notice
-from stepwise._run import ActiveRun
+from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for
-from stepwise._scope import live_runs
 from stepwise._seal import DamagedError
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store, open_store

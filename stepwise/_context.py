@@ -8,8 +8,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from stepwise._run import current_scope
 from stepwise._runs import Run
-from stepwise._scope import current_scope
 
 __all__ = ["CurrentStep", "current_run", "current_step"]
 

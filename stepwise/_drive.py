@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from stepwise._perform import Attempt, Core, Operation, Ready, Result, Sleep
-from stepwise._scope import scope_variable
+from stepwise._run import scope_variable
 from stepwise.errors import StepTimeoutError
 
 __all__ = ["PATIENCE", "drive", "resume", "start", "timed_out"]

@@ -14,8 +14,8 @@ from stepwise._drive import drive
 from stepwise._lifecycle import Opened
 from stepwise._notices import warn
 from stepwise._reports import report_unused
-from stepwise._run import ActiveRun
-from stepwise._scope import Scope, carrier, scope_variable
+from stepwise._run import ActiveRun, Scope, scope_variable
+from stepwise._unseen import carrier
 from stepwise.errors import RunWarning
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from stepwise import _tasks
 from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._notices import file_name, notice, warn
 from stepwise._resources import is_reenterable
-from stepwise._run import ActiveRun
-from stepwise._scope import scope_variable
+from stepwise._run import ActiveRun, scope_variable
 from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
 from stepwise.errors import RunWarning
 from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint

@@ -29,9 +29,8 @@ from stepwise._notices import notice
 from stepwise._perform import Core, perform
 from stepwise._process import Given, memory
 from stepwise._records import Call
-from stepwise._run import ActiveRun
+from stepwise._run import ActiveRun, Scope, current_scope
 from stepwise._runs import Run
-from stepwise._scope import Scope, current_scope
 from stepwise._snapshot import Surroundings
 from stepwise.stores import Store, open_store
 

@@ -33,9 +33,8 @@ from stepwise._previews import preview_arguments
 from stepwise._records import Ended, RunFacts, Started
 from stepwise._reports import tell_of_unfinished
 from stepwise._resume import Body, CheckpointPolicy
-from stepwise._run import ActiveRun
+from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for
-from stepwise._scope import live_runs
 from stepwise._seal import Seal
 from stepwise.errors import (
     NotRecordableError,

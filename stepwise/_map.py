@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from stepwise._drive import resume, start
 from stepwise._perform import Core, Operation, Result
-from stepwise._scope import current_scope
+from stepwise._run import current_scope
 from stepwise._steps import step_of
 from stepwise.errors import ConfigurationError
 

@@ -33,7 +33,7 @@ from stepwise._notices import notice, warn
 from stepwise._origin import Origin
 from stepwise._previews import preview_arguments
 from stepwise._records import Call
-from stepwise._scope import Scope
+from stepwise._run import Scope
 from stepwise._snapshot import Surroundings
 from stepwise.errors import (
     ArgumentMutatedWarning,

@@ -1,10 +1,10 @@
-"""A run in progress.
+"""A run in progress, and the context variable that finds it.
 
 Everything that happens to the run's calls goes through here: whether a call may be made now, which
 record answers it, what is written when it ends.  What is *done* with a call (attempts, timeouts,
 doubt) is the business of ``_perform``.
 
-Imports: scope, journal, matching, unwinding, origin, flows, lease, codec, identity, records.
+Imports: journal, matching, unwinding, origin, flows, lease, codec, identity, records.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Container
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from stepwise import _codec, _config, _tasks
 from stepwise._checkpoints import State
@@ -40,12 +41,33 @@ from stepwise._records import (
     Settled,
     StepStatus,
 )
-from stepwise._scope import Scope, live_runs, scope_variable
 from stepwise._snapshot import Surroundings
 from stepwise._unwinding import Unwinding
 from stepwise.errors import OutsideRunError, RunStopped
 
-__all__ = ["ActiveRun", "Progress"]
+__all__ = ["ActiveRun", "Progress", "Scope", "current_scope", "live_runs", "scope_variable"]
+
+
+class Scope(NamedTuple):
+    """Where in a run this code is: inside which call, and what was called there so far.
+
+    Args:
+        call: the step that is being executed; ``None`` in the workflow's own code.
+        around: numbers of the steps being executed here, the outermost first.
+        attempt: of the step, from 1.
+        inner: numbers of the calls made or answered inside it.
+    """
+
+    run: ActiveRun
+    call: Call | None = None
+    around: tuple[int, ...] = ()
+    attempt: int = 1
+    inner: list[int] = []  # noqa: RUF012
+
+
+scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
+current_scope = scope_variable.get
+live_runs: set[ActiveRun] = set()
 
 
 class WatchesSteps(Protocol):

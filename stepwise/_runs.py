@@ -33,7 +33,7 @@ from stepwise._records import (
     RunFacts,
     Settled,
 )
-from stepwise._scope import live_runs
+from stepwise._run import live_runs
 from stepwise._seal import Seal, ephemeral_seal, load_seal
 from stepwise._verification import Verification, repair, verify
 from stepwise.errors import (

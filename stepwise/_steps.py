@@ -25,7 +25,8 @@ from stepwise._identity import Key, Parameters, label_of
 from stepwise._mutation import Watch
 from stepwise._perform import Core, perform
 from stepwise._records import Call
-from stepwise._scope import Scope, current_scope, live_runs, warn_if_unseen
+from stepwise._run import Scope, current_scope, live_runs
+from stepwise._unseen import warn_if_unseen
 from stepwise.errors import ConfigurationError
 
 __all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "tool"]

@@ -29,8 +29,7 @@ from stepwise._mutation import surroundings
 from stepwise._notices import notice
 from stepwise._records import Resumed
 from stepwise._resume import go_on
-from stepwise._run import ActiveRun
-from stepwise._scope import current_scope
+from stepwise._run import ActiveRun, current_scope
 from stepwise._snapshot import Surroundings
 from stepwise._steps import Step, known_steps, step_of
 from stepwise._unwinding import Unwinding

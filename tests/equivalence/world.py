@@ -8,7 +8,7 @@ import sys
 import types
 
 import stepwise
-from stepwise import _scope
+from stepwise import _run
 
 FUEL = 300  # effects and traces of one execution: a broken rewriter may loop for ever
 MODULE = "equivalence_program"
@@ -59,7 +59,7 @@ class World:
     def log(self, *what):
         if not self.crashed:
             self.burn()
-            scope = _scope.current_scope()
+            scope = _run.current_run()
             self.trace.append((scope.run.run_id if scope is not None else "", repr(what)))
         return what[-1]
 

@@ -1,6 +1,6 @@
-"""Where in a run code is, and the context variable that knows it.
+"""Threads that take their run along, and code that does not see the run it may belong to.
 
-Imports: flows, threads, tasks, notices, records.
+Imports: run, flows, threads, tasks, notices.
 """
 
 from __future__ import annotations
@@ -8,50 +8,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
 
 from stepwise import _tasks
 from stepwise._flows import Worker
 from stepwise._notices import warn
-from stepwise._records import Call
+from stepwise._run import Scope, live_runs, scope_variable
 from stepwise._threads import Carrier
 from stepwise.errors import UnrecordedCallWarning
 
-if TYPE_CHECKING:
-    from stepwise._run import ActiveRun
-
-__all__ = [
-    "Scope",
-    "background",
-    "carrier",
-    "current_scope",
-    "live_runs",
-    "scope_variable",
-    "warn_if_unseen",
-]
-
-
-class Scope(NamedTuple):
-    """Where in a run this code is: inside which call, and what was called there so far.
-
-    Args:
-        call: the step that is being executed; ``None`` in the workflow's own code.
-        around: numbers of the steps being executed here, the outermost first.
-        attempt: of the step, from 1.
-        inner: numbers of the calls made or answered inside it.
-    """
-
-    run: ActiveRun
-    call: Call | None = None
-    around: tuple[int, ...] = ()
-    attempt: int = 1
-    inner: list[int] = []  # noqa: RUF012
-
-
-scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
-current_scope = scope_variable.get
-live_runs: set[ActiveRun] = set()
+__all__ = ["background", "carrier", "warn_if_unseen"]
 
 
 def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | None:
