@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -13,6 +14,10 @@ import pytest
 
 import stepwise.stores
 from stepwise import _config, _process
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+
+from sweeping import SEED
 
 SECONDS = 60  # for a script of a test, at most
 
@@ -32,6 +37,17 @@ def home(tmp_path, monkeypatch):
     yield folder
     for store in opened.values():
         store.close()
+
+
+@pytest.fixture
+def tally(record_property):
+    """Tell what came of a sweep; ``tests/sweeps.py`` adds it up: ``tally(sweep, trials, ...)``."""
+
+    def told(sweep, trials, **results):
+        record_property("sweep", {"sweep": sweep, "trials": trials, "results": results})
+        print(f"{sweep}: {trials} trials, {results}, STEPWISE_SEED={SEED}")
+
+    return told
 
 
 class Script:

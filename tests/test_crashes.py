@@ -4,13 +4,9 @@ The programs are in ``tests/programs``.  Each passes named places: inside every 
 after it does what it does, and after every call that returned.  An undisturbed run lists them.
 """
 
-import functools
-import os
 import pathlib
 import random
-import re
 import sys
-from typing import NamedTuple
 
 import pytest
 
@@ -18,22 +14,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
 from harness import PROGRAMS as FOLDER
 from harness import Doubt, Lab, called
+from judge import BROKEN, PROGRAMS, check, is_effect, undisturbed
+from sweeping import size
 
-WHOLE = os.environ.get("STEPWISE_WHOLE", "") == "1"
-SAMPLES, PAIRS = 25, 8  # of each program's events; all of them with STEPWISE_WHOLE=1
+SAMPLES, PAIRS = 25, 8  # of each program's events
 
-PROGRAMS = {
-    "plain": ("plain.py",),
-    "gather": ("branches.py", "gathered"),
-    "task group": ("branches.py", "grouped"),
-    "method": ("methods.py", "run"),
-    "class method": ("methods.py", "of_class"),
-    "nested": ("nested.py", "parent"),
-    "nested async": ("nested.py", "aparent"),
-    "map": ("threaded.py", "mapped"),
-    "async map": ("threaded.py", "amapped"),
-    "threads": ("threaded.py", "threads"),
-}
 NEEDS_311 = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in 3.11"
 )
@@ -43,90 +28,50 @@ programs = pytest.mark.parametrize(
 )
 
 
-class Undisturbed(NamedTuple):
-    """What a program does when nothing happens to it."""
-
-    places: list
-    result: object
-    did: dict
-    events: int
-
-
-@functools.cache
-def undisturbed(program):
-    with Lab(*PROGRAMS[program]) as lab:
-        ended = lab.run(die_at="event 0")
-        assert ended.code == 0, ended.text
-        places = lab.places
-        assert len(places) == len(set(places))
-        assert set(lab.did.values()) == {1}
-        events = int(re.search(r"^events (\d+)$", "\n".join(lab.log), re.MULTILINE)[1])
-        return Undisturbed(places, lab.result, lab.did, events)
-
-
-def check(lab, program, *killed):
-    """The run that was killed there ended like the undisturbed one, and repeated nothing."""
-    whole, story = undisturbed(program), "\n".join([f"killed at {killed}", *lab.said, *lab.log])
-    assert lab.result == whole.result, story
-    assert lab.did.keys() == whole.did.keys(), story
-    returned = set()
-    for line in lab.log:
-        call = line.partition(" ")[2].partition(" -> ")[0]
-        if line.startswith("got "):
-            returned.add(call)
-        assert not (line.startswith("did ") and call in returned), story
-    repeats = {call: times - 1 for call, times in lab.did.items() if times > 1}
-    assert not any(is_effect(call) for call in repeats), story
-    # A kill can cost what was in flight, and nothing else: that is one step for each flow.
-    assert sum(repeats.values()) <= len(killed) * FLOWS.get(program, 1), story
-
-
-def is_effect(call):
-    return call.startswith(("post", "apost", "say", "wave"))
-
-
-FLOWS = {"gather": 3, "task group": 3, "nested async": 2, "map": 2, "async map": 2, "threads": 3}
-
-
 # -- killed everywhere ---------------------------------------------------------------------------
 
 
 @programs
 @pytest.mark.parametrize("how", ["kill", "exit"])
-def test_killed_at_every_boundary_and_inside_every_step(program, how):
+def test_killed_at_every_boundary_and_inside_every_step(program, how, tally):
     """Killed anywhere and run again, a program ends as if nothing had happened."""
-    for place in undisturbed(program).places:
+    places = undisturbed(program).places
+    for place in places:
         with Lab(*PROGRAMS[program]) as lab:
             doubts = lab.run_to_end(place, how=how)
             check(lab, program, place)
             inside, _, when = place.rpartition(" ")
             if is_effect(inside) and when in ("before", "after"):
                 assert any(called(inside, doubt.call) for doubt in doubts), lab.said
+    tally("killed inside every step and between any two", len(places))
 
 
 @programs
-def test_killed_at_any_event(program):
+def test_killed_at_any_event(program, tally):
     """Killed at any call or return, the library's own included, it ends as if nothing had been."""
-    for event in sampled(program, SAMPLES):
+    events, doubts = sampled(program, SAMPLES), 0
+    for event in events:
         with Lab(*PROGRAMS[program]) as lab:
-            lab.run_to_end(event)
+            doubts += len(lab.run_to_end(event))
             check(lab, program, event)
+    tally("killed at a call or return of the library", len(events), in_doubt=doubts)
 
 
 @programs
-def test_killed_again_while_it_recovers(program):
+def test_killed_again_while_it_recovers(program, tally):
     """Killed at any event, and again at any event of the recovery, it ends the same way."""
     firsts, seconds = sampled(program, PAIRS), sampled(f"{program} again", PAIRS, program)
     for first, second in zip(firsts, seconds, strict=True):
         with Lab(*PROGRAMS[program]) as lab:
             lab.run_to_end(first, second)
             check(lab, program, first, second)
+    tally("killed at a call or return, and again in the recovery", len(firsts))
 
 
 def sampled(seed, count, program=None):
     """Events of a program: the same in every session, and all of them if that is asked for."""
     events = undisturbed(program or seed).events
-    chosen = random.Random(seed).sample(range(1, events + 1), events if WHOLE else count)
+    chosen = random.Random(seed).sample(range(1, events + 1), size(count, events))
     return [f"event {number}" for number in chosen]
 
 
@@ -174,34 +119,8 @@ def test_a_doubt_stays_until_it_is_settled(program):
 
 # -- what these tests can see --------------------------------------------------------------------
 
-WITHOUT_INTENTS = "import stepwise\nstepwise.tool = lambda **options: stepwise.step\n"
-FORGETFUL = """
-from stepwise._journal import Journal
 
-append = Journal.append
-
-def forget(self, *items, **options):
-    kept = [each for each in items if type(each[0]).__name__ != "Outcome"]
-    if kept:
-        append(self, *kept, **options)
-
-Journal.append = forget
-"""
-WITH_OLD_VARIABLES = """
-from stepwise._frames import WorkflowFrame
-
-dump = WorkflowFrame._dump
-
-def stale(self, values):
-    self.old, old = dump(self, values), getattr(self, "old", None)
-    return self.old if old is None else old
-
-WorkflowFrame.__slots__ = ()
-WorkflowFrame._dump = stale
-"""
-
-
-@pytest.mark.parametrize("broken", [WITHOUT_INTENTS, FORGETFUL, WITH_OLD_VARIABLES])
+@pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_guarantee_is_noticed(broken):
     """A library without intents, outcomes or current variables does not pass these tests."""
     program = (FOLDER / "plain.py").read_text(encoding="utf-8")

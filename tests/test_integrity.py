@@ -23,10 +23,10 @@ from collections import Counter
 from functools import partial
 
 import pytest
+import sweeping
+from sweeping import SEED
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "damaged.py"
-WHOLE = os.environ.get("STEPWISE_WHOLE") == "1"
-SEED = int(os.environ.get("STEPWISE_SEED") or random.SystemRandom().randrange(10**6))
 FLIPS, CUTS, FAILURES = 50, 14, 16
 ERRORS = {"StoreError", "CorruptStoreError", "JournalLostError", "StepInDoubtError"}
 NEW_KEY = "ConfigurationError"  # the key file is not part of the store; without it none is read
@@ -144,7 +144,7 @@ def flips(lab, state, count):
     files = lab.prepare(state)
     for name, size in files.items():
         weight = 3 if name.endswith(("cache.db", "-wal")) else 1
-        share = min(size, 2000 if WHOLE else weight * count // len(files))
+        share = min(size, sweeping.size(weight * count // len(files), 2000))
         for part in range(share):
             position = choose.randrange(part * size // share, (part + 1) * size // share)
             bit = choose.randrange(8)
@@ -164,7 +164,7 @@ def cuts(lab, state, count):
     choose = random.Random(f"{SEED} cut {state}")
     files = lab.prepare(state)
     for name, size in files.items():
-        some = choose.sample(range(size), min(size, 200 if WHOLE else count // len(files)))
+        some = choose.sample(range(size), min(size, sweeping.size(count // len(files), 200)))
         for length in sorted({*some, 0, size // 2, max(size - 1, 0)}):
             yield f"{name} cut to {length}", partial(cut, name, length)
 
@@ -183,12 +183,12 @@ def delete(name, home):
     (home / name).unlink()
 
 
-def check(ends):
+def check(ends, tally, about):
     """Nothing was wrong; how often it ended how."""
     ends = list(ends)
     counts = Counter(how for how, _ in ends)
     wrong = [text for _, text in ends if text]
-    print(f"STEPWISE_SEED={SEED}", dict(counts))
+    tally(about, len(ends), **counts)
     assert not wrong, f"STEPWISE_SEED={SEED}\n" + "\n".join(wrong)
     return counts
 
@@ -197,21 +197,24 @@ def check(ends):
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_flipped_bit(lab, truth, state):
+def test_a_flipped_bit(lab, truth, state, tally):
     """One flipped bit anywhere: the right result, or a clear error; nothing is done twice."""
-    assert len(check(sweep(lab, truth, state, flips(lab, state, FLIPS)))) > 1
+    ends = sweep(lab, truth, state, flips(lab, state, FLIPS))
+    assert len(check(ends, tally, "a flipped bit")) > 1
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_file_that_is_cut_off(lab, truth, state):
+def test_a_file_that_is_cut_off(lab, truth, state, tally):
     """Any file cut off at any length: the right result, or a clear error; nothing is done twice."""
-    assert len(check(sweep(lab, truth, state, cuts(lab, state, CUTS)))) > 1
+    ends = sweep(lab, truth, state, cuts(lab, state, CUTS))
+    assert len(check(ends, tally, "a file cut off")) > 1
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_file_that_is_gone(lab, truth, state):
+def test_a_file_that_is_gone(lab, truth, state, tally):
     """Any file deleted: the right result, or a clear error; nothing is done twice."""
-    assert len(check(sweep(lab, truth, state, deletions(lab, state)))) > 1
+    ends = sweep(lab, truth, state, deletions(lab, state))
+    assert len(check(ends, tally, "a deleted file")) > 1
 
 
 def test_the_sweep_sees_a_wrong_value(lab, truth):
@@ -236,7 +239,7 @@ def test_the_sweep_sees_a_repeated_side_effect(lab, truth):
 
 
 @pytest.mark.parametrize("how", ["once", "sticky", "though done"])
-def test_a_disk_that_fails(lab, truth, how):
+def test_a_disk_that_fails(lab, truth, how, tally):
     """An operation of the disk fails: an error that names path and cause; later it goes on."""
     lab.clear()
     total = lab.start(at=0)["operations"]
@@ -245,7 +248,7 @@ def test_a_disk_that_fails(lab, truth, how):
     codes = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
     each = [(at, code) for at in range(1, total + 1) for code in codes]
     ends = []
-    for at, code in each if WHOLE else choose.sample(each, FAILURES):
+    for at, code in choose.sample(each, sweeping.size(FAILURES, len(each))):
         lab.clear()
         order = {"at": at, "errno": code, "sticky": how == "sticky", "done": how == "though done"}
         said = lab.start(**order, retry=choose.random() < 0.5)  # in the same process
@@ -253,7 +256,10 @@ def test_a_disk_that_fails(lab, truth, how):
         text = after_failure(lab, truth, said, again, code)
         place = f"{errno.errorcode[code]} {how} at operation {at} of {total}"
         ends.append((said.get("kind", "right"), f"{place}: {text}" if text else ""))
-    assert check(ends)["StoreError"] > 1
+    assert (
+        check(ends, tally, "ENOSPC, EIO, EROFS, EACCES at an operation of the disk")["StoreError"]
+        > 1
+    )
 
 
 def after_failure(lab, truth, said, again, code):

@@ -14,41 +14,28 @@ import struct
 import subprocess
 import sys
 
-import pytest
+from sweeping import SEED, needs_the_shim, shim, size
 
 import stepwise
 from stepwise.testing import fresh_store
 
 HERE = pathlib.Path(__file__).parent / "power"
-WHOLE = os.environ.get("STEPWISE_WHOLE") == "1"
-SEED = int(os.environ.get("STEPWISE_SEED") or random.SystemRandom().randrange(10**6))
 STEPS = 8
 SAMPLE = 240  # images of each kind of disk
 CONTENTS = ("dropped", "kept", "torn", "zeroed", "partial")
 NAMES = ("journaled", "flushed")
 SECTOR = 512
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or shutil.which("gcc") is None,
-    reason="the shim needs Linux and gcc",
-)
+pytestmark = needs_the_shim
 
 
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory):
-    path = tmp_path_factory.mktemp("shim") / "shim.so"
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-o", path, HERE / "shim.c", "-ldl", "-lpthread"]
-    subprocess.run(command, check=True, timeout=60)
-    return path
-
-
-def record(shim, folder, durability):
+def record(folder, durability):
     """Run the program with the shim; the operations, with the paths relative to its home."""
     home, log = folder / "home", folder / "log"
     home.mkdir(parents=True)
     environment = {
         **os.environ,
-        "LD_PRELOAD": str(shim),
+        "LD_PRELOAD": str(shim()),
         "POWER_ROOT": str(home),
         "POWER_LOG": str(log),
         "POWER_ACKS": str(home / "acks"),
@@ -161,13 +148,13 @@ def missing(folder, acks, monkeypatch):
     ]
 
 
-def cut(shim, tmp_path, monkeypatch, durability, sample):
+def cut(tmp_path, monkeypatch, durability, sample):
     """Cut the power at (a sample of) all operations; what was lost, and in how many images."""
-    found = record(shim, tmp_path / "recorded", durability)
+    found = record(tmp_path / "recorded", durability)
     kinds = [(names, how) for names in NAMES for how in CONTENTS]
     moments = [(number, kind) for number in range(len(found)) for kind in kinds]
     chance = random.Random(SEED)
-    chosen = set(moments if sample is None else chance.sample(moments, min(sample, len(moments))))
+    chosen = set(chance.sample(moments, size(sample, len(moments))))
     disk, lost, image = Disk(), [], tmp_path / "image"
     for number, operation in enumerate(found):
         disk.apply(*operation)
@@ -180,24 +167,24 @@ def cut(shim, tmp_path, monkeypatch, durability, sample):
     return lost, len(chosen)
 
 
-def test_a_power_cut_at_any_moment(shim, tmp_path, monkeypatch):
+def test_a_power_cut_at_any_moment(tmp_path, monkeypatch, tally):
     """Whatever the disk made of what was not flushed, all that was acknowledged is there."""
-    lost, images = cut(shim, tmp_path, monkeypatch, "fsync", None if WHOLE else SAMPLE)
-    print(f"seed {SEED}: {images} images, {len(lost)} with losses")
+    lost, images = cut(tmp_path, monkeypatch, "fsync", SAMPLE)
+    tally("a power cut at an operation of the disk", images, with_losses=len(lost))
     assert lost == [], f"seed {SEED}"
 
 
-def test_the_harness_sees_losses(shim, tmp_path, monkeypatch):
+def test_the_harness_sees_losses(tmp_path, monkeypatch):
     """Without a flush per step (durability="os") the same power cuts do lose acknowledged steps."""
-    lost, _ = cut(shim, tmp_path, monkeypatch, "os", SAMPLE)
+    lost, _ = cut(tmp_path, monkeypatch, "os", SAMPLE)
     assert any("dropped" in each for each in lost)
 
 
-def test_the_program_goes_on_after_a_power_cut(shim, tmp_path):
+def test_the_program_goes_on_after_a_power_cut(tmp_path):
     """Started again after a power cut, the program ends as if nothing had happened."""
-    found = record(shim, tmp_path / "recorded", "fsync")
+    found = record(tmp_path / "recorded", "fsync")
     chance = random.Random(SEED)
-    moments = sorted(chance.sample(range(len(found)), len(found) if WHOLE else 8))
+    moments = sorted(chance.sample(range(len(found)), size(8, len(found))))
     disk = Disk()
     for number, operation in enumerate(found):
         disk.apply(*operation)

@@ -30,6 +30,7 @@ class Ended(NamedTuple):
 
     code: int
     text: str
+    seconds: float = 0.0
 
     @property
     def died(self):
@@ -60,10 +61,11 @@ class Doubt(NamedTuple):
 
 
 @functools.cache
-def _host():
+def _host(preload=""):
     """The process that forks itself for every program."""
     host = subprocess.Popen(
         [sys.executable, PROGRAMS / "host.py"],
+        env={**os.environ, **({"LD_PRELOAD": str(preload)} if preload else {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -84,9 +86,11 @@ class Lab:
     Args:
         script: a program of this folder by name, or the text of one.
         arguments: of its command line.
+        preload: a library that is loaded into the process before all others.
     """
 
-    def __init__(self, script, *arguments, **environment):
+    def __init__(self, script, *arguments, preload="", **environment):
+        self.preload = preload
         parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="stepwise-", dir=parent))
         if "\n" in script:
@@ -103,6 +107,7 @@ class Lab:
             **environment,
         }
         self.said = []
+        self.codes = []
 
     def __enter__(self):
         return self
@@ -115,17 +120,26 @@ class Lab:
     def run(self, *, die_at="", how="kill", command=None):
         """Start the program (or the ``stepwise`` command) and wait for its end."""
         errors = self.folder / f"errors{len(self.said)}"
+        errors.touch()
         request = {
             "argv": ["stepwise", *command] if command else [str(self.script), *self.arguments],
             "env": {**self.environment, "DIE_AT": die_at, "DIE_HOW": how},
             "errors": str(errors),
         }
-        host = _host()
+        if die_at.startswith("second "):
+            request["kill_after"] = float(die_at.removeprefix("second "))
+        elif self.preload:
+            tally = self.folder / f"operations{len(self.said)}"
+            number = die_at.removeprefix("operation ") if die_at.startswith("operation ") else "0"
+            watched = {"POWER_ROOT": str(self.folder / "home"), "POWER_TALLY": str(tally)}
+            request["env"].update(watched, POWER_KILL=number)
+        host = _host(self.preload)
         host.stdin.write(json.dumps(request) + "\n")
         host.stdin.flush()
-        code = json.loads(host.stdout.readline())["code"]
-        ended = Ended(code, errors.read_text(encoding="utf-8"))
+        answer = json.loads(host.stdout.readline())
+        ended = Ended(answer["code"], errors.read_text(encoding="utf-8"), answer["seconds"])
         self.said.append(ended.text)
+        self.codes.append(ended.code)
         return ended
 
     def popen(self, *, die_at="", how="kill"):
@@ -158,6 +172,14 @@ class Lab:
     def places(self):
         """The places it passed."""
         return [line[1:] for line in self._lines() if line.startswith("@")]
+
+    @property
+    def operations(self):
+        """What each attempt did to the files of its home, or was about to do when it died."""
+        return [
+            path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            for path in (self.folder / f"operations{n}" for n in range(len(self.said)))
+        ]
 
     def _lines(self):
         path = self.folder / "log"

@@ -1,9 +1,10 @@
 """Starts programs quickly: forks itself for each, having imported what they will import.
 
 Reads one JSON request a line, ``{"argv": [...], "env": {...}, "errors": path}``, and answers
-``{"code": N}``, negative for a signal.  It has opened no store and started no thread, and the fork
-then runs the program as ``__main__``, to the end of the interpreter.  What a program prints on
-stderr goes to ``errors``.
+``{"code": N, "seconds": ...}``, the code negative for a signal.  With ``"kill_after"`` in the
+request the program is killed after so many seconds.  The host has opened no store and started no
+thread, and the fork then runs the program as ``__main__``, to the end of the interpreter.  What a
+program prints on stderr goes to ``errors``.
 """
 
 import asyncio
@@ -14,10 +15,12 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import sqlite3  # noqa: F401
 import sys
 import threading
+import time
 import traceback
 
 import cloudpickle  # noqa: F401
@@ -36,9 +39,22 @@ def serve():
         pid = os.fork()
         if pid == 0:
             return request
+        began = time.perf_counter()
+        if "kill_after" in request:
+            kill_after(pid, request["kill_after"])
         _, status = os.waitpid(pid, 0)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
+        seconds = time.perf_counter() - began
+        answer = {"code": os.waitstatus_to_exitcode(status), "seconds": seconds}
+        print(json.dumps(answer), flush=True)
     return None
+
+
+def kill_after(pid, seconds):
+    """Kill a program that has not ended by then."""
+    watched = os.pidfd_open(pid)
+    if not select.select([watched], [], [], seconds)[0]:
+        os.kill(pid, signal.SIGKILL)
+    os.close(watched)
 
 
 def become(request):

@@ -1,0 +1,93 @@
+"""What the programs do when nothing happens to them, and whether a killed one did the same."""
+
+import functools
+import re
+from typing import NamedTuple
+
+from harness import Lab
+
+PROGRAMS = {
+    "plain": ("plain.py",),
+    "gather": ("branches.py", "gathered"),
+    "task group": ("branches.py", "grouped"),
+    "method": ("methods.py", "run"),
+    "class method": ("methods.py", "of_class"),
+    "nested": ("nested.py", "parent"),
+    "nested async": ("nested.py", "aparent"),
+    "map": ("threaded.py", "mapped"),
+    "async map": ("threaded.py", "amapped"),
+    "threads": ("threaded.py", "threads"),
+}
+FLOWS = {"gather": 3, "task group": 3, "nested async": 2, "map": 2, "async map": 2, "threads": 3}
+
+
+class Undisturbed(NamedTuple):
+    """What a program does when nothing happens to it."""
+
+    places: list
+    result: object
+    did: dict
+    events: int
+
+
+@functools.cache
+def undisturbed(program):
+    with Lab(*PROGRAMS[program]) as lab:
+        ended = lab.run(die_at="event 0")
+        assert ended.code == 0, ended.text
+        places = lab.places
+        assert len(places) == len(set(places))
+        assert set(lab.did.values()) == {1}
+        events = int(re.search(r"^events (\d+)$", "\n".join(lab.log), re.MULTILINE)[1])
+        return Undisturbed(places, lab.result, lab.did, events)
+
+
+def check(lab, program, *killed):
+    """The run that was killed there ended like the undisturbed one, and repeated nothing."""
+    whole, story = undisturbed(program), "\n".join([f"killed at {killed}", *lab.said, *lab.log])
+    assert lab.result == whole.result, story
+    assert lab.did.keys() == whole.did.keys(), story
+    returned = set()
+    for line in lab.log:
+        call = line.partition(" ")[2].partition(" -> ")[0]
+        if line.startswith("got "):
+            returned.add(call)
+        assert not (line.startswith("did ") and call in returned), story
+    repeats = {call: times - 1 for call, times in lab.did.items() if times > 1}
+    assert not any(is_effect(call) for call in repeats), story
+    # A kill can cost what was in flight, and nothing else: that is one step for each flow.
+    assert sum(repeats.values()) <= len(killed) * FLOWS.get(program, 1), story
+
+
+def is_effect(call):
+    return call.startswith(("post", "apost", "say", "wave"))
+
+
+# -- libraries that do not keep their word -------------------------------------------------------
+
+WITHOUT_INTENTS = "import stepwise\nstepwise.tool = lambda **options: stepwise.step\n"
+FORGETFUL = """
+from stepwise._journal import Journal
+
+append = Journal.append
+
+def forget(self, *items, **options):
+    kept = [each for each in items if type(each[0]).__name__ != "Outcome"]
+    if kept:
+        append(self, *kept, **options)
+
+Journal.append = forget
+"""
+WITH_OLD_VARIABLES = """
+from stepwise._frames import WorkflowFrame
+
+dump = WorkflowFrame._dump
+
+def stale(self, values):
+    self.old, old = dump(self, values), getattr(self, "old", None)
+    return self.old if old is None else old
+
+WorkflowFrame.__slots__ = ()
+WorkflowFrame._dump = stale
+"""
+BROKEN = (WITHOUT_INTENTS, FORGETFUL, WITH_OLD_VARIABLES)  # what a program begins with

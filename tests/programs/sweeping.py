@@ -1,0 +1,52 @@
+"""How much of a sweep is done: a sample in CI, all of it on demand, and what came of it.
+
+``STEPWISE_WHOLE=1`` asks for the whole sweep, ``STEPWISE_SCALE=5`` for five times the sample, and
+``STEPWISE_SEED`` for the sample that another session had drawn.
+"""
+
+import atexit
+import functools
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+WHOLE = os.environ.get("STEPWISE_WHOLE") == "1"
+SCALE = float(os.environ.get("STEPWISE_SCALE") or 1)
+SEED = int(os.environ.get("STEPWISE_SEED") or random.SystemRandom().randrange(10**6))
+SHIM = pathlib.Path(__file__).resolve().parent.parent / "power" / "shim.c"
+
+needs_the_shim = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or shutil.which("gcc") is None,
+    reason="the shim needs Linux and gcc",
+)
+
+
+def size(sample, whole):
+    """How many trials: ``sample`` of them in CI, at most ``whole``."""
+    return whole if WHOLE else min(whole, round(sample * SCALE))
+
+
+def some(items, sample, label=""):
+    """A sample of ``items``, in their order; the same for the same seed and label."""
+    items = list(items)
+    chosen = random.Random(f"{SEED} {label}").sample(
+        range(len(items)), size(min(sample, len(items)), len(items))
+    )
+    return [items[index] for index in sorted(chosen)]
+
+
+@functools.cache
+def shim():
+    """The shim of ``tests/power``, compiled."""
+    folder = tempfile.mkdtemp(prefix="stepwise-shim-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = pathlib.Path(folder) / "shim.so"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-o", path, SHIM, "-ldl", "-lpthread"]
+    subprocess.run(command, check=True, timeout=60)
+    return path
