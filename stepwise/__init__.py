@@ -12,7 +12,7 @@ The map, each layer importing only from those above it::
     _digest _pickling              the same for all; code by value
     _data _codec                   values as data only; values to bytes and back
     _cipher _seal _records         encryption; the envelope; what is recorded
-    _previews                      values shortened to a line
+    _previews _display             values shortened to a line; runs and steps as text and HTML
     _injected _identity            what frameworks inject; calls and runs told apart
     _process _resources            what a process remembers; what is made anew
     rewrite                        functions that can be entered in the middle
@@ -27,7 +27,7 @@ The map, each layer importing only from those above it::
     _perform _drive _adrive        one call from look-up to outcome; sync; async
     _options _steps                what options take; @step and @tool
     _map _compensation             many calls at once; undoing
-    _runs _context                 looking at runs; current_step
+    _runs _listing _context        looking at runs; finding them; current_step
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
     _reports _lifecycle _execute   a run begins, resumes, ends
     _invoke _workflow              a call of a workflow; @workflow
@@ -47,9 +47,10 @@ from stepwise._config import configure
 from stepwise._context import CurrentStep, current_run, current_step
 from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
 from stepwise._history import StepRecord
+from stepwise._listing import get_run, runs
 from stepwise._map import map  # noqa: A004
 from stepwise._resources import reenterable, resource
-from stepwise._runs import Run, get_run, runs
+from stepwise._runs import Run
 from stepwise._steps import step, tool
 from stepwise._unseen import background
 from stepwise._workflow import Workflow, workflow

@@ -2,15 +2,16 @@
 
 A checkpoint lies in the store beside the journal, needs no flush of its own (the journal is the
 truth; without a checkpoint the run resumes at an older one, or by replay), and is only ever loaded
-after it verified.  Imports: journal, matching, records, pickling, seal.
+after it verified.  Imports: journal, matching, records, pickling, seal, display.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from stepwise._display import facts_html
 from stepwise._journal import Journal, Position, read_one
 from stepwise._pickling import PYTHON
 from stepwise._records import Entry, RunFacts
@@ -43,6 +44,10 @@ class Checkpoint:
     size: int
     created_at: float
     verified: bool
+
+    def _repr_html_(self) -> str:
+        facts = {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        return facts_html(f"checkpoint after step {self.step}, at {self.position}", facts)
 
 
 @dataclass(frozen=True)

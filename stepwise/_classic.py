@@ -16,9 +16,11 @@ from uuid import uuid4
 
 from stepwise import _codec, _digest
 from stepwise._checkpoints import Retention, State
+from stepwise._display import facts_html
 from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._notices import notice
+from stepwise._previews import preview
 from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for
 from stepwise._seal import DamagedError
@@ -60,6 +62,10 @@ class Checkpoint:
     timestamp: str = field(default_factory=_now)
     is_valid: bool = True
     checksum: str = ""
+
+    def _repr_html_(self) -> str:
+        shown = {name: preview(value, 20_000) for name, value in vars(self).items()}
+        return facts_html(f"checkpoint of {self.run_id} after step {self.step_number}", shown)
 
     def compute_checksum(self) -> str:
         """SHA-256 over every field but ``is_valid`` and ``checksum`` itself, in hexadecimal.

@@ -1,6 +1,6 @@
 """What the journal says happened: the steps of a run, its last attempt, what is in doubt.
 
-Imports: records, matching, codec.
+Imports: records, matching, codec, display.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise import _codec
+from stepwise._display import step_html
 from stepwise._inspection import look_into_value
 from stepwise._matching import Pool, Recorded
 from stepwise._records import (
@@ -88,6 +89,9 @@ class StepRecord:
                 told = look_into_value(*told, record.changed)
             return _codec.decode_error(*told)
         return None
+
+    def _repr_html_(self) -> str:
+        return step_html(self)
 
     @property
     def traceback(self) -> str:

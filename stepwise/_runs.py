@@ -1,4 +1,4 @@
-"""Looking at runs: :class:`Run`, :func:`runs`, :func:`get_run`, and settling what is in doubt.
+"""Looking at a run: :class:`Run`, and settling what is in doubt.
 
 A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
 unless a result or an exception is asked for.  Imports: journal, matching, lease, codec, stores.
@@ -6,30 +6,31 @@ unless a result or an exception is asked for.  Imports: journal, matching, lease
 
 from __future__ import annotations
 
-import difflib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from stepwise import _codec, _config
+from stepwise import _codec
 from stepwise._checkpoints import Checkpoint, checkpoints_of
 from stepwise._codec import Codec
 from stepwise._compensation import compensate
+from stepwise._display import RunShown, run_html, run_text
 from stepwise._doubt import DidNotHappen, Landed
 from stepwise._drive import drive
 from stepwise._heads import open_head
 from stepwise._history import StepRecord, in_doubt, last_attempt, steps_of
 from stepwise._inspection import look_into, look_into_value
 from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
-from stepwise._lease import Lease
+from stepwise._lease import Lease, describe_owner
 from stepwise._matching import Pool, Recorded
 from stepwise._previews import preview
 from stepwise._records import (
     Ended,
     Entry,
     Forgotten,
+    Resumed,
     RunFacts,
     Settled,
 )
@@ -41,9 +42,9 @@ from stepwise.errors import (
     RunNotFoundError,
     StepNotFoundError,
 )
-from stepwise.stores import Owner, Store, open_store
+from stepwise.stores import Owner, Store
 
-__all__ = ["Run", "get_run", "runs", "seal_for"]
+__all__ = ["Run", "RunStatus", "seal_for"]
 
 RunStatus = Literal["running", "completed", "failed", "crashed"]
 _UNSET: Any = object()
@@ -69,6 +70,33 @@ class Run:
     def __repr__(self) -> str:
         facts = self._facts()
         return f"<Run {self.id} {self.status}: {facts.label}({facts.arguments})>"
+
+    def _repr_html_(self) -> str:
+        return run_html(self._shown(steps=True))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(run_text(self._shown(steps=True)))
+
+    def _shown(self, *, steps: bool = False) -> RunShown:
+        facts, status, owner = self._facts(), self.status, self.owner
+        entries = list(self._entries()) if steps else []
+        begun = [entry.number for entry in entries if isinstance(entry.record, Resumed)]
+        resumed_from, executed, skipped = self._attempt(entries) if steps else (None, 0, 0)
+        return RunShown(
+            facts.run_id,
+            f"{facts.label}({facts.arguments})",
+            status,
+            facts.workflow,
+            describe_owner(owner) if owner is not None else "",
+            facts.created_at,
+            facts.updated_at,
+            steps_of(entries, owned=owner is not None),
+            resumed_from,
+            executed,
+            skipped,
+            begun[-1] if begun else 0,
+            facts.error,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and (self.id, self.store) == (other.id, other.store)
@@ -196,12 +224,12 @@ class Run:
         end = self._facts().end
         return read_one(self.store, self._seal, self.id, end) if end else None
 
-    def _attempt(self) -> tuple[int | None, int, int]:
+    def _attempt(self, entries: Iterable[Entry] | None = None) -> tuple[int | None, int, int]:
         for active in list(live_runs):
             if active.run_id == self.id and active.journal.store is self.store:
                 progress = active.progress
                 return progress.resumed_from, progress.executed, progress.skipped
-        return last_attempt(self._entries())
+        return last_attempt(self._entries() if entries is None else entries)
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -364,47 +392,3 @@ def _answer(answer: Any, landed: Any, did_not_happen: bool) -> tuple[bool, Any]:
     if answer is not None:
         raise ConfigurationError(f"resolve() takes Landed(value) or DidNotHappen, not {answer!r}")
     return True, landed
-
-
-def get_run(run_id: str, *, store: Any = None) -> Run:
-    """The run of that id.
-
-    Args:
-        store: a URL, path or store object; by default the configured one.
-
-    Raises:
-        RunNotFoundError: there is none; names those with a similar id.
-    """
-    opened = open_store(store if store is not None else _config.store())
-    run = Run(opened, run_id)
-    if facts_of(opened, seal_for(opened), run_id) is None:
-        ids = [head.run_id for head in opened.heads()]
-        near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise RunNotFoundError(
-            f"there is no run {run_id!r} in {opened.url}, which holds {len(ids)} runs.{hint}",
-            run_id=run_id,
-        )
-    return run
-
-
-def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = None) -> list[Run]:
-    """The runs in the store, newest first.
-
-    Args:
-        workflow: only those of this workflow: the workflow itself, its name or its full name.
-        status: only those of this status.
-        store: a URL, path or store object; by default the configured one.
-    """
-    opened = open_store(store if store is not None else _config.store())
-    seal = seal_for(opened)
-    wanted = getattr(workflow, "full_name", workflow)
-    found = []
-    for head in opened.heads():
-        facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
-        if facts is None or wanted not in (None, facts.workflow, facts.label):
-            continue
-        run = Run(opened, facts.run_id)
-        if status is None or run.status == status:
-            found.append((facts.created_at, run))
-    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]

@@ -21,7 +21,7 @@ from typing import Any
 
 from stepwise import _config, _digest
 from stepwise._codec import decode, encode
-from stepwise._runs import runs
+from stepwise._listing import runs
 from stepwise.errors import ConfigurationError, DigestError, StepInDoubtError
 from stepwise.testing.crashes import Passed, Point, Watch
 from stepwise.testing.fresh import fresh_store

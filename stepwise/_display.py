@@ -1,0 +1,327 @@
+"""Runs, their steps and checkpoints, as text for terminals and as HTML for notebooks.
+
+What is recorded may be anything (HTML, ANSI codes, ten megabytes): it is shortened, made of
+printable characters, and escaped.  The HTML needs nothing from outside, follows the theme of
+Jupyter or VS Code, and that of the browser elsewhere.  Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "RunShown",
+    "facts_html",
+    "printable",
+    "run_html",
+    "run_text",
+    "runs_html",
+    "runs_text",
+    "step_html",
+]
+
+_ROWS = 100  # of a table; of a run's steps, the first few and the last ones
+_FIRST = 10
+_SHORT, _LONG = 60, 20_000  # characters in a row of a table, and unfolded
+_GAP = 0.03  # of a timeline is the most that a time without a step takes
+
+
+@dataclass(frozen=True)
+class RunShown:
+    """What is shown of a run.
+
+    Args:
+        call: ``label(arguments)``.
+        resumed_from: steps that were done where the last attempt went on; ``None`` for the first.
+        begun: number of the record that began the last attempt; what is older was skipped by it.
+        error: of a failed run.
+    """
+
+    id: str
+    call: str
+    status: str
+    workflow: str = ""
+    owner: str = ""
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    steps: Sequence[Any] = ()
+    resumed_from: int | None = None
+    executed: int = 0
+    skipped: int = 0
+    begun: int = 0
+    error: str = ""
+
+    @property
+    def attempt(self) -> str:
+        """What the last attempt did, in words."""
+        told = f"{self.executed} executed, {self.skipped} skipped"
+        return told if self.resumed_from is None else f"{told} in the last attempt"
+
+
+def printable(text: str, limit: int = _LONG) -> str:
+    r"""``text`` shortened, with what a terminal or a browser would obey written as ``\x1b``."""
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def _line(text: str, limit: int = _SHORT) -> str:
+    """One line of it, for a row of a table."""
+    shown = printable(" ".join(text[: 4 * limit].split()), 4 * limit)
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _few(steps: Sequence[Any]) -> tuple[list[Any], int]:
+    """The steps that are listed, and how many are left out after the first ``_FIRST``."""
+    if len(steps) <= _ROWS:
+        return list(steps), 0
+    return [*steps[:_FIRST], *steps[_FIRST - _ROWS :]], len(steps) - _ROWS
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def run_text(run: RunShown) -> str:
+    """A run and its steps, in lines."""
+    lines = [
+        f"{_line(run.call, 200)}: {run.status}{f', {run.owner}' if run.owner else ''}",
+        f"  run {run.id}, begun {_when(run.created_at)}; steps: {run.attempt}",
+    ]
+    if run.error:
+        lines.append(f"  error {_line(run.error, 200)}")
+    steps, left_out = _few(run.steps)
+    rows = [
+        [
+            str(each.number),
+            _line(f"{each.name}({each.arguments})"),
+            _did(each, run),
+            _duration(each.duration),
+            _line(each.preview, 40),
+        ]
+        for each in steps
+    ]
+    if left_out:
+        rows.insert(_FIRST, ["...", f"{left_out} more", "", "", ""])
+    return "\n".join(lines + _table(["STEP", "CALL", "STATUS", "TIME", "RESULT"], rows))
+
+
+def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
+    """Runs, one a line."""
+    rows = [[each.id, each.status, _when(each.updated_at), _line(each.call)] for each in runs]
+    if not rows:
+        return "no runs"
+    lines = _table(["RUN", "STATUS", "UPDATED", "CALL"], rows)
+    return "\n".join([*lines, f"and {more} more"] if more else lines)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def _did(step: Any, run: RunShown) -> str:
+    """Its status; ``skipped`` if it was done before the last attempt began."""
+    if step.status == "completed" and run.begun and step._entry.number < run.begun:
+        return "skipped"
+    return str(step.status)
+
+
+# -- HTML ----------------------------------------------------------------------------------------
+
+_STYLE = """<style>
+.stepwise{--sw-text:var(--jp-content-font-color1,var(--vscode-editor-foreground,#1f2328));
+--sw-soft:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#59636e));
+--sw-line:var(--jp-border-color2,var(--vscode-panel-border,#d1d9e0));
+--sw-code:var(--jp-content-font-color0,var(--sw-text));--sw-panel:rgba(127,127,127,.1);
+--sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da;
+color:var(--sw-text);overflow-wrap:anywhere;font:13px/1.5 system-ui,sans-serif;max-width:100%;overflow-x:auto}
+@media (prefers-color-scheme:dark){.stepwise{
+--sw-text:var(--jp-content-font-color1,var(--vscode-editor-foreground,#e6edf3));
+--sw-soft:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#9198a1));
+--sw-line:var(--jp-border-color2,var(--vscode-panel-border,#3d444d));
+--sw-good:#3fb950;--sw-bad:#f85149;--sw-doubt:#d29922;--sw-now:#4493f8}}
+body[data-jp-theme-light=false] .stepwise,body.vscode-dark .stepwise{
+--sw-good:#3fb950;--sw-bad:#f85149;--sw-doubt:#d29922;--sw-now:#4493f8}
+body[data-jp-theme-light=true] .stepwise,body.vscode-light .stepwise{
+--sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da}
+.stepwise table{border-collapse:collapse;width:100%;margin:.4em 0;font:inherit;color:inherit}
+.stepwise th,.stepwise td{text-align:left;vertical-align:top;padding:.2em .8em .2em 0;
+border:0;border-bottom:1px solid var(--sw-line);background:none;white-space:nowrap}
+.stepwise th{color:var(--sw-soft);font-weight:500}
+.stepwise td.sw-wide{white-space:normal;width:50%;overflow-wrap:anywhere}
+.stepwise td.sw-when{min-width:9em;width:25%}
+.stepwise code,.stepwise pre{font:12px/1.5 ui-monospace,monospace;color:var(--sw-code);
+background:none}
+.stepwise pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 .4em;padding:.3em .5em;
+max-height:24em;overflow:auto;background:var(--sw-panel);border-radius:4px}
+.stepwise summary{cursor:pointer}
+.stepwise small{color:var(--sw-soft);font-size:12px}
+.stepwise .sw-track{display:block;position:relative;height:.7em;margin-top:.4em}
+.stepwise .sw-track i{position:absolute;top:0;bottom:0;min-width:3px;border-radius:2px;
+background:currentColor}
+.stepwise .sw-completed{color:var(--sw-good)}
+.stepwise .sw-failed,.stepwise .sw-crashed{color:var(--sw-bad)}
+.stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated{color:var(--sw-doubt)}
+.stepwise .sw-running,.stepwise .sw-started{color:var(--sw-now)}
+.stepwise .sw-skipped{color:var(--sw-soft)}
+.stepwise .sw-skipped .sw-track i,.stepwise i.sw-skipped{opacity:.5}
+</style>"""
+
+
+def _escaped(text: str, limit: int = _LONG) -> str:
+    return html.escape(printable(text, limit))
+
+
+def _status(status: str) -> str:
+    name = html.escape(status)
+    return f'<span class="sw-{name}">● {name.replace("_", " ")}</span>'
+
+
+def _framed(*parts: str) -> str:
+    return f'<div class="stepwise">{_STYLE}{"".join(parts)}</div>'
+
+
+def run_html(run: RunShown) -> str:
+    """A run with the timeline of its steps."""
+    owner = f" <small>{_escaped(run.owner)}</small>" if run.owner else ""
+    parts = [
+        f"<div><b>{html.escape(_line(run.call, 200))}</b> {_status(run.status)}{owner}</div>",
+        f"<small>run <code>{_escaped(run.id)}</code> of {_escaped(run.workflow)}, ",
+        f"begun {_when(run.created_at)}, updated {_when(run.updated_at)}; ",
+        f"steps: {run.attempt}</small>",
+    ]
+    if run.error:
+        parts.append(f"<pre>{_escaped(run.error)}</pre>")
+    if run.steps:
+        parts.append(_steps_table(run))
+    return _framed(*parts)
+
+
+def _steps_table(run: RunShown) -> str:
+    steps, left_out = _few(run.steps)
+    now = time.time() if run.status == "running" else run.updated_at
+    bars = _timeline([(s.started_at, s.finished_at or max(now, s.started_at)) for s in steps])
+    rows = []
+    for step, (left, width) in zip(steps, bars, strict=True):
+        did = _did(step, run)
+        rows.append(
+            f'<tr><td>{step.number}</td><td class="sw-wide">{_unfolding(step)}</td>'
+            f'<td>{_status(did)}</td><td class="sw-when"><span class="sw-track sw-{did}">'
+            f'<i style="left:{left:.2f}%;width:{width:.2f}%"></i></span></td>'
+            f"<td>{_duration(step.duration)}</td></tr>"
+        )
+    if left_out:
+        rows.insert(
+            _FIRST, f'<tr><td>…</td><td colspan="4"><small>{left_out} more</small></td></tr>'
+        )
+    head = "<tr><th>step</th><th>call</th><th>status</th><th>timeline</th><th>time</th></tr>"
+    return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _timeline(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Where each span lies, and how long it is, in percent; times without any are cut short."""
+    busy: list[list[float]] = []  # merged, with what is cut off before each
+    for start, end in sorted(spans):
+        if busy and start <= busy[-1][1]:
+            busy[-1][1] = max(busy[-1][1], end)
+        else:
+            busy.append([start, end, 0.0])
+    most = _GAP * (sum(end - start for start, end, _ in busy) or 1.0)
+    for before, each in itertools.pairwise(busy):
+        each[2] = before[2] + max(0.0, each[0] - before[1] - most)
+    if not busy:
+        return []
+    zero, total = busy[0][0], (busy[-1][1] - busy[-1][2] - busy[0][0]) or 1.0
+    placed = []
+    for start, end in spans:
+        cut = next(gone for first, last, gone in busy if first <= start <= last)
+        placed.append((100 * (start - cut - zero) / total, 100 * (end - start) / total))
+    return placed
+
+
+def _unfolding(step: Any) -> str:
+    """A call, of which its arguments and its result can be unfolded."""
+    called = f"{step.name}({step.arguments})"
+    parts = [f"<small>arguments</small><pre>{_escaped(step.arguments) or '(none)'}</pre>"]
+    if step.preview:
+        parts.append(f"<small>result</small><pre>{_escaped(step.preview)}</pre>")
+    if step.traceback:
+        parts.append(f"<small>traceback</small><pre>{_escaped(step.traceback)}</pre>")
+    told = [
+        f"from {step.site}" if step.site else "",
+        f"attempt {step.attempts}" if step.attempts > 1 else "",
+        f"idempotency key {step.idempotency_key}" if step.side_effect else "",
+        f"child run {step.child}" if step.child else "",
+        f"begun {_when(step.started_at)}",
+    ]
+    parts.append(f"<small>{_escaped(' · '.join(filter(None, told)))}</small>")
+    return (
+        f"<details><summary><code>{html.escape(_line(called, 90))}</code></summary>"
+        f"{''.join(parts)}</details>"
+    )
+
+
+def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
+    """Runs, one a row."""
+    rows = "".join(
+        f"<tr><td><code>{_escaped(each.id)}</code></td><td>{_status(each.status)}</td>"
+        f"<td>{_when(each.updated_at)}</td>"
+        f'<td class="sw-wide"><code>{html.escape(_line(each.call, 90))}</code></td></tr>'
+        for each in runs
+    )
+    if not rows:
+        return _framed("<small>no runs</small>")
+    head = "<tr><th>run</th><th>status</th><th>updated</th><th>call</th></tr>"
+    rest = f"<small>and {more} more</small>" if more else ""
+    return _framed(f"<table>{head}{rows}</table>{rest}")
+
+
+def step_html(step: Any) -> str:
+    """One step, with its arguments and result."""
+    return _framed(
+        f"<div>{_status(step.status)} <small>step {step.number}, "
+        f"{_duration(step.duration) or 'unfinished'}</small></div>{_unfolding(step)}"
+    )
+
+
+def facts_html(title: str, facts: Mapping[str, str]) -> str:
+    """A few facts under a title; each can be unfolded."""
+    rows = "".join(
+        f"<details><summary>{_escaped(name)}: <code>{html.escape(_line(text, 90))}</code>"
+        f"</summary><pre>{_escaped(text)}</pre></details>"
+        for name, text in facts.items()
+    )
+    return _framed(f"<div><b>{html.escape(_line(title, 200))}</b></div>{rows}")
