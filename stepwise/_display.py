@@ -167,7 +167,8 @@ _STYLE = """<style>
 --sw-line:var(--jp-border-color2,var(--vscode-panel-border,#d1d9e0));
 --sw-code:var(--jp-content-font-color0,var(--sw-text));--sw-panel:rgba(127,127,127,.1);
 --sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da;
-color:var(--sw-text);overflow-wrap:anywhere;font:13px/1.5 system-ui,sans-serif;max-width:100%;overflow-x:auto}
+color:var(--sw-text);overflow-wrap:anywhere;
+font:13px/1.5 system-ui,sans-serif;max-width:100%;overflow-x:auto}
 @media (prefers-color-scheme:dark){.stepwise{
 --sw-text:var(--jp-content-font-color1,var(--vscode-editor-foreground,#e6edf3));
 --sw-soft:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#9198a1));
