@@ -232,7 +232,7 @@ class _Owned:
         if self._active is not None:
             return self._active.journal
         store = self._store
-        self._lease = Lease(store.store, self._run_id)
+        self._lease = Lease(store.store, self._run_id).acquire()
         return Journal(store.store, store._seal, self._run_id, self._lease.epoch, fsync=True)
 
     def __exit__(self, *exception: object) -> None:

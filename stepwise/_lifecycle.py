@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from stepwise import _codec
 from stepwise._codec import Codec
@@ -36,6 +36,7 @@ from stepwise._resume import Body, CheckpointPolicy
 from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for
 from stepwise._seal import Seal
+from stepwise._snapshot import Surroundings
 from stepwise.errors import (
     NotRecordableError,
     RunConflictError,
@@ -45,7 +46,7 @@ from stepwise.errors import (
 from stepwise.rewrite import Points, Rewritten, Source, fingerprint
 from stepwise.stores import Store
 
-__all__ = ["Invocation", "Recall", "conclude", "open_run"]
+__all__ = ["Executes", "Invocation", "Recall", "conclude", "open_run"]
 
 
 @dataclass(frozen=True)
@@ -116,20 +117,38 @@ class Recall:
     changed: bool = False
 
 
+class Executes(Protocol):
+    """What a run executes: a workflow function, or a loop of steps."""
+
+    def run(self) -> Any:
+        """Execute it, from where the run stopped."""
+
+    async def arun(self) -> Any:
+        """The same for a coroutine function."""
+
+    def arguments(self) -> Surroundings:
+        """The mutable objects that it was called with."""
+
+    def changed(self, before: bytes) -> dict[str, str]:
+        """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
+
+
 @dataclass
 class Opened:
     """A run to execute.
 
     Args:
         before: the contents of the arguments, encoded.
+        is_new: nothing of it had been recorded.
         compensates: its side effects are undone when it fails.
         changed: it turned out to change them.
         returns: the type that its function is annotated to return.
     """
 
     active: ActiveRun
-    body: Body
+    body: Executes
     before: bytes
+    is_new: bool
     compensates: bool = False
     changed: bool = False
     returns: Any = Any
@@ -292,7 +311,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
         arguments_changed=call.arguments_changed,
         cut_off=call.cut_off,
     )
-    return Opened(active, body, before, call.compensates, returns=call.returns)
+    return Opened(active, body, before, is_new, call.compensates, returns=call.returns)
 
 
 def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:

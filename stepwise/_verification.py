@@ -119,7 +119,7 @@ def repair(
     before = verify(store, seal, run_id)
     if before.ok:
         return before
-    lease = Lease(store, run_id)
+    lease = Lease(store, run_id).acquire()
     try:
         journal = Journal(store, seal, run_id, lease.epoch, fsync=fsync)
         facts = facts_of(store, seal, run_id)

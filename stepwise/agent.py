@@ -169,8 +169,7 @@ class RecoverableAgent:
         if isinstance(opened, Recall):
             recalled: dict[str, Any] = opened.value
             return recalled
-        is_new = opened.body._is_new
-        opened.body = _Recoveries(self, opened.active, task, at, is_new=is_new)  # type: ignore[assignment]
+        opened.body = _Recoveries(self, opened.active, task, at, is_new=opened.is_new)
         done: dict[str, Any] = await execute_async(opened)
         return done
 
@@ -243,6 +242,14 @@ class _Recoveries:
     def arguments(self) -> Surroundings:
         """There are none that could change."""
         return surroundings({})
+
+    def changed(self, before: bytes) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+    def run(self) -> Any:
+        """It is only ever awaited."""
+        raise NotImplementedError
 
     async def arun(self) -> Any:
         """Run the steps; go on at the newest checkpoint after an exception."""

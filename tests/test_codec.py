@@ -110,7 +110,7 @@ values = st.recursive(
 def test_round_trip(value):
     """Data comes back equal, of the same types, from bytes that any Python may load."""
     encoded = encode(value)
-    assert encoded.python is None
+    assert encoded.form is None
     back = decode(*encoded)
     assert back == value
     assert repr(back) == repr(value)
@@ -146,7 +146,7 @@ def test_lambdas_and_closures():
     """A lambda and a closure come back working; their bytes are marked with this Python."""
     rate = 3
     encoded = encode({"f": lambda value: value * rate, "g": functools.partial(double, 4)})
-    assert encoded.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert encoded.form == f"{sys.version_info[0]}.{sys.version_info[1]}"
     back = decode(*encoded)
     assert back["f"](5) == 15
     assert back["g"]() == 8
@@ -166,7 +166,7 @@ def test_local_classes():
         GOOD = 1
 
     encoded = encode([Answer("hi"), Mood.GOOD])
-    assert encoded.python is not None
+    assert encoded.form is not None
     answer, mood = decode(*encoded)
     assert answer.shout() == "HI"
     assert isinstance(answer, Answer)

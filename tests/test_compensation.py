@@ -336,14 +336,14 @@ def test_arguments_that_cannot_be_recorded(world):
 
 def test_a_tool_that_is_gone(world):
     """A program that does not define the tool is told which module to import."""
-    book = world.tool("book")
+    book = world.tool("vanishing")
 
     @workflow
     def order():
         return book("a")
 
     run = order.execute()
-    tools, key = stepwise._steps.compensated_tools, (__name__, "book")
+    tools, key = stepwise._steps.compensated_tools, (__name__, "vanishing")
     held = tools.pop(key)
     try:
         with pytest.raises(stepwise.ConfigurationError, match=f"import the module.*{__name__}"):

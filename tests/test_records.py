@@ -105,7 +105,7 @@ records = st.one_of(
         preview=texts,
         traceback=texts,
         changed=changes,
-        python=pythons,
+        form=pythons,
         at=seconds,
     ),
     st.builds(Handled, numbers, seconds),
@@ -122,7 +122,7 @@ records = st.one_of(
         executed=whole,
         skipped=whole,
         preview=texts,
-        python=pythons,
+        form=pythons,
         at=seconds,
     ),
 )
