@@ -27,6 +27,7 @@ The map, each layer importing only from those above it::
     _perform _drive _adrive        one call from look-up to outcome; sync; async
     _options _steps                what options take; @step and @tool
     _map _compensation             many calls at once; undoing
+    _forking                       a new run from a point of another
     _runs _listing _context        looking at runs; finding them; current_step
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
     _reports _lifecycle _execute   a run begins, resumes, ends

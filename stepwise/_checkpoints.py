@@ -2,15 +2,16 @@
 
 A checkpoint lies in the store beside the journal, needs no flush of its own (the journal is the
 truth; without a checkpoint the run resumes at an older one, or by replay), and is only ever loaded
-after it verified.  Imports: journal, matching, records, pickling, seal, display.
+after it verified.  Imports: journal, records, codec, pickling, seal, display.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from stepwise import _codec
 from stepwise._display import facts_html
 from stepwise._journal import Journal, Position, read_one
 from stepwise._pickling import PYTHON
@@ -18,7 +19,7 @@ from stepwise._records import Entry, RunFacts
 from stepwise._seal import DamagedError, Seal
 from stepwise.stores import Store
 
-__all__ = ["Checkpoint", "Checkpoints", "Loaded", "Retention", "State", "checkpoints_of"]
+__all__ = ["Checkpoint", "Checkpoints", "Loaded", "Retention", "State", "checkpoints_of", "sealed"]
 
 Retention = Literal["latest_only", "prune_old", "all"]
 _PREFIX = "checkpoint/"
@@ -67,6 +68,8 @@ class State:
         unused: records before it that no call had used: origin, last, and their flags.
         arguments: the objects that are kept by reference, name and kind.
         python, at: the Python version that wrote it; when, in seconds since 1970.
+        changed: variables that a fork gave other values, as name, form and size of what stands at
+            the end of the payload.
     """
 
     position: str
@@ -83,6 +86,7 @@ class State:
     arguments: dict[str, str]
     python: str = PYTHON
     at: float = 0.0
+    changed: list[list[Any]] = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -113,6 +117,18 @@ class Loaded:
     name: str
     state: State
     payload: bytes
+
+    def changes(self) -> dict[str, Any]:
+        """The variables that a fork gave other values.
+
+        Raises:
+            UnreadableValueError: one of them cannot be loaded.
+        """
+        found, end = {}, len(self.payload)
+        for name, form, size in reversed(self.state.changed):
+            found[name] = _codec.decode(self.payload[end - size : end], form)
+            end -= size
+        return found
 
 
 class Checkpoints:
@@ -148,7 +164,7 @@ class Checkpoints:
 
     def write(self, state: State, payload: bytes, facts: RunFacts) -> RunFacts:
         """Keep a checkpoint, and prune; what a listing shows of the run afterwards."""
-        name = f"{_PREFIX}{state.journal[0]:012d}"
+        name = _name(state)
         names = [*(each for each in self._names if each != name), name]
         pruned = names[: -self._keep] if self._keep else []
         kept = names[len(pruned) :]
@@ -174,6 +190,16 @@ class Checkpoints:
         """
         needed: list[int] = [each[0] for each in state.unused]
         return min(int(oldest.removeprefix(_PREFIX)), *needed, 1 << 62) - 1
+
+
+def _name(state: State) -> str:
+    return f"{_PREFIX}{state.journal[0]:012d}"
+
+
+def sealed(seal: Seal, run_id: str, state: State, payload: bytes) -> dict[str, bytes]:
+    """A checkpoint as a run keeps it, by its name."""
+    name = _name(state)
+    return {name: seal.close(f"{name}/{run_id}", vars(state), payload)[0]}
 
 
 def _load(store: Store, seal: Seal, run_id: str, name: str) -> Loaded | None:

@@ -214,8 +214,8 @@ def _compensate_child(
     journal: Journal, facts: RunFacts, effects: _Effects, effect: _Effect
 ) -> Generator[Any, Result, int]:
     with _child_journal(journal, effect.call.child) as child:
-        if child is None:
-            return 0
+        if child is None or (facts.forked_from and child[1].parent != facts.run_id):
+            return 0  # what a fork shares is the other run's to undo
         undone = _Effects(child[0].load(Position(child[1].pruned, None)), Codec()).undone
         result = yield from compensate(*child)
     if undone or result.value:

@@ -5,6 +5,7 @@
 ``STEPWISE_STORE``     URL of the store (default ``disk:$STEPWISE_HOME/store``)
 ``STEPWISE_KEY``       secret that signs the records, instead of ``$STEPWISE_HOME/key``
 ``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
+``STEPWISE_RESUME``    id of a run: the first call that could be it, means it (``stepwise resume``)
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 =====================  ==============================================================
@@ -22,7 +23,17 @@ from typing import Any
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["configure", "encrypt", "fresh", "home", "injected", "quiet", "store", "strict"]
+__all__ = [
+    "configure",
+    "encrypt",
+    "fresh",
+    "home",
+    "injected",
+    "quiet",
+    "resume",
+    "store",
+    "strict",
+]
 
 
 @dataclass
@@ -106,6 +117,11 @@ def strict() -> bool:
 def fresh() -> bool:
     """Whether every workflow called from outside a run starts a new run."""
     return _flag("STEPWISE_FRESH")
+
+
+def resume() -> str:
+    """The id of the run that is to be resumed whatever id the program would derive; or empty."""
+    return os.environ.get("STEPWISE_RESUME", "")
 
 
 def encrypt() -> bool:

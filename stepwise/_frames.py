@@ -112,6 +112,7 @@ class WorkflowFrame(Frame):
             self.around = self.around.only(state.arguments)
             try:
                 self.values = load_values(self.loaded.payload, self.around)
+                self.values.update(self.loaded.changes())
             except Exception as error:
                 raise RestoreFailedError(f"{type(error).__name__}: {error}") from error
             blocks = place.rewritten.blocks

@@ -53,6 +53,7 @@ def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
                 digest=record.digest,
                 code=record.code,
                 parent=record.parent,
+                forked_from=record.forked_from,
                 created_at=record.at,
                 updated_at=record.at,
             )

@@ -24,9 +24,10 @@ from stepwise._records import (
     Outcome,
     Resumed,
     Settled,
+    Started,
 )
 
-__all__ = ["StepRecord", "in_doubt", "last_attempt", "steps_of"]
+__all__ = ["Program", "StepRecord", "in_doubt", "last_attempt", "program_of", "steps_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,34 @@ def _step(call: Call, entry: Entry, derived: str | None) -> StepRecord:
         child=call.child,
         _entry=entry,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How the program that executed a run was started.
+
+    Args:
+        command: as an operating system would get it; empty if it cannot be started again.
+        cwd: the folder it was started in.
+        file: where the workflow is defined.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    file: str
+
+
+def program_of(entries: Iterable[Entry]) -> Program | None:
+    """How the program was started the last time; ``None`` if nothing tells."""
+    command: tuple[str, ...] = ()
+    cwd = file = ""
+    for entry in entries:
+        record = entry.record
+        if isinstance(record, Started):
+            file = record.file
+        if isinstance(record, (Started, Resumed)) and record.command:
+            command, cwd = record.command, record.cwd
+    return Program(command, cwd, file) if command or file else None
 
 
 def last_attempt(entries: Iterable[Entry]) -> tuple[int | None, int, int]:

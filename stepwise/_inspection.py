@@ -126,7 +126,7 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
             f"the checkpoint was written by Python {state.python}, which Python {PYTHON} must not "
             "load; look at it with that one"
         )
-    values = _load(loaded.payload, state.arguments)
+    values = {**_load(loaded.payload, state.arguments), **loaded.changes()}
     return {name: value for name, value in values.items() if not name.startswith("@")}
 
 

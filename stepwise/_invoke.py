@@ -23,6 +23,7 @@ from stepwise._execute import (
     execute_async_generator,
     execute_generator,
 )
+from stepwise._journal import facts_of
 from stepwise._lifecycle import Invocation, Opened, Recall, open_run
 from stepwise._mutation import surroundings
 from stepwise._notices import notice
@@ -30,7 +31,7 @@ from stepwise._perform import Core, perform
 from stepwise._process import Given, memory
 from stepwise._records import Call
 from stepwise._run import ActiveRun, Scope, current_scope
-from stepwise._runs import Run
+from stepwise._runs import Run, seal_for
 from stepwise._snapshot import Surroundings
 from stepwise.stores import Store, open_store
 
@@ -130,6 +131,8 @@ class _TopLevel(_Call):
                 f"a fresh run: {self.run_id}; should it stop: "
                 f".options(run_id={self.run_id!r}) with the same arguments goes on with it"
             )
+        elif options.run_id is None and self._is_meant(_config.resume()):
+            self.run_id = memory.resumed = _config.resume()
         known = memory.recognise(self.store.url, given, self._digest_all())
         if known is not None and options.run_id in (None, known):
             self.run_id, explicit = known, False
@@ -146,6 +149,17 @@ class _TopLevel(_Call):
         )
         self.opened = True
         return opened
+
+    def _is_meant(self, run_id: str) -> bool:
+        """Whether this is the call of a run that the environment says is to be resumed.
+
+        One of a derived id is found as ever, at its place among equal calls.
+        """
+        if run_id in ("", memory.resumed) or run_id.startswith(self.base):
+            return False
+        facts = facts_of(self.store, seal_for(self.store), run_id)
+        wanted = self.workflow.full_name, self.arguments_digest
+        return facts is not None and (facts.workflow, facts.digest) == wanted
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:

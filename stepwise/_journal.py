@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from stepwise import _records
@@ -225,17 +225,9 @@ class Journal:
                 self._catch_up()
             at, sealed, entries = self._at, [], []
             for record, payload in items:
-                number = at.last + 1
-                data, link = self.seal.close(
-                    _identity(self.run_id, number),
-                    _records.to_header(record),
-                    payload,
-                    at.link or NO_LINK,
-                    at.effects,
-                )
-                at = Position(number, link, at.effects + isinstance(record, ANNOUNCES))
-                sealed.append((number, data))
-                entries.append(Entry(number, record, payload))
+                data, at = self._sealed(at, record, payload)
+                sealed.append((at.last, data))
+                entries.append(Entry(at.last, record, payload))
             self._known = False  # until the write has returned
             self.store.write(
                 self.run_id,
@@ -249,6 +241,46 @@ class Journal:
             )
             self._at, self._known = at, True
             return entries
+
+    def _sealed(self, at: Position, record: Record, payload: bytes) -> tuple[bytes, Position]:
+        """A record as it follows a position, and the position that it makes."""
+        number = at.last + 1
+        data, link = self.seal.close(
+            _identity(self.run_id, number),
+            _records.to_header(record),
+            payload,
+            at.link or NO_LINK,
+            at.effects,
+        )
+        return data, Position(number, link, at.effects + isinstance(record, ANNOUNCES))
+
+    def begin_with(
+        self,
+        items: Iterable[tuple[Record, bytes]],
+        put: Callable[[list[Position]], dict[str, bytes]],
+        head: RunFacts,
+    ) -> None:
+        """Write the first records of a run and objects beside them, all of it or nothing.
+
+        Args:
+            put: gives the objects, sealed; it gets the positions that the records make.
+        """
+        sealed, positions = [], [self._at]
+        for record, payload in items:
+            data, at = self._sealed(positions[-1], record, payload)
+            sealed.append((at.last, data))
+            positions.append(at)
+        with Uninterrupted(), self._lock:
+            self._known = False
+            batch = Batch(
+                tuple(sealed),
+                put=put(positions),
+                head=seal_head(self.seal, head),
+                mark=self._mark(positions[-1]),
+                durable=self.fsync,
+            )
+            self.store.write(self.run_id, self.epoch, batch)
+            self._at, self._known = positions[-1], True
 
     def put(
         self,

@@ -30,6 +30,7 @@ from stepwise._notices import notice, warn
 from stepwise._origin import Locator
 from stepwise._perform import Core, Result
 from stepwise._previews import preview_arguments
+from stepwise._process import command as process_command
 from stepwise._records import Ended, RunFacts, Started
 from stepwise._reports import tell_of_unfinished
 from stepwise._resume import Body, CheckpointPolicy
@@ -331,6 +332,7 @@ def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
         created_at=now,
         updated_at=now,
     )
+    command, cwd = process_command() if call.parent is None else ((), "")
     started = Started(
         workflow=call.name,
         digest=call.digest,
@@ -339,6 +341,8 @@ def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
         file=call.source.filename,
         parent=facts.parent,
         at=now,
+        command=command,
+        cwd=cwd,
     )
     # Not durable: nothing is lost with it, and the first step's commit takes it along.
     payload = b"" if Codec(call.codec).data_only else arguments

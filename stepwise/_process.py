@@ -9,6 +9,8 @@ Imports: digest, identity.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -17,7 +19,7 @@ from typing import Any
 
 from stepwise.errors import DigestError
 
-__all__ = ["Given", "Memory", "memory"]
+__all__ = ["Given", "Memory", "command", "memory"]
 
 _STOPPED = 32  # runs whose objects are held
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
@@ -51,6 +53,7 @@ class Memory:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._completed: Counter[tuple[str, str]] = Counter()
+        self.resumed: str = ""  # the run that STEPWISE_RESUME named, once it has been taken up
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
 
     def ordinal(self, store: str, base: str) -> int:
@@ -86,3 +89,20 @@ class Memory:
 
 
 memory = Memory()
+
+
+def command() -> tuple[tuple[str, ...], str]:
+    """How this process was started, to be started again, and in which folder.
+
+    Empty if a command line does not tell: an interpreter at a prompt, a notebook's kernel, a
+    process that another one spawned.
+    """
+    given = getattr(sys, "orig_argv", [])[1:]
+    spawned = "--multiprocessing-fork" in given
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or "-c" in given
+    if spawned or not main or not sys.executable or "ipykernel" in sys.modules:
+        return (), ""
+    try:
+        return (sys.executable, *given), os.getcwd()
+    except FileNotFoundError:  # the folder is gone
+        return (), ""

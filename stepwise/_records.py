@@ -97,7 +97,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run begins.  Payload: its arguments, where they can be recorded."""
+    """The run begins.  Payload: its arguments, where they can be recorded.
+
+    Args:
+        forked_from: the run that this one is a fork of.
+        command, cwd: how the program was started, and where; empty if that is not known.
+    """
 
     workflow: str
     digest: str
@@ -107,6 +112,9 @@ class Started:
     parent: str = ""
     python: str | None = None
     at: float = 0.0
+    forked_from: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,7 @@ class Resumed:
 
     Args:
         void: the end recorded before it does not count, since the caller had not acted on it.
+        command, cwd: as of :class:`Started`.
     """
 
     epoch: int
@@ -123,6 +132,8 @@ class Resumed:
     code: str = ""
     at: float = 0.0
     void: bool = False
+    command: tuple[str, ...] = ()
+    cwd: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +278,7 @@ class RunFacts:
         digest: of the arguments.
         code: fingerprint of the workflow's code.
         parent: run id of the run that called it; empty for none.
+        forked_from: run id of the run that this one is a fork of; empty for none.
         end: number of the record that ended it; 0 while there is none.
         pruned: number of the last record that was pruned.
         undoing: its side effects are being undone.
@@ -289,6 +301,7 @@ class RunFacts:
     codec: str = ""
     created_at: float = 0.0
     updated_at: float = 0.0
+    forked_from: str = ""
 
 
 class Entry(NamedTuple):

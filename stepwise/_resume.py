@@ -17,6 +17,7 @@ from stepwise._matching import Pool
 from stepwise._mutation import record_arguments, surroundings
 from stepwise._notices import count, notice
 from stepwise._pickling import PYTHON
+from stepwise._process import command as process_command
 from stepwise._records import Compensating, Ended, Entry, Forgotten, Outcome, Resumed, Started
 from stepwise._run import ActiveRun
 from stepwise._snapshot import Surroundings, load_values
@@ -257,6 +258,7 @@ class Body:
             return
         active, now = self.active, time.time()
         step = active.progress.resumed_from or 0
+        how = process_command() if active.parent is None else ((), "")
         active.facts = replace(
             active.facts, status="running", end=0, error="", code=self._code, updated_at=now
         )
@@ -267,6 +269,8 @@ class Body:
             code=self._code,
             at=now,
             void=self._void,
+            command=how[0],
+            cwd=how[1],
         )
         active.write((resumed, b""), durable=False, head=active.facts)
         if active.parent is None:

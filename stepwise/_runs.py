@@ -1,13 +1,13 @@
 """Looking at a run: :class:`Run`, and settling what is in doubt.
 
 A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
-unless a result or an exception is asked for.  Imports: journal, matching, lease, codec, stores.
+unless a result or an exception is asked for.  Imports: journal, forking, lease, codec, stores.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,8 +19,16 @@ from stepwise._compensation import compensate
 from stepwise._display import RunShown, run_html, run_text
 from stepwise._doubt import DidNotHappen, Landed
 from stepwise._drive import drive
+from stepwise._forking import Change, fork
 from stepwise._heads import open_head
-from stepwise._history import StepRecord, in_doubt, last_attempt, steps_of
+from stepwise._history import (
+    Program,
+    StepRecord,
+    in_doubt,
+    last_attempt,
+    program_of,
+    steps_of,
+)
 from stepwise._inspection import look_into, look_into_value
 from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
 from stepwise._lease import Lease, describe_owner
@@ -131,6 +139,16 @@ class Run:
     def parent(self) -> str | None:
         """The run that called this one as a child workflow."""
         return self._facts().parent or None
+
+    @property
+    def forked_from(self) -> str | None:
+        """The run that this one is a fork of."""
+        return self._facts().forked_from or None
+
+    @property
+    def program(self) -> Program | None:
+        """How the program that executes it was started the last time, if that is known."""
+        return program_of(self._entries())
 
     @property
     def status(self) -> RunStatus:
@@ -284,6 +302,36 @@ class Run:
                 at=time.time(),
             )
             journal.append((settled, encoded.data if encoded is not None else b""))
+
+    def fork(
+        self,
+        at: int | None = None,
+        run_id: str | None = None,
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        results: Mapping[int | str, Any] | None = None,
+    ) -> Run:
+        """Start a new run from a point of this one, which stays as it is.
+
+        What is recorded up to there is shared and never repeated; what came after is not known to
+        the fork, and its side effects get idempotency keys of their own.  It is executed by calling
+        the workflow with the same arguments, ``workflow.options(run_id=fork.id)(...)``, or by
+        ``stepwise resume``.
+
+        Args:
+            at: share the steps up to this number, and go on at the newest checkpoint among them;
+                0 for the beginning; by default, the newest checkpoint (or the last of ``results``).
+            run_id: of the fork; by default one is made up.
+            locals: variables that have other values at that checkpoint, by name.
+            results: steps that returned something else, by number or name; the fork goes on at a
+                checkpoint before them.
+
+        Raises:
+            StepNotFoundError: there is no such step, or no checkpoint to change variables at.
+            ConfigurationError: there is no such variable.
+            RunConflictError: the run id is taken.
+        """
+        change = Change(at, locals or {}, results or {})
+        return Run(self.store, fork(self.store, self._seal, self.id, change, run_id))
 
     def forget(self, step: int | str) -> None:
         """Have a recorded step run again the next time the workflow is called.
