@@ -9,6 +9,7 @@ The map, each layer importing only from those above it::
     _config _notices _interrupts   settings; one-line messages; Ctrl-C held back
     _tasks _threads                what asyncio is doing; threads that belong to a run
     _digest_atoms _digest_types    equal values, equal digests
+    _forms                         objects that pickle stores wrongly
     _digest _pickling              the same for all; code by value
     _data _codec                   values as data only; values to bytes and back
     _cipher _seal _records         encryption; the envelope; what is recorded

@@ -27,7 +27,7 @@ _EMPTY: dict[str, Any] = {
     "builtins:bytearray": bytearray,
     "collections:deque": deque,
 }
-_OURS = ("stepwise._snapshot", "stepwise._resources", "stepwise._pickling")
+_OURS = ("stepwise._snapshot", "stepwise._resources", "stepwise._pickling", "stepwise._forms")
 
 
 class Placeholder:

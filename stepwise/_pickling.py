@@ -1,6 +1,6 @@
 """Pickling what plain pickle cannot: code by value, with the names of ``__main__`` kept as names.
 
-The only module that knows cloudpickle.  Imports nothing of ours.
+The only module that knows cloudpickle.  Imports: forms.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import threading
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+
+from stepwise._forms import Forms
 
 __all__ = [
     "PROTOCOL",
@@ -64,6 +66,8 @@ def by_name(value: Any, module: str = "__main__") -> str | None:
 class Reducers:
     """How objects are taken apart; a subclass adds :meth:`special`."""
 
+    forms: Forms
+
     def begin(self) -> None:
         """Everything is taken apart from the beginning."""
 
@@ -92,11 +96,17 @@ class Reducers:
         elif isinstance(obj, _IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
             # cloudpickle would silently make it a StringIO copy
             raise pickle.PicklingError("an open file cannot be recorded")
-        return NotImplemented
+        return self.forms.of(obj)
 
 
 def dump(value: object, reducers: Reducers) -> bytes:
     """Pickle a value, however deeply nested."""
+    reducers.forms = Forms()
+    data = _dump_once(value, reducers)
+    return _dump_once(value, reducers) if reducers.forms.shares() else data
+
+
+def _dump_once(value: object, reducers: Reducers) -> bytes:
     fast, deep = _picklers(reducers.identifies)
     try:
         return _dump(value, reducers, fast)
@@ -107,21 +117,45 @@ def dump(value: object, reducers: Reducers) -> bytes:
         return with_deep_stack(lambda: _dump(value, reducers, deep))
 
 
+class _Plain(pickle.Pickler):
+    forms: Forms | None = None  # most values have none of these
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self.forms is None:
+            self.forms = Forms()
+        return self.forms.of(obj)
+
+
+class _PlainDeep(pickle._Pickler):
+    forms: Forms | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self.forms is None:
+            self.forms = Forms()
+        return self.forms.of(obj)
+
+
 def dump_plain(value: object) -> bytes:
     """Pickle a value as ``pickle.dumps`` does, however deeply nested.
 
     Code goes by name: what has none is not picklable.
     """
-    try:
-        return pickle.dumps(value, PROTOCOL)
-    except RecursionError:
-        return with_deep_stack(lambda: _dump_plain(value))
+    data, forms = _dump_plain(value, None)
+    return _dump_plain(value, forms)[0] if forms is not None and forms.shares() else data
 
 
-def _dump_plain(value: object) -> bytes:
+def _dump_plain(value: object, forms: Forms | None) -> tuple[bytes, Forms | None]:
     buffer = io.BytesIO()
-    pickle._Pickler(buffer, PROTOCOL).dump(value)
-    return buffer.getvalue()
+    pickler: Any = _Plain(buffer, PROTOCOL)
+    pickler.forms = forms
+    try:
+        pickler.dump(value)
+    except RecursionError:
+        buffer = io.BytesIO()
+        pickler = _PlainDeep(buffer, PROTOCOL)
+        pickler.forms = forms
+        with_deep_stack(lambda: pickler.dump(value))
+    return buffer.getvalue(), pickler.forms
 
 
 def too_deep(error: BaseException) -> bool:

@@ -271,6 +271,47 @@ RULES = {
             work(2)
             return [second, list(numbers), list(pairs)]
     """,
+    "exceptions with an init of their own": """
+        class RefusedError(Exception):
+            def __init__(self, what, *, code):
+                super().__init__(f"refused: {what}")
+                self.code = code
+
+        @workflow
+        def run():
+            try:
+                raise RefusedError("tea", code=5)
+            except RefusedError as error:
+                last = error
+            work(1)
+            work(2)
+            return [str(last), last.code, isinstance(last, RefusedError)]
+    """,
+    "views of an array": """
+        import numpy as np
+
+        @workflow
+        def run():
+            table = np.zeros((3, 3))
+            row, corner, columns = table[1], table[1:, 1:], table.T
+            for n in range(3):
+                row[n] = work(n + 1)
+                corner[n % 2, 0] += 1
+            columns[2, 0] = 9
+            return table.tolist()
+    """,
+    "what a loop has used up": """
+        import re
+
+        @workflow
+        def run():
+            found = re.search("b(c)", "abcd")
+            letters = (each for each in "ab")
+            seen = [each for each in letters]
+            work(1)
+            work(2)
+            return [found[1], found.span(), list(letters), seen]
+    """,
 }
 
 

@@ -1,0 +1,162 @@
+"""Objects that pickle stores wrongly, or not at all, although they can be made again.
+
+- An exception whose class has an ``__init__`` of its own: pickle would call that with the final
+  ``args``, which is an error or says things twice (``error: error: no``).
+- A numpy view: pickle would make a copy of it, which no longer shares memory with what it views.
+- A match of a regular expression; a generator or coroutine that has ended; a semaphore, an event
+  or a queue of asyncio that has met its loop, which is another one after a restart.
+
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from typing import Any
+
+__all__ = ["Forms"]
+
+_ASYNCIO = ("asyncio.locks", "asyncio.queues")
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+
+
+class Forms:
+    """How the objects of one value are taken apart."""
+
+    def __init__(self) -> None:
+        self._views: Counter[int] = Counter()
+        self._viewed = False
+        self._shared: frozenset[int] = frozenset()
+
+    def shares(self) -> bool:
+        """Whether arrays of what was taken apart share memory; then take it apart once more."""
+        if not self._viewed:
+            return False
+        self._shared = frozenset(each for each, count in self._views.items() if count > 1)
+        self._views.clear()
+        self._viewed = False
+        return bool(self._shared)
+
+    def of(self, obj: Any) -> Any:
+        """What ``reducer_override`` of a pickler returns for this object."""
+        cls = type(obj)
+        if issubclass(cls, BaseException):
+            return _exception(obj, cls)
+        if cls.__name__ == "ndarray" and cls.__module__ == "numpy":
+            return self._array(obj)
+        if cls.__module__ in _ASYNCIO and getattr(obj, "_loop", None) is not None:
+            state = {name: value for name, value in vars(obj).items() if name != "_loop"}
+            return _new, (cls,), state
+        make = _MADE.get(cls)
+        return NotImplemented if make is None else make(obj)
+
+    def _array(self, array: Any) -> Any:
+        """An array by itself; a view of one that is met again elsewhere as a view of it."""
+        owner = array
+        while type(owner.base) is type(array):
+            owner = owner.base
+        self._views[id(owner)] += 1
+        if owner is array:
+            return NotImplemented
+        self._viewed = True
+        contiguous = owner.flags.c_contiguous or owner.flags.f_contiguous
+        if id(owner) not in self._shared or array.dtype.hasobject or not contiguous:
+            return NotImplemented
+        start = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+        shape = array.dtype, array.shape, array.strides
+        return _view, (owner, start, *shape, array.flags.writeable)
+
+
+def _view(owner: Any, start: int, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
+    memory = owner if owner.flags.c_contiguous else owner.T
+    array = type(owner)(shape, dtype, memory, start, strides)
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def _new(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _exception(error: Any, cls: Any) -> Any:
+    if not isinstance(cls.__init__, types.FunctionType):
+        return NotImplemented
+    if cls.__reduce__ is not BaseException.__reduce__ or cls.__reduce_ex__ is not _reduce_ex:
+        return NotImplemented  # it knows by itself
+    _, args, *state = error.__reduce__()
+    return _made_exception, (cls, args), *state
+
+
+_reduce_ex = object.__reduce_ex__
+
+
+def _made_exception(cls: Any, args: tuple[Any, ...]) -> BaseException:
+    builtin = next(each for each in cls.__mro__ if not each.__flags__ & _HEAP_TYPE)
+    error: BaseException = builtin.__new__(cls, *args)
+    builtin.__init__(error, *args)
+    return error
+
+
+def _match(found: re.Match[Any]) -> Any:
+    ends = found.string, found.pos, found.endpos
+    for way in ("search", "fullmatch", "match"):
+        again = getattr(found.re, way)(*ends)
+        if again is not None and again.regs == found.regs:
+            return _matched, (found.re, way, *ends)
+    return NotImplemented  # one of several
+
+
+def _matched(pattern: re.Pattern[Any], way: str, *ends: Any) -> Any:
+    return getattr(pattern, way)(*ends)
+
+
+def _generator(each: Generator[Any, Any, Any]) -> Any:
+    return NotImplemented if each.gi_frame is not None else (_ended_generator, ())  # type: ignore[attr-defined]
+
+
+def _ended_generator() -> Generator[None, None, None]:
+    nothing: tuple[None, ...] = ()
+    ended = (each for each in nothing)
+    ended.close()
+    return ended
+
+
+def _coroutine(each: Coroutine[Any, Any, Any]) -> Any:
+    return NotImplemented if each.cr_frame is not None else (_ended_coroutine, ())  # type: ignore[attr-defined]
+
+
+def _ended_coroutine() -> Coroutine[Any, Any, None]:
+    async def nothing() -> None: ...
+
+    ended = nothing()
+    ended.close()
+    return ended
+
+
+def _async_generator(each: AsyncGenerator[Any, Any]) -> Any:
+    return NotImplemented if each.ag_frame is not None else (_ended_async_generator, ())  # type: ignore[attr-defined]
+
+
+def _ended_async_generator() -> AsyncGenerator[None, None]:
+    async def nothing() -> AsyncGenerator[None, None]:
+        return
+        yield
+
+    ended = nothing()
+    try:
+        ended.aclose().send(None)
+    except StopIteration:
+        return ended
+    raise AssertionError  # pragma: no cover
+
+
+_MADE: dict[Any, Any] = {
+    re.Match: _match,
+    types.GeneratorType: _generator,
+    types.CoroutineType: _coroutine,
+    types.AsyncGeneratorType: _async_generator,
+}
