@@ -42,7 +42,7 @@ ONLY_IN = {
     "pickle": {"stepwise._codec", "stepwise._pickling", "stepwise._snapshot"},
     "pydantic": {"stepwise._data"},
     "pytest": {"stepwise.testing.plugin"},
-    "sqlite3": {"stepwise.stores"},
+    "sqlite3": {"stepwise.cli", "stepwise.stores"},
     "tabulate": {"stepwise.cli"},
     "tenacity": {"stepwise._attempts"},
     "wrapt": {"stepwise._workflow"},

@@ -5,7 +5,7 @@ by the beginning of its id.  Exit codes: 0 done, 1 a problem that the message ex
 command line.  Imports: the public names.
 """
 
-from stepwise.cli import look, settle  # noqa: F401
+from stepwise.cli import doctor, look, report, settle, steer  # noqa: F401
 from stepwise.cli._command import main, run
 
 __all__ = ["main", "run"]

@@ -16,7 +16,7 @@ __all__ = ["as_json_option", "find_run", "main", "run", "store_option"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(stepwise.__version__, prog_name="stepwise")
 def main() -> None:
-    """Look at durable runs, and settle what is in doubt."""
+    """Look at durable runs, steer them, and settle what is in doubt."""
 
 
 def _use_store(_: click.Context, __: click.Parameter, url: str | None) -> None:

@@ -1,30 +1,40 @@
-"""How it looks: tables, colours, times."""
+"""How it looks: tables, colours, times; whatever is recorded is made printable."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from tabulate import tabulate
 
 from stepwise import Run, StepRecord
+from stepwise._display import printable
 
 __all__ = [
+    "FIRST",
+    "age",
     "ago",
     "coloured",
     "duration",
+    "error_text",
+    "few",
     "owned_by",
     "shorten",
+    "shown_value",
+    "step_row",
     "store_url",
     "table",
     "tell_in_doubt",
     "when",
 ]
 
+FIRST, ROWS = 10, 100  # of a long list, the first few and the last ones
 _STATUS_COLOURS = {
     "completed": "green",
     "verified": "green",
@@ -35,9 +45,25 @@ _STATUS_COLOURS = {
     "in_doubt": "yellow",
     "cancelled": "yellow",
 }
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+class _Styled(str):
+    """Text whose control characters are ours."""
+
+    __slots__ = ()
+
+
+def age(text: str) -> float:
+    """``90s``, ``15m``, ``2h``, ``30d`` or ``4w`` in seconds; a bare number is days."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no time: write 90s, 15m, 2h, 30d or 4w")
+    return float(match[1]) * _UNITS[match[2] or "d"]
 
 
 def table(rows: list[list[Any]], headers: list[str]) -> None:
+    """Print a table."""
     # A pipe gets whole cells: who searches them wants to find things.
     limit = max(24, shutil.get_terminal_size().columns // 3) if sys.stdout.isatty() else 1000
     shortened = [[shorten(cell, limit) for cell in row] for row in rows]
@@ -45,23 +71,65 @@ def table(rows: list[list[Any]], headers: list[str]) -> None:
 
 
 def shorten(cell: Any, limit: int) -> str:
-    text = " ".join(str(cell).splitlines())
-    plain = click.unstyle(text)
-    return text if len(plain) <= limit else plain[: limit - 3] + "..."
+    """One line of at most so many characters, none of which a terminal would obey."""
+    if isinstance(cell, _Styled):
+        return cell
+    text = printable(" ".join(str(cell)[: 4 * limit].split("\n")), 4 * limit)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def few(items: Sequence[Any], *, every: bool) -> tuple[Sequence[Any], int]:
+    """Those of a long list that are shown, and how many are left out after the first ones."""
+    if every or len(items) <= ROWS:
+        return items, 0
+    return [*items[:FIRST], *items[FIRST - ROWS :]], len(items) - ROWS
+
+
+def step_row(step: StepRecord) -> list[Any]:
+    """A step in a table."""
+    return [
+        step.number,
+        f"{step.name}({step.arguments})",
+        coloured(step.status),
+        step.preview,
+        step.attempts,
+        duration(step.duration),
+        step.site,
+    ]
+
+
+def shown_value(value: object, limit: int = 100_000) -> str:
+    """``repr(value)``, whatever that raises or holds."""
+    try:
+        return printable(repr(value), limit)
+    except Exception as error:
+        return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
+
+
+def error_text(run: Run) -> str | None:
+    """What a run raised, whatever its text raises or holds."""
+    try:
+        error = run.error
+        return None if error is None else printable(f"{type(error).__name__}: {error}")
+    except Exception as problem:
+        return f"(cannot be shown: {type(problem).__name__})"
 
 
 def coloured(status: str) -> str:
+    """A status in its colour."""
     if "NO_COLOR" in os.environ:
         return status
-    return click.style(status, fg=_STATUS_COLOURS.get(status))
+    return _Styled(click.style(status, fg=_STATUS_COLOURS.get(status)))
 
 
 def owned_by(run: Run) -> str:
+    """Who executes a run."""
     owner = run.owner
     return f"  by process {owner.pid} on {owner.host}" if owner is not None else ""
 
 
-def tell_in_doubt(run: Run, steps: list[StepRecord]) -> None:
+def tell_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
+    """How to settle what is in doubt."""
     for step in steps:
         if step.status == "in_doubt":
             click.echo(
@@ -72,16 +140,19 @@ def tell_in_doubt(run: Run, steps: list[StepRecord]) -> None:
 
 
 def store_url() -> str:
+    """The store that is looked at."""
     from stepwise import _config
 
     return str(_config.store())
 
 
 def when(moment: float) -> str:
+    """A local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def ago(moment: float) -> str:
+    """How long ago that is."""
     seconds = max(0.0, time.time() - moment)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -90,6 +161,7 @@ def ago(moment: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
+    """A few seconds, in words."""
     if seconds is None:
         return ""
     if seconds < 1:

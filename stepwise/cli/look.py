@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import linecache
+import os
 import sys
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 import stepwise
 from stepwise import Run, StepRecord
+from stepwise._display import RunShown, printable
 from stepwise.cli._command import as_json_option, find_run, main, store_option
 from stepwise.cli._display import (
+    FIRST,
+    age,
     ago,
     coloured,
     duration,
+    error_text,
+    few,
     owned_by,
+    shorten,
+    shown_value,
+    step_row,
     store_url,
     table,
     tell_in_doubt,
     when,
 )
 
-__all__ = ["run_facts", "step_facts"]
+__all__ = ["run_facts", "source_line", "step_facts"]
 
 
 @main.command()
@@ -34,20 +46,41 @@ __all__ = ["run_facts", "step_facts"]
     help="Only runs of this status.",
 )
 @click.option("--children", is_flag=True, help="Child runs too.")
+@click.option(
+    "--since", type=age, metavar="AGE", help="Only those updated in the last 2h, 30d, ..."
+)
+@click.option(
+    "--older-than", type=age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
+)
 @click.option("-n", "--limit", type=click.IntRange(1), help="Only so many.")
 @as_json_option
 @store_option
 def runs(
-    workflow: str | None, status: Any, *, children: bool, limit: int | None, as_json: bool
+    workflow: str | None,
+    status: Any,
+    *,
+    children: bool,
+    since: float | None,
+    older_than: float | None,
+    limit: int | None,
+    as_json: bool,
 ) -> None:
     """List the runs, newest first."""
-    found = [run for run in stepwise.runs(workflow, status) if children or run.parent is None]
-    found = found[:limit]
+    now = time.time()
+    found = [
+        run
+        for run in stepwise.runs(workflow, status)
+        if (children or run.parent is None)
+        and (since is None or run.updated_at >= now - since)
+        and (older_than is None or run.updated_at <= now - older_than)
+    ][:limit]
     if as_json:
         click.echo(json.dumps([run_facts(run) for run in found], indent=2))
     elif not found:
         click.echo(
-            f"no runs{' like that' if workflow or status else ''} in {store_url()}", err=True
+            f"no runs{' like that' if workflow or status or since or older_than else ''} in "
+            f"{store_url()}",
+            err=True,
         )
     else:
         rows = [
@@ -60,63 +93,116 @@ def runs(
 @main.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--locals", "with_locals", is_flag=True, help="The variables where it goes on, too.")
+@click.option("--all", "every", is_flag=True, help="Every step, if there are many.")
 @as_json_option
 @store_option
-def show(run_id: str, *, with_locals: bool, as_json: bool) -> None:
+def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
     """Show a run and its steps."""
     run = find_run(run_id)
-    steps = run.steps
+    shown = run._shown(steps=True)  # one look into the journal for all of it
     variables = run.locals() if with_locals else {}
     if as_json:
-        facts = {**run_facts(run), "error": _error(run), "steps": [step_facts(s) for s in steps]}
+        facts = {**run_facts(run), "error": error_text(run)}
+        facts["steps"] = [step_facts(step) for step in shown.steps]
         if with_locals:
-            facts["locals"] = {name: repr(value) for name, value in variables.items()}
+            facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
         click.echo(json.dumps(facts, indent=2))
         return
-    _describe(run)
-    if steps:
+    _describe(run, shown)
+    if shown.steps:
         click.echo()
-        rows = [
-            [
-                step.number,
-                f"{step.name}({step.arguments})",
-                coloured(step.status),
-                step.preview,
-                step.attempts,
-                duration(step.duration),
-                step.site,
-            ]
-            for step in steps
-        ]
+        steps, left_out = few(shown.steps, every=every)
+        rows = [step_row(step) for step in steps]
+        if left_out:
+            rows.insert(FIRST, ["...", f"{left_out} more: --all", *[""] * 5])
         table(rows, ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"])
     if with_locals:
         click.echo()
-        table([[name, repr(value)] for name, value in variables.items()], ["VARIABLE", "VALUE"])
-    tell_in_doubt(run, steps)
+        show_variables(variables)
+    tell_in_doubt(run, shown.steps)
 
 
-def _describe(run: Run) -> None:
-    status = run.status
-    click.echo(f"{run.label}({run.arguments})")
-    click.echo(f"  run       {run.id}  {coloured(status)}{owned_by(run)}")
-    click.echo(f"  workflow  {run.workflow}")
-    click.echo(f"  started   {when(run.created_at)}, updated {when(run.updated_at)}")
-    if run.resumed_from_step is not None:
-        click.echo(
-            f"  resumed   steps of the last attempt: {run.steps_executed} executed, "
-            f"{run.steps_skipped} skipped"
+def _describe(run: Run, shown: RunShown) -> None:
+    click.echo(printable(shown.call, 1000))
+    click.echo(f"  run       {run.id}  {coloured(shown.status)}{owned_by(run)}")
+    click.echo(f"  workflow  {shown.workflow}")
+    click.echo(f"  started   {when(shown.created_at)}, updated {when(shown.updated_at)}")
+    if (source := run.forked_from) is not None:
+        click.echo(f"  fork of   {source}")
+    if shown.resumed_from is not None:
+        saved = sum(
+            each.duration or 0
+            for each in shown.steps
+            if each.finished_at is not None and each._entry.number < shown.begun
         )
-    if status in ("crashed", "failed"):
+        click.echo(
+            f"  resumed   steps of the last attempt: {shown.executed} executed, "
+            f"{shown.skipped} skipped, which saved {duration(saved)}"
+        )
+    if shown.status in ("crashed", "failed"):
         places = [each for each in run.checkpoints if each.verified]
         where = f"at {places[-1].position}" if places else "from the top, answered by the journal"
-        click.echo(f"  goes on   {where}, when the program is run again")
-    if (error := _error(run)) is not None:
+        click.echo(f"  goes on   {where}, when the program is run again: stepwise resume {run.id}")
+        if places and (line := source_line(run, places[-1].position)):
+            click.echo(f"            {line}")
+    if (error := error_text(run)) is not None:
         click.echo(f"  error     {error}")
 
 
-def _error(run: Run) -> str | None:
-    error = run.error
-    return None if error is None else f"{type(error).__name__}: {error}"
+def source_line(run: Run, position: str) -> str:
+    """The line of source at ``file:line``, where the workflow's file is still there."""
+    name, _, number = position.rpartition(":")
+    program = run.program
+    if program is None or os.path.basename(program.file) != name:
+        return ""
+    return printable(linecache.getline(program.file, int(number)).strip(), 200)
+
+
+def show_variables(variables: Mapping[str, Any]) -> None:
+    """A table of local variables."""
+    rows = [[name, shown_value(value)] for name, value in variables.items()]
+    table(rows, ["VARIABLE", "VALUE"])
+
+
+@main.command("locals")
+@click.argument("run_id", metavar="RUN")
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After so many steps.")
+@as_json_option
+@store_option
+def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
+    """Show the local variables at the newest checkpoint of a RUN, or at an older one."""
+    run = find_run(run_id)
+    variables = run.locals(at)
+    if as_json:
+        told = {name: shown_value(value) for name, value in variables.items()}
+        click.echo(json.dumps(told, indent=2))
+        return
+    places = [each for each in run.checkpoints if each.verified and (at is None or each.step <= at)]
+    click.echo(f"at {places[-1].position}, after step {places[-1].step}\n", err=True)
+    show_variables(variables)
+
+
+@main.command()
+@click.argument("run_id", metavar="RUN")
+@store_option
+def watch(run_id: str) -> None:
+    """Print each step of a RUN as it happens, until the run ends or its process is gone."""
+    run = find_run(run_id)
+    seen: dict[int, str] = {}
+    while True:
+        status, began = run.status, time.monotonic()
+        for step in run.steps:
+            if seen.get(step.number) != step.status:
+                seen[step.number] = step.status
+                number, call, _, result, _, took, _ = (shorten(c, 100) for c in step_row(step))
+                moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at))
+                told = f"{took}  {result}" if step.finished_at is not None else ""
+                click.echo(f"{moment}  {number}  {call}  {coloured(step.status)}  {told}".rstrip())
+        if status != "running":
+            click.echo(f"{run.id} {'is' if status == 'crashed' else 'has'} {coloured(status)}")
+            break
+        # A journal that takes long to read is read less often.
+        time.sleep(max(0.3, 5 * (time.monotonic() - began)))
 
 
 @main.command("in-doubt")

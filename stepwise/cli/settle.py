@@ -7,13 +7,14 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 import click
 
 import stepwise
 from stepwise.cli._command import as_json_option, find_run, main, store_option
-from stepwise.cli._display import ago, coloured
+from stepwise.cli._display import age, ago, coloured
 
 
 @main.command()
@@ -114,27 +115,31 @@ def forget(run_id: str, step: str | None, *, yes: bool) -> None:
 @main.command()
 @click.option(
     "--older-than",
-    "days",
-    type=click.FloatRange(0),
-    default=30.0,
+    "seconds",
+    metavar="AGE",
+    type=age,
+    default="30d",
     show_default=True,
-    metavar="DAYS",
-    help="Since they completed.",
+    help="Since they completed: 2h, 30d, ...",
+)
+@click.option(
+    "--keep", type=click.IntRange(0), default=0, help="The newest so many of each workflow."
 )
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @store_option
-def prune(days: float, *, dry_run: bool) -> None:
+def prune(seconds: float, *, keep: int, dry_run: bool) -> None:
     """Delete completed runs; called again, their workflows start afresh."""
-    before = time.time() - days * 86400
-    old = [
-        run
-        for run in stepwise.runs(status="completed")
-        if run.parent is None and run.updated_at <= before
-    ]
+    before, seen, old = time.time() - seconds, Counter[str](), []
+    for run in stepwise.runs(status="completed"):
+        if run.parent is not None:
+            continue
+        seen[run.workflow] += 1
+        if seen[run.workflow] > keep and run.updated_at <= before:
+            old.append(run)
     for run in old:
         click.echo(f"{run.id}  {ago(run.updated_at)}  {run.label}({run.arguments})")
         if not dry_run:
             run.delete()
     noun = "run" if len(old) == 1 else "runs"
     verb = "would be deleted" if dry_run else "deleted"
-    click.echo(f"{len(old)} {noun} completed more than {days:g} days ago: {verb}")
+    click.echo(f"{len(old)} {noun} completed more than {seconds / 86400:g} days ago: {verb}")

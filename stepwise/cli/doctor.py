@@ -1,0 +1,159 @@
+"""Doctor: what could keep stepwise from working here, and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import click
+
+import stepwise
+from stepwise import _config
+from stepwise.cli._command import as_json_option, main, store_option
+from stepwise.cli._display import store_url
+from stepwise.stores import open_store
+
+__all__: list[str] = []
+
+_PACKAGES = ("click", "cloudpickle", "diskcache", "tabulate", "tenacity", "wrapt")
+_SQLITE = (3, 31)
+_SPACE = 200 * 2**20  # bytes that should be free
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at, and what to do if it is not well."""
+
+    what: str
+    state: Literal["ok", "warning", "problem"]
+    text: str
+    todo: str = ""
+
+
+@main.command()
+@as_json_option
+@store_option
+def doctor(*, as_json: bool) -> None:
+    """Look for what could keep stepwise from working here, and change nothing.
+
+    The exit code is 1 if there is a problem.
+    """
+    findings = [*_versions(), *_store(), *_key(), *_runs()]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
+    for each in findings if not as_json else ():
+        state = each.state
+        mark = state if "NO_COLOR" in os.environ else click.style(state, fg=_COLOURS[state])
+        click.echo(f"{each.what:<12}  {mark}  {each.text}")
+        if each.todo:
+            click.echo(f"{'':<12}  {each.todo}")
+    sys.exit(int(any(each.state == "problem" for each in findings)))
+
+
+def _versions() -> Iterator[Finding]:
+    python = f"Python {platform.python_version()} on {platform.system()}"
+    yield Finding("stepwise", "ok", f"{stepwise.__version__}, {python}")
+    found = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
+    yield Finding("packages", "ok", ", ".join(found))
+    if sqlite3.sqlite_version_info < _SQLITE:
+        wanted = ".".join(map(str, _SQLITE))
+        todo = f"use a Python with SQLite {wanted} or newer"
+        yield Finding("SQLite", "warning", sqlite3.sqlite_version, todo)
+    else:
+        yield Finding("SQLite", "ok", sqlite3.sqlite_version)
+
+
+def _store() -> Iterator[Finding]:
+    url = store_url()
+    folder = url.removeprefix("disk:")
+    if (url == folder and "://" in url) or url.startswith("memory:"):
+        yield Finding("store", "ok", url)
+        return
+    if not os.path.isdir(folder):
+        above = folder
+        while above and not os.path.isdir(above):
+            above = os.path.dirname(above)
+        if os.access(above or ".", os.W_OK):
+            yield Finding("store", "ok", f"{url} is made by the first run")
+        else:
+            todo = "set STEPWISE_HOME or STEPWISE_STORE to a folder of yours"
+            yield Finding("store", "problem", f"{folder} cannot be made in {above}", todo)
+        return
+    try:
+        runs = sum(1 for _ in open_store(_config.store()).heads())
+        yield Finding("store", "ok", f"{url} holds {runs} runs")
+    except (stepwise.StepwiseError, stepwise.RunStopped) as error:
+        yield Finding("store", "problem", str(error))
+    yield from _folder(folder)
+
+
+def _folder(folder: str) -> Iterator[Finding]:
+    mode = os.stat(folder).st_mode & 0o777
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        yield Finding(
+            "permissions", "problem", f"{folder} cannot be written", f"chmod u+rwx {folder}"
+        )
+    elif mode & 0o022:
+        text = f"others may write to {folder} ({mode:o})"
+        yield Finding("permissions", "warning", text, f"chmod go-w {folder}")
+    else:
+        yield Finding("permissions", "ok", f"{folder} ({mode:o})")
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 2**30:.1f} GB free"
+    if free < _SPACE:
+        yield Finding("disk", "warning", text, "make room: stepwise prune --dry-run")
+    else:
+        yield Finding("disk", "ok", text)
+
+
+def _key() -> Iterator[Finding]:
+    if os.environ.get("STEPWISE_KEY"):
+        yield Finding("key", "ok", "from STEPWISE_KEY")
+        return
+    path = _config.home() / "key"
+    if not path.exists():
+        if _is_untouched():
+            yield Finding("key", "ok", f"{path} is made by the first run")
+        else:
+            todo = "bring it back from a backup, or set STEPWISE_KEY; else no run can be verified"
+            yield Finding("key", "problem", f"{path} is gone", todo)
+        return
+    mode = path.stat().st_mode & 0o777
+    if not os.access(path, os.R_OK):
+        yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
+    elif mode & 0o077:
+        yield Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
+    else:
+        yield Finding("key", "ok", str(path))
+
+
+def _runs() -> Iterator[Finding]:
+    known = os.environ.get("STEPWISE_KEY") or (_config.home() / "key").exists()
+    if not known or _is_untouched():
+        return
+    try:
+        counted: Counter[Any] = Counter(run.status for run in stepwise.runs())
+    except (stepwise.StepwiseError, stepwise.RunStopped) as error:
+        yield Finding("runs", "problem", str(error))
+        return
+    told = ", ".join(f"{number} {status}" for status, number in counted.most_common())
+    if counted["crashed"]:
+        todo = "their processes are gone, and so are their leases: stepwise resume --all-crashed"
+        yield Finding("runs", "warning", told, todo)
+    else:
+        yield Finding("runs", "ok", told or "none")
+
+
+def _is_untouched() -> bool:
+    url = store_url()
+    return url.startswith("disk:") and not os.path.isdir(url.removeprefix("disk:"))

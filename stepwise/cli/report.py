@@ -1,0 +1,180 @@
+"""Whole runs: where two of them part, and one as a page or as data."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import sys
+from typing import Any
+
+import click
+
+import stepwise
+from stepwise import Run, StepRecord
+from stepwise._display import facts_html, printable, run_html
+from stepwise.cli._command import as_json_option, find_run, main, store_option
+from stepwise.cli._display import duration, error_text, shown_value
+from stepwise.cli.look import run_facts, step_facts
+
+__all__: list[str] = []
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em;
+padding: 0 1em }}</style>
+{parts}
+</html>
+"""
+
+
+@main.command()
+@click.argument("run_id", metavar="RUN")
+@click.option(
+    "--format", "form", type=click.Choice(["json", "html"]), default="html", show_default=True
+)
+@click.option("-o", "--output", type=click.File("w", encoding="utf-8", lazy=True), default="-")
+@store_option
+def export(run_id: str, *, form: str, output: Any) -> None:
+    """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON."""
+    run = find_run(run_id)
+    variables, problem = _variables(run)
+    if form == "json":
+        facts = {
+            **run_facts(run),
+            "error": error_text(run),
+            "steps": [step_facts(step) for step in run.steps],
+            "checkpoints": [
+                {name: getattr(each, name) for name in each.__slots__} for each in run.checkpoints
+            ],
+            "locals": variables,
+        }
+        click.echo(json.dumps(facts, indent=2), file=output)
+        return
+    shown = run._shown(steps=True)
+    parts = [run_html(shown)]
+    if variables or problem:
+        title = f"local variables: {problem}" if problem else "local variables"
+        parts.append(facts_html(title, variables))
+    page = _PAGE.format(title=html.escape(f"{shown.call} {shown.status}"), parts="\n".join(parts))
+    click.echo(page.encode("utf-8", "replace").decode(), file=output, nl=False)
+
+
+def _variables(run: Run) -> tuple[dict[str, str], str]:
+    """The variables at the newest checkpoint as text, or why they cannot be shown."""
+    try:
+        return {name: shown_value(value) for name, value in run.locals().items()}, ""
+    except stepwise.StepNotFoundError:
+        return {}, ""
+    except stepwise.UnreadableValueError as error:
+        return {}, str(error)
+
+
+# -- where two runs part -------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("one", metavar="RUN_A")
+@click.argument("other", metavar="RUN_B")
+@as_json_option
+@store_option
+def diff(one: str, other: str, *, as_json: bool) -> None:
+    """Show the first step and the first variable in which two runs differ.
+
+    The exit code is 0 if they do not, and 1 if they do.
+    """
+    runs = find_run(one), find_run(other)
+    step = _first_step(*runs)
+    variable = _first_variable(*runs)
+    if as_json:
+        click.echo(json.dumps({"step": step, "variable": variable}, indent=2))
+    elif step is None and variable is None:
+        click.echo("they do not differ")
+    if not as_json and step is not None:
+        click.echo(f"step {step['number']} is the first that differs, in its {step['what']}:")
+        for run, told in zip(runs, step["runs"], strict=True):
+            click.echo(f"  {run.id}  {told}")
+    if not as_json and variable is not None:
+        click.echo(
+            f"variable {variable['name']} is the first that differs, "
+            f"at {variable['at']} after step {variable['step']}:"
+        )
+        for run, told in zip(runs, variable["runs"], strict=True):
+            click.echo(f"  {run.id}  {told}")
+    sys.exit(int(step is not None or variable is not None))
+
+
+def _first_step(one: Run, other: Run) -> dict[str, Any] | None:
+    for number, pair in enumerate(itertools.zip_longest(one.steps, other.steps), 1):
+        what = _difference(*pair)
+        if what:
+            return {"number": number, "what": what, "runs": [_told(each) for each in pair]}
+    return None
+
+
+def _difference(one: StepRecord | None, other: StepRecord | None) -> str:
+    if one is None or other is None:
+        return "presence"
+    for name in ("name", "arguments", "status", "preview"):
+        if getattr(one, name) != getattr(other, name):
+            return "result" if name == "preview" else name
+    if one._entry.payload == other._entry.payload or one.status != "completed":
+        return ""
+    return "" if _equal(_result(one), _result(other)) else "result"
+
+
+def _result(step: StepRecord) -> Any:
+    try:
+        return step.result
+    except stepwise.UnreadableValueError:
+        return step.preview
+
+
+def _told(step: StepRecord | None) -> str:
+    if step is None:
+        return "(has no such step)"
+    took = duration(step.duration)
+    return f"{step.name}({step.arguments})  {step.status}  {printable(step.preview, 300)}  {took}"
+
+
+def _first_variable(one: Run, other: Run) -> dict[str, Any] | None:
+    places = [
+        {each.step: each for each in run.checkpoints if each.verified} for run in (one, other)
+    ]
+    for step in sorted(places[0].keys() & places[1].keys()):
+        variables = one.locals(step), other.locals(step)
+        names = dict.fromkeys((*variables[0], *variables[1]))
+        for name in names:
+            pair = [each.get(name, _MISSING) for each in variables]
+            if not _equal(*pair):
+                told = [shown_value(value, 1000) for value in pair]
+                at = places[0][step].position
+                return {"name": name, "step": step, "at": at, "runs": told}
+    return None
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "(is not there)"
+
+
+_MISSING = _Missing()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        if one == other:
+            return True
+    except Exception:  # an array, or somebody's __eq__
+        return shown_value(one) == shown_value(other)
+    # What has no equality of its own is compared by what it shows, addresses left out.
+    plain = not any("__eq__" in vars(cls) for cls in type(one).__mro__[:-1])
+    return plain and type(one) is type(other) and _held(one) == _held(other)
+
+
+def _held(value: Any) -> str:
+    return shown_value(getattr(value, "__dict__", value))

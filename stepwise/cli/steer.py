@@ -1,0 +1,195 @@
+"""Steer a run: go on with it, run a script that can be stopped, start a fork."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import click
+
+import stepwise
+from stepwise import Run
+from stepwise.cli._command import find_run, main, store_option
+from stepwise.cli._display import coloured
+from stepwise.cli.look import source_line
+
+__all__: list[str] = []
+
+
+@main.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--all-crashed", is_flag=True, help="Every run that crashed, one after another.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be run.")
+@store_option
+def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool) -> None:
+    """Go on with a RUN: start its program as it was started before.
+
+    The exit code is that of the program; 1 if the run has not completed after it.
+    """
+    if (run_id is None) != all_crashed:
+        raise click.UsageError("say which: a RUN, or --all-crashed")
+    if run_id is not None:
+        sys.exit(_resume(_top(find_run(run_id)), dry_run=dry_run))
+    crashed = [run for run in stepwise.runs(status="crashed") if run.parent is None]
+    if not crashed:
+        click.echo("no run has crashed", err=True)
+    code = 0
+    for run in crashed[::-1]:
+        # The program of one may have gone on with another.
+        if run.status == "crashed":
+            try:
+                code = _resume(run, dry_run=dry_run) or code
+            except stepwise.StepwiseError as problem:
+                click.echo(f"stepwise: {problem}", err=True)
+                code = code or 1
+    sys.exit(code)
+
+
+def _top(run: Run) -> Run:
+    """The run that no other one called: that is what a program starts."""
+    while run.parent is not None:
+        run = stepwise.get_run(run.parent)
+    return run
+
+
+def _resume(run: Run, *, dry_run: bool) -> int:
+    status = run.status
+    if status == "completed":
+        click.echo(f"{run.id} has completed; there is nothing to go on with", err=True)
+        return 0
+    if status == "running":
+        owner = run.owner
+        raise stepwise.RunOwnedError(
+            f"run {run.id!r} is being executed by process {owner.pid if owner else '?'}; look at "
+            f"it: stepwise watch {run.id}",
+            run_id=run.id,
+            owner=owner,
+        )
+    command, folder = _command_of(run)
+    places = [each for each in run.checkpoints if each.verified]
+    where = f"at {places[-1].position}" if places else "from the top, answered by its journal"
+    verb = "would go on" if dry_run else "goes on"
+    click.echo(f"{run.label}({run.arguments}), {coloured(status)}, {verb} {where}", err=True)
+    if places and (line := source_line(run, places[-1].position)):
+        click.echo(f"  {line}", err=True)
+    click.echo(f"  in {folder}: {shlex.join(command)}", err=True)
+    if dry_run:
+        return 0
+    url = run.store.url
+    code = _execute(command, folder, {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": url})
+    after = run.status
+    if after != "completed":
+        hint = "" if code else f": does it still call {run.label} with the same arguments?"
+        click.echo(f"stepwise: {run.id} is {after} after the program ended{hint}", err=True)
+    return code or int(after != "completed")
+
+
+def _command_of(run: Run) -> tuple[tuple[str, ...], str]:
+    """The command that starts the program of a run, and the folder to start it in."""
+    program = run.program
+    command, folder = (program.command, program.cwd) if program is not None else ((), "")
+    if not command and program is not None and run.workflow.startswith(f"{program.file}:"):
+        command, folder = (sys.executable, program.file), os.path.dirname(program.file)
+    missing = [part for part in (*command[:1], folder) if not os.path.exists(part)]
+    if command and not missing:
+        return command, folder
+    why = f"{missing[0]} is gone" if command else "it was not started by a command line"
+    raise stepwise.ConfigurationError(
+        f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
+        f"a notebook, run the cell): the call {run.label}({run.arguments}) goes on; should it "
+        f"not find the run, set STEPWISE_RESUME={run.id}"
+    )
+
+
+def _execute(command: tuple[str, ...], folder: str, environment: dict[str, str]) -> int:
+    """Run a command to its end, also when Ctrl-C is pressed, which it gets too; its exit code."""
+    process = subprocess.Popen(command, cwd=folder or None, env={**os.environ, **environment})  # noqa: S603
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            continue  # it gets the same signal, and ends when it has let go
+        return code if code >= 0 else 128 - code
+
+
+@main.command(
+    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@store_option
+def run_script(script: str, arguments: tuple[str, ...]) -> None:
+    """Run a SCRIPT, showing on stderr what its workflows are doing.
+
+    The exit code is that of the script; 130 after Ctrl-C.
+    """
+    environment = {"STEPWISE_PROGRESS": "1"}
+    if (url := _chosen_store()) is not None:
+        environment["STEPWISE_STORE"] = url
+    code = _execute((sys.executable, script, *arguments), "", environment)
+    if code:
+        again = shlex.join(("stepwise", "run", script, *arguments))
+        click.echo(f"stepwise: stopped (exit code {code}); to go on: {again}", err=True)
+    sys.exit(code)
+
+
+def _chosen_store() -> str | None:
+    from stepwise import _config
+
+    chosen = _config._settings.store
+    return chosen if isinstance(chosen, str) else None
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("run_id", metavar="RUN")
+@click.option(
+    "--at", type=click.IntRange(0), metavar="STEP", help="Share the steps up to this one."
+)
+@click.option(
+    "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Another value of a variable."
+)
+@click.option(
+    "--result", "results", multiple=True, metavar="STEP=VALUE", help="Another result of a step."
+)
+@click.option("--id", "new_id", metavar="ID", help="The id of the fork.")
+@store_option
+def fork(
+    run_id: str,
+    *,
+    at: int | None,
+    changes: tuple[str, ...],
+    results: tuple[str, ...],
+    new_id: str | None,
+) -> None:
+    """Start a new run from a point of a RUN, which stays as it is.
+
+    VALUE is JSON; what is not, is text.
+    """
+    variables = dict(_pair(each, "--set") for each in changes)
+    answers: dict[int | str, Any] = {
+        int(step) if step.isdecimal() else step: value
+        for step, value in (_pair(each, "--result") for each in results)
+    }
+    made = find_run(run_id).fork(at=at, run_id=new_id, locals=variables, results=answers)
+    places = made.checkpoints
+    where = f"at {places[-1].position}" if places else "from the top"
+    click.echo(made.id)
+    click.echo(f"shares {len(made.steps)} steps, goes on {where}:", err=True)
+    click.echo(f"  stepwise resume {made.id}", err=True)
+
+
+def _pair(text: str, option: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
