@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextvars
 import inspect
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, overload
 
 from stepwise._drive import resume, start
-from stepwise._perform import Core, Operation, Result
+from stepwise._perform import Core
 from stepwise._run import current_scope
 from stepwise._steps import step_of
 from stepwise.errors import ConfigurationError
@@ -55,16 +56,44 @@ def map(step: Any, items: Iterable[Any], *, max_workers: int = 8) -> Any:  # noq
     return _map(step, list(items), max_workers)
 
 
-Begun = tuple[Core, "Operation | Result"]
+class _Begun:
+    """A call of which the journal has been asked: executed once, or not at all."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._operation = start(core)
+        self._taken = threading.Lock()  # by who executes it, or keeps it from being
+
+    def __call__(self) -> Any:
+        """Execute it in this thread."""
+        if self._taken.acquire(blocking=False):
+            return resume(self._core, self._operation).unwrap()
+        raise RuntimeError("the call was given up before it began")
+
+    async def acall(self) -> Any:
+        """Await it."""
+        from stepwise._adrive import aresume
+
+        self._taken.acquire(blocking=False)
+        return (await aresume(self._core, self._operation)).unwrap()
+
+    def close(self) -> None:
+        """If nobody executes it, nobody will, and nothing of it stays open.
+
+        A thread may just execute it that the pool does not know of: Ctrl-C can hit between the
+        start of a thread and the pool's noting it.
+        """
+        if self._taken.acquire(blocking=False):
+            self._core.close()
 
 
-def _begin(step: Any, items: list[Any]) -> list[Begun] | None:
+def _begin(step: Any, items: list[Any]) -> list[_Begun] | None:
     """Have the journal asked for each item, in order; ``None`` where there is nothing to ask."""
     scope, recorded = current_scope(), step_of(step)
     if scope is None or recorded is None:
         return None
     cores = [recorded.core(scope, (item,), {}) for item in items]
-    return [(core, start(core)) for core in cores]
+    return [_Begun(core) for core in cores]
 
 
 def _map(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
@@ -74,7 +103,7 @@ def _map(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list
     if begun is None:
         jobs: list[Callable[[], Any]] = [_plain(step, item) for item in items]
     else:
-        jobs = [_recorded(each) for each in begun]
+        jobs = [*begun]
     pool = ThreadPoolExecutor(max_workers, thread_name_prefix="stepwise map")
     try:
         futures: list[Future[Any]] = [
@@ -91,24 +120,18 @@ def _map(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list
     return [future.result() for future in futures]
 
 
-def _close(begun: list[Begun] | None) -> None:
+def _close(begun: list[_Begun] | None) -> None:
     """Of the calls that were not made after all, nothing stays open."""
-    for core, _ in begun or ():
-        core.close()
+    for each in begun or ():
+        each.close()
 
 
 def _plain(step: Callable[[Any], Any], item: Any) -> Callable[[], Any]:
     return lambda: step(item)
 
 
-def _recorded(begun: Begun) -> Callable[[], Any]:
-    return lambda: resume(*begun).unwrap()
-
-
 async def _amap(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
     import asyncio
-
-    from stepwise._adrive import aresume
 
     begun = _begin(step, items)
     places = asyncio.Semaphore(max_workers)
@@ -117,7 +140,7 @@ async def _amap(step: Callable[[Any], Any], items: list[Any], max_workers: int) 
         async with places:
             if begun is None:
                 return await step(items[index])
-            return (await aresume(*begun[index])).unwrap()
+            return await begun[index].acall()
 
     tasks = [asyncio.ensure_future(one(index)) for index in range(len(items))]
     if not tasks:

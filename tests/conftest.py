@@ -14,6 +14,7 @@ import pytest
 
 import stepwise.stores
 from stepwise import _config, _process
+from stepwise._run import live_runs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
@@ -35,6 +36,8 @@ def home(tmp_path, monkeypatch):
     opened: dict[str, stepwise.stores.Store] = {}
     monkeypatch.setattr(stepwise.stores, "_open", opened)
     yield folder
+    for run in list(live_runs):  # of a crash that was played: no other test is to see it
+        run.close()
     for store in opened.values():
         store.close()
 

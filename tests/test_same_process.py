@@ -19,7 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from harness import Lab
-from test_crashes import PROGRAMS, WHOLE, check, programs, sampled, undisturbed
+from sweeping import WHOLE
+from test_crashes import PROGRAMS, check, programs, sampled, undisturbed
 
 SAMPLES, EVERY = 8, 1 if WHOLE else 6
 

@@ -59,7 +59,7 @@ class World:
     def log(self, *what):
         if not self.crashed:
             self.burn()
-            scope = _run.current_run()
+            scope = _run.current_scope()
             self.trace.append((scope.run.run_id if scope is not None else "", repr(what)))
         return what[-1]
 
