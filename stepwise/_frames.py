@@ -1,6 +1,6 @@
 """The workflow function's frame: when a checkpoint is taken, what goes into it, how it comes back.
 
-Imports: run, checkpoints, snapshot, resources, rewrite.
+Imports: run, origin, checkpoints, snapshot, resources, rewrite.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from stepwise import _tasks
 from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._notices import file_name, notice, warn
+from stepwise._origin import Helper
 from stepwise._resources import is_reenterable
 from stepwise._run import ActiveRun, scope_variable
 from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
@@ -21,6 +23,7 @@ from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint
 
 __all__ = ["RestoreFailedError", "WorkflowFrame", "Workplace"]
 
+_MANY = 20  # steps in one statement, by one helper
 _PATIENCE = 3  # boundaries skipped in a row before somebody is told
 _SHARE, _COST, _SETTLED = 0.05, 0.002, 5.0  # of the run's time; seconds each; seconds of running
 _NO_ITERATORS = ("generator", "async_generator", "coroutine")
@@ -64,6 +67,7 @@ class WorkflowFrame(Frame):
         "cost",
         "count",
         "culprits",
+        "helped",
         "loaded",
         "managers",
         "place",
@@ -71,6 +75,7 @@ class WorkflowFrame(Frame):
         "skipped",
         "started",
         "taken",
+        "wanted",
     )
 
     def __init__(
@@ -96,6 +101,8 @@ class WorkflowFrame(Frame):
         self.prefixes: dict[tuple[int, int], str | None] = {}
         self.count = self.skipped = self.taken = 0
         self.cost = 0.0
+        self.wanted = False  # a checkpoint, at the next boundary where one can be taken
+        self.helped: dict[CodeType, int] = {}  # steps that helpers made since the last boundary
         self.started = time.perf_counter()
 
     def begin(self, captured: Callable[[], Any] | None = None) -> int:
@@ -121,16 +128,38 @@ class WorkflowFrame(Frame):
         self.begun()
         return self.target
 
-    def done(self, *, effect: bool) -> None:
-        """A step of the workflow's own code ended."""
+    def done(self, *, effect: bool, helper: Helper | None) -> None:
+        """A step of the workflow's own code, or of a helper that it calls, ended."""
         self.count += 1
         if effect or self.count >= self.place.every:
-            self.due = True
+            self.due = self.wanted = True
+        if helper is not None:
+            self.due = True  # the next boundary is the end of this statement
+            self.helped[helper.code] = calls = self.helped.get(helper.code, 0) + 1
+            if calls == _MANY:
+                self._suggest(helper)
+
+    def _suggest(self, helper: Helper) -> None:
+        if helper.place in self.complaints:
+            return
+        self.complaints.add(helper.place)
+        warn(
+            f"{_MANY} steps were called in {helper.place} by one statement of the workflow "
+            f"({self._where(helper.line)}). Run {self.active.run_id!r} cannot resume inside it: it "
+            "would be called again, and its steps answered from the journal. Decorate "
+            f"{helper.code.co_name}() with @workflow to have the run resume inside",
+            RunWarning,
+        )
 
     # -- saving ----------------------------------------------------------------------------------
 
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Take a checkpoint at this point, if it can be taken here; else ``due`` stays."""
+        self.helped.clear()
+        if not self.wanted:
+            self.due = False
+            values.clear()
+            return
         began = time.perf_counter()
         point = self.place.rewritten.points[number]
         kept = self._state_of(values, point)
@@ -150,7 +179,8 @@ class WorkflowFrame(Frame):
         if state is None:
             return
         self.active.facts = self.checkpoints.write(state, payload, self.active.facts)
-        self.due, self.skipped, self.count = False, 0, 0
+        self.due = self.wanted = False
+        self.skipped = self.count = 0
         self.cost += time.perf_counter() - began
         self._weigh(kept)
 

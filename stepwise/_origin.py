@@ -9,11 +9,12 @@ import dis
 import sys
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from stepwise._notices import file_name
 from stepwise.rewrite import Points
 
-__all__ = ["Locator", "Origin"]
+__all__ = ["Helper", "Locator", "Origin"]
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "concurrent.futures")
 
@@ -34,6 +35,19 @@ class Origin:
     directly: bool = False
 
 
+class Helper(NamedTuple):
+    """A function that the workflow calls, which makes calls, and the workflow's line."""
+
+    code: CodeType
+    line: int
+
+    @property
+    def place(self) -> str:
+        """Its name and where it is defined."""
+        code = self.code
+        return f"{code.co_name}() ({file_name(code.co_filename)}:{code.co_firstlineno})"
+
+
 class Locator:
     """Finds the workflow's statement for the calls of one run.
 
@@ -51,6 +65,22 @@ class Locator:
         """``file:line`` of the code that makes a call: cheap, for every call."""
         frame = _caller() or self._frame
         return _site(frame) if frame is not None else ""
+
+    def helper(self) -> Helper | None:
+        """The user's function through which the workflow makes a call, if it is not its own code.
+
+        Only where the workflow's frame is below: what runs in another task or thread was not called
+        by the statement that waits for it.  Comprehensions and lambdas are part of a statement; a
+        function of an installed package is nothing that a user could decorate.
+        """
+        frame, outer = _caller(), None
+        while frame is not None and frame.f_code is not self._code:
+            if not frame.f_code.co_name.startswith("<"):
+                outer = frame.f_code
+            frame = frame.f_back
+        if frame is None or outer is None or "-packages" in outer.co_filename:
+            return None
+        return Helper(outer, frame.f_lineno or 0)
 
     def origin(self) -> Origin:
         """Everything about where a call is made."""

@@ -28,7 +28,7 @@ from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._matching import Match, Pool, Recorded
 from stepwise._mutation import encode_changed
-from stepwise._origin import Locator, Origin
+from stepwise._origin import Helper, Locator, Origin
 from stepwise._previews import preview
 from stepwise._records import (
     Call,
@@ -73,8 +73,8 @@ live_runs: set[ActiveRun] = set()
 class WatchesSteps(Protocol):
     """The workflow function's frame."""
 
-    def done(self, *, effect: bool) -> None:
-        """A step of the workflow's own code ended."""
+    def done(self, *, effect: bool, helper: Helper | None) -> None:
+        """A step of the workflow's own code, or of a helper that it calls, ended."""
 
 
 @dataclass
@@ -329,7 +329,7 @@ class ActiveRun:
         if failed:
             self.unwinding.failed(call.number, value)
         if self.frame is not None and scope.call is None:
-            self.frame.done(effect=call.effect)
+            self.frame.done(effect=call.effect, helper=self._locator.helper())
 
     def settle(self, call: Call, *, landed: bool, value: Any = None, kind: Any = Any) -> None:
         """Record the answer of a ``reconcile`` function, or the decision to skip."""

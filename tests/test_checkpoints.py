@@ -367,3 +367,60 @@ def test_variables_that_cannot_be_loaded(told):
     assert writing("hi") == 6
     assert [each for each in done if isinstance(each, int)] == [0, 1, 2]
     assert run.status == "completed"
+
+
+# -- helpers -------------------------------------------------------------------------------------
+
+
+def research(count):
+    return [work(n) for n in range(count)]
+
+
+def halves(count):
+    return research(count // 2) + research(count // 2)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_helper_with_many_steps_is_named(every):
+    """After 20 steps of one helper in one statement, one warning says where and what to do."""
+
+    @stepwise.workflow(checkpoint_every=every)
+    def agent():
+        halves(30)
+        return len(halves(40))
+
+    line = agent.__wrapped__.__code__.co_firstlineno + 2
+    told = r"20 steps were called in halves\(\) \(test_checkpoints.py:\d+\) by one statement of"
+    with pytest.warns(stepwise.RunWarning, match=told) as caught:
+        assert agent() == 40
+    (only,) = caught
+    assert f"(test_checkpoints.py:{line})" in str(only.message)
+    assert "Decorate halves() with @workflow" in str(only.message)
+    assert only.filename == __file__
+
+
+@stepwise.workflow
+def by_itself():
+    found = [work(n) for n in range(30)]
+    found += list(map(work, range(30, 60)))
+    found += (lambda: [work(n) for n in range(60, 90)])()
+    return len(found + stepwise.map(work, range(90, 120)))
+
+
+@stepwise.workflow(checkpoint_every=100)
+def by_small_helpers():
+    for _ in range(30):
+        research(3)
+
+
+@stepwise.workflow
+def by_decorated_helpers():
+    return stepwise.workflow(research)(30)
+
+
+@pytest.mark.parametrize("agent", [by_itself, by_small_helpers, by_decorated_helpers])
+def test_what_cannot_be_helped_is_not_told(agent):
+    """A statement's own steps, a few at each boundary, or a decorated helper's need no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent()
