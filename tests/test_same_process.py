@@ -19,8 +19,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from harness import Lab
+from judge import PROGRAMS, check, undisturbed
 from sweeping import WHOLE
-from test_crashes import PROGRAMS, check, programs, sampled, undisturbed
+from test_crashes import programs, sampled
 
 SAMPLES, EVERY = 8, 1 if WHOLE else 6
 
