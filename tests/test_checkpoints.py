@@ -403,7 +403,7 @@ def test_a_helper_with_many_steps_is_named(every):
 def by_itself():
     found = [work(n) for n in range(30)]
     found += list(map(work, range(30, 60)))
-    found += (lambda: [work(n) for n in range(60, 90)])()
+    found += sorted(range(60, 90), key=lambda n: -work(n))
     return len(found + stepwise.map(work, range(90, 120)))
 
 

@@ -150,6 +150,40 @@ def test_no_checkpoint_while_a_thread_of_the_workflow_is_alive():
     assert names() == ["fetch"] * 3
 
 
+def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
+    """A Ctrl-C as ``stepwise.map`` starts a thread: what that thread has begun is recorded."""
+    inside, leave, struck = threading.Event(), threading.Event(), []
+    start, shutdown = threading.Thread.start, ThreadPoolExecutor.shutdown
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name.startswith("stepwise map") and not struck:
+            struck.append(thread)
+            inside.wait()
+            raise KeyboardInterrupt  # the pool does not know of this thread
+
+    def shut_down(pool, **options):
+        shutdown(pool, **options)
+        threading.Timer(0.05, leave.set).start()
+
+    @step
+    def slow(n):
+        inside.set()
+        leave.wait()
+        return n
+
+    @workflow
+    def agent():
+        return stepwise.map(slow, [1, 2, 3])
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    assert names() == ["slow"]
+    assert agent() == [1, 2, 3]
+
+
 # -- forks ---------------------------------------------------------------------------------------
 
 
