@@ -14,6 +14,7 @@ The map, each layer importing only from those above it::
     _data _codec                   values as data only; values to bytes and back
     _cipher _seal _records         encryption; the envelope; what is recorded
     _previews _display             values shortened to a line; runs and steps as text and HTML
+    _events _progress              what happens, for who listens; shown on a terminal
     _injected _identity            what frameworks inject; calls and runs told apart
     _process _resources            what a process remembers; what is made anew
     rewrite                        functions that can be entered in the middle
@@ -48,6 +49,7 @@ from stepwise._compensation import CompletedCall
 from stepwise._config import configure
 from stepwise._context import CurrentStep, current_run, current_step
 from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
+from stepwise._events import Event, on_event
 from stepwise._history import StepRecord
 from stepwise._listing import get_run, runs
 from stepwise._map import map  # noqa: A004
@@ -99,6 +101,7 @@ __all__ = [
     "CurrentStep",
     "DidNotHappen",
     "DigestError",
+    "Event",
     "InDoubtCall",
     "Inconclusive",
     "JournalLostError",
@@ -132,6 +135,7 @@ __all__ = [
     "errors",
     "get_run",
     "map",
+    "on_event",
     "reenterable",
     "resource",
     "runs",

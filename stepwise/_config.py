@@ -7,6 +7,7 @@
 ``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
 ``STEPWISE_RESUME``    id of a run: the first call that could be it, means it (``stepwise resume``)
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
+``STEPWISE_PROGRESS``  ``1``: runs show on the terminal what they are doing
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 =====================  ==============================================================
 
@@ -29,6 +30,7 @@ __all__ = [
     "fresh",
     "home",
     "injected",
+    "progress",
     "quiet",
     "resume",
     "store",
@@ -122,6 +124,11 @@ def fresh() -> bool:
 def resume() -> str:
     """The id of the run that is to be resumed whatever id the program would derive; or empty."""
     return os.environ.get("STEPWISE_RESUME", "")
+
+
+def progress() -> bool:
+    """Whether runs show on the terminal what they are doing."""
+    return _flag("STEPWISE_PROGRESS")
 
 
 def encrypt() -> bool:

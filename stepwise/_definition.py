@@ -37,6 +37,7 @@ class Options:
     keep: int = 3
     prune_journal: bool = False
     compensate_on_failure: bool = False
+    progress: bool | None = None
     codec: Literal["pickle", "json"] | None = None
     trust: Literal["all", "data"] | None = None
     run_id: str | None = None

@@ -179,6 +179,7 @@ class WorkflowFrame(Frame):
         if state is None:
             return
         self.active.facts = self.checkpoints.write(state, payload, self.active.facts)
+        self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
         self.skipped = self.count = 0
         self.cost += time.perf_counter() - began

@@ -29,6 +29,7 @@ from stepwise._mutation import surroundings
 from stepwise._notices import notice
 from stepwise._perform import Core, perform
 from stepwise._process import Given, memory
+from stepwise._progress import Display
 from stepwise._records import Call
 from stepwise._run import ActiveRun, Scope, current_scope
 from stepwise._runs import Run, seal_for
@@ -119,6 +120,8 @@ _told: set[tuple[Any, ...]] = set()
 class _TopLevel(_Call):
     """A call from outside of any run.  As a context manager, it remembers how it ended."""
 
+    display: Display | None = None
+
     def __enter__(self) -> Recall | Opened:
         options = self.options
         self.store = open_store(options.store if options.store is not None else _config.store())
@@ -148,6 +151,8 @@ class _TopLevel(_Call):
             arguments_changed=known is not None,
         )
         self.opened = True
+        if isinstance(opened, Opened):
+            self.display = Display.of(self.run_id, options.progress)
         return opened
 
     def _is_meant(self, run_id: str) -> bool:
@@ -155,13 +160,16 @@ class _TopLevel(_Call):
 
         One of a derived id is found as ever, at its place among equal calls.
         """
-        if run_id in ("", memory.resumed) or run_id.startswith(self.base):
+        ordinal = run_id.removeprefix(self.base).lstrip("-")
+        if run_id in ("", self.base, memory.resumed) or ordinal.isdecimal():
             return False
         facts = facts_of(self.store, seal_for(self.store), run_id)
         wanted = self.workflow.full_name, self.arguments_digest
         return facts is not None and (facts.workflow, facts.digest) == wanted
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.display is not None:
+            self.display.close()
         if error is None:
             memory.completed(self.store.url, self.base, self.run_id)
         elif self.opened:

@@ -153,6 +153,10 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
     "keep": (_is_count, "a number of checkpoints, 1 or more"),
     "prune_journal": _SWITCH,
     "compensate_on_failure": _SWITCH,
+    "progress": (
+        _or_none(lambda value: isinstance(value, bool)),
+        "True or False; None for what STEPWISE_PROGRESS says",
+    ),
     "codec": (_or_none(_one_of("pickle", "json")), "'pickle' or 'json'"),
     "trust": (_or_none(_one_of("all", "data")), "'all' or 'data'"),
     "durability": (_or_none(_one_of("fsync", "os")), "'fsync' or 'os'"),

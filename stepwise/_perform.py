@@ -200,6 +200,7 @@ def perform(
             return settled
     if call.effect:
         active.intend(call, performer.to_undo(bound, active.codec))
+    active.tell("step_started", call)
     with active.flows.working(call.number):
         return (yield from _execute(performer, scope, call, bound, args, kwargs))
 
@@ -367,6 +368,7 @@ def _decide(
 ) -> Generator[Attempt, Result, Result | None]:
     """Settle a call in doubt as its tool says; ``None`` if it is to run (again)."""
     active, policy = scope.run, performer.in_doubt
+    active.tell("step_in_doubt", call)
     if policy == "raise":
         raise active.stop(in_doubt(active, recorded))
     if policy == "retry":

@@ -255,6 +255,7 @@ class Body:
         """The frame stands; nothing of the function has run."""
         self.active.begun = True
         if self._is_new:
+            self.active.tell("run_started", detail=self.active.facts.arguments)
             return
         active, now = self.active, time.time()
         step = active.progress.resumed_from or 0
@@ -273,6 +274,7 @@ class Body:
             cwd=how[1],
         )
         active.write((resumed, b""), durable=False, head=active.facts)
+        active.tell("run_resumed", detail=self._told)
         if active.parent is None:
             why = self._why()
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from stepwise import _codec, _config, _tasks
 from stepwise._checkpoints import State
+from stepwise._events import Event, Kind, emit, heard
 from stepwise._flows import Flows
 from stepwise._identity import idempotency_key
 from stepwise._journal import Journal
@@ -64,6 +65,12 @@ class Scope(NamedTuple):
     attempt: int = 1
     inner: list[int] = []  # noqa: RUF012
 
+
+_ENDED: dict[StepStatus, Kind] = {
+    "completed": "step_completed",
+    "failed": "step_failed",
+    "cancelled": "step_cancelled",
+}
 
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
@@ -261,6 +268,7 @@ class ActiveRun:
         self._note(scope, recorded.call.number, inner)
         with self._lock:
             self.progress.skipped += 1
+        self.tell("step_answered", recorded.call, getattr(recorded.entry.record, "preview", ""))
 
     def number(self, call: Call, recorded: Recorded | None, child: str) -> Call:
         """Give a call its number: that of the record it continues, else a new one."""
@@ -326,6 +334,7 @@ class ActiveRun:
         self._note(scope, call.number, tuple(inner))
         with self._lock:
             self.progress.executed += 1
+        self.tell(_ENDED[status], call, outcome.preview, duration=outcome.at - call.at)
         if failed:
             self.unwinding.failed(call.number, value)
         if self.frame is not None and scope.call is None:
@@ -381,6 +390,33 @@ class ActiveRun:
         while run is not None and run is not other:
             run = run.parent
         return run is other
+
+    def tell(
+        self,
+        kind: Kind,
+        call: Call | None = None,
+        detail: str = "",
+        *,
+        step: int = 0,
+        duration: float | None = None,
+    ) -> None:
+        """Tell who listens what has happened, which is on record."""
+        if not heard():
+            return
+        emit(
+            Event(
+                kind,
+                self.run_id,
+                self.facts.workflow,
+                step=call.number if call is not None else step,
+                name=call.name if call is not None else "",
+                arguments=call.arguments if call is not None else "",
+                detail=detail,
+                duration=duration,
+                executed=self.progress.executed,
+                skipped=self.progress.skipped,
+            )
+        )
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -453,6 +489,7 @@ class ActiveRun:
             updated_at=now,
         )
         self.write(*items, head=self.facts)
+        self.tell("run_completed" if error is None else "run_failed", detail=ended.preview)
 
     def is_over(self) -> bool:
         """Whether the workflow's code is certainly no longer running, though nobody closed it."""
@@ -467,6 +504,8 @@ class ActiveRun:
 
     def close(self) -> None:
         """Nothing more is recorded; the lease is given up."""
+        if self.begun and self.facts.status == "running" and not self.ended:
+            self.tell("run_stopped", detail=preview(self.stopped) if self.stopped else "")
         self.ended = True
         self.executor = None
         live_runs.discard(self)
