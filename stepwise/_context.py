@@ -5,7 +5,7 @@ Imports: run, runs.
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass
 
 from stepwise._run import current_scope
@@ -40,7 +40,7 @@ def current_step() -> CurrentStep:
     """
     scope = current_scope()
     if scope is None or scope.call is None:
-        return CurrentStep("", f"sw-{secrets.token_hex(16)}", 1, "")
+        return CurrentStep("", f"sw-{os.urandom(16).hex()}", 1, "")
     call = scope.call
     return CurrentStep(call.name, call.key, scope.attempt, scope.run.run_id)
 

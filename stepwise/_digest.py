@@ -32,6 +32,7 @@ from typing import Any
 from stepwise._digest_atoms import (
     ATOMS,
     UndigestibleError,
+    atom,
     class_name,
     fold,
     join,
@@ -102,7 +103,7 @@ class _Encoder:
 
     def encode(self, value: Any) -> bytes:
         cls = type(value)
-        simple = ATOMS.get(cls)
+        simple = atom(cls)
         if simple is not None:
             return simple(value)
         here, level = id(value), len(self.active)

@@ -12,12 +12,11 @@ import fractions
 import hashlib
 import math
 import struct
-import uuid
-import zoneinfo
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["ATOMS", "UndigestibleError", "class_name", "fold", "join", "noun", "string"]
+__all__ = ["ATOMS", "UndigestibleError", "atom", "class_name", "fold", "join", "noun", "string"]
 
 _FOLD = 64  # bytes; below it an encoding stands for itself
 _BLOCK = 1 << 16  # characters of a long text that are encoded at once
@@ -148,7 +147,7 @@ def _range(value: range) -> bytes:
     return fold(b"r%d:%d:%d" % content)
 
 
-def _zone(value: zoneinfo.ZoneInfo) -> bytes:
+def _zone(value: Any) -> bytes:
     if value.key is None:
         raise UndigestibleError("a ZoneInfo made from a file has no name", "zoneinfo.ZoneInfo")
     return fold(b"Z" + value.key.encode())
@@ -167,12 +166,29 @@ ATOMS: dict[type, Callable[[Any], bytes]] = {
     type(NotImplemented): lambda _: b"~",
     decimal.Decimal: _decimal,
     fractions.Fraction: _fraction,
-    uuid.UUID: lambda value: b"u" + value.bytes,
     dt.datetime: _datetime,
     dt.date: lambda value: b"y" + value.isoformat().encode(),
     dt.time: _time,
     dt.timedelta: lambda value: b"q%d:%d:%d" % (value.days, value.seconds, value.microseconds),
     dt.timezone: _timezone,
-    zoneinfo.ZoneInfo: _zone,
     range: _range,
 }
+"""How each of these is encoded, by its exact type."""
+
+_SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
+    ("uuid", "UUID"): lambda value: b"u" + value.bytes,
+    ("zoneinfo", "ZoneInfo"): _zone,
+}
+
+
+def atom(cls: type) -> Callable[[Any], bytes] | None:
+    """How the values of a type are encoded, if it is one of these.
+
+    Those whose modules take long to import are known by name, and join the rest when one is met.
+    """
+    found = ATOMS.get(cls)
+    if found is None:
+        seldom = _SELDOM.get((cls.__module__, cls.__qualname__))
+        if seldom is not None and getattr(sys.modules[cls.__module__], cls.__name__, None) is cls:
+            found = ATOMS[cls] = seldom
+    return found

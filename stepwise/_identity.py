@@ -14,7 +14,6 @@ import hashlib
 import inspect
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -245,7 +244,7 @@ def derived_id(name: str, label: str, *digests: str) -> str:
 
 def random_id(label: str) -> str:
     """A run id that no other run has."""
-    return f"{_slug(label)}-{secrets.token_hex(6)}"
+    return f"{_slug(label)}-{os.urandom(6).hex()}"
 
 
 def child_id(parent: str, label: str, digest: str, ordinal: int) -> str:

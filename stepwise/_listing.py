@@ -5,7 +5,6 @@ Imports: runs, heads, journal, display, stores.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from stepwise import _config
@@ -57,6 +56,8 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
     run = Run(opened, run_id)
     if facts_of(opened, seal_for(opened), run_id) is None:
         ids = [head.run_id for head in opened.heads()]
+        import difflib  # on use: only a mistake needs it
+
         near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise RunNotFoundError(

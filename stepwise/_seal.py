@@ -27,7 +27,6 @@ import hmac
 import json
 import os
 import pathlib
-import secrets
 import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -185,7 +184,7 @@ _key_ids: dict[bytes, bytes] = {}
 
 def ephemeral_seal() -> Seal:
     """A seal for what does not outlive the process."""
-    return Seal((secrets.token_bytes(32),))
+    return Seal((os.urandom(32),))
 
 
 def load_seal() -> Seal:
@@ -250,11 +249,11 @@ def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
 def _make(path: pathlib.Path) -> None:
     """Create the key file whole or not at all, and only one, however many processes try."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
+    draft = path.with_name(f"key.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
+            file.write(os.urandom(32).hex() + "\n")
             file.flush()
             os.fsync(file.fileno())
         try:

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import sqlite3
 
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
@@ -64,7 +63,7 @@ def _make_database(path: str) -> None:
     """
     if os.path.exists(path):
         return
-    draft = f"{path}.{secrets.token_hex(8)}"
+    draft = f"{path}.{os.urandom(8).hex()}"
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with contextlib.suppress(FileExistsError):  # another one was first
