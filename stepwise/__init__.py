@@ -36,6 +36,10 @@ The map, each layer importing only from those above it::
     _invoke _workflow              a call of a workflow; @workflow
     _demo                          what the command line demonstrates
     _classic agent                 checkpoints as objects; a step loop that recovers
+    _graph_model _graph_tokens     nodes and edges; where a branch is, with its memory
+    _graph_visits _graph_walk      a visit of a node; branches that move along the edges
+    _graph_checkpoints _graph_run  their checkpoints; the run behind an execution
+    graph                          graphs of functions, by the classic names
     testing cli                    for users' tests; the command line
 """
 

@@ -6,6 +6,7 @@ Imports: journal, checkpoints, run, lease, codec, digest.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ from stepwise._notices import notice
 from stepwise._previews import preview
 from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for
-from stepwise._seal import DamagedError
+from stepwise._seal import DamagedError, Seal
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
 
-__all__ = ["Checkpoint", "CheckpointStore"]
+__all__ = ["Checkpoint", "CheckpointStore", "place_of"]
 
 _PREFIX = "agent/"
 _Names = list[str]  # the class below has a method called list
@@ -103,7 +104,11 @@ class CheckpointStore:
             if storage_backend is None
             else open_store(storage_backend)
         )
-        self._seal = seal_for(self.store)
+
+    @functools.cached_property
+    def _seal(self) -> Seal:
+        # At first use: the key of a persistent store is made then, and not before.
+        return seal_for(self.store)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint; durable when this returns.  Its checksum is computed if it has none.
@@ -113,21 +118,40 @@ class CheckpointStore:
             DigestError: it holds something that no checksum can be computed of.
             RunOwnedError: another process is executing the run.
         """
+        active = self._active(checkpoint.run_id)
+        self._save(checkpoint, place_of(active) if active is not None else None)
+
+    def _save(
+        self,
+        checkpoint: Checkpoint,
+        place: State | None,
+        *,
+        durable: bool = True,
+        keep: int = 0,
+    ) -> None:
+        """Keep a checkpoint.
+
+        Args:
+            place: where the run then was; ``None`` if nobody can go on there.
+            keep: delete all but the newest so many; 0 for none.
+        """
+        run_id = checkpoint.run_id
         checkpoint.checkpoint_id = checkpoint.checkpoint_id or uuid4().hex
         checkpoint.checksum = checkpoint.checksum or checkpoint.compute_checksum()
         encoded = _codec.encode(vars(checkpoint), f"checkpoint {checkpoint.checkpoint_id!r}")
-        active = self._active(checkpoint.run_id)
         header = {
             "step": checkpoint.step_number,
             "id": checkpoint.checkpoint_id,
             "form": encoded.form,
-            "run": vars(_place(active)) if active is not None else None,
+            "run": vars(place) if place is not None else None,
         }
-        names = self._names(checkpoint.run_id)
+        names = self._names(run_id)
         serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
         name = f"{_PREFIX}{checkpoint.step_number:012d}/{serial:012d}"
-        with _Owned(self, checkpoint.run_id, active) as journal:
-            journal.put(name, header, encoded.data, durable=True)
+        names = sorted([*names, name])
+        pruned = [each for each in names[:-keep] if each != name] if keep else []
+        with _Owned(self, run_id, self._active(run_id)) as journal:
+            journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
         """The checkpoint of the highest step that verifies; of two of one step the later one."""
@@ -244,6 +268,6 @@ def _step_of(name: str) -> int:
     return int(name.split("/")[1])
 
 
-def _place(active: ActiveRun) -> State:
+def place_of(active: ActiveRun) -> State:
     """Where in the journal a checkpoint is taken; the step function has no position of its own."""
     return active.state(position="", line=0, file="", prefix="", visited=[], arguments={})

@@ -342,6 +342,8 @@ class Pool:
 
     def _fits_code(self, recorded: Recorded, call: Call) -> bool:
         other = recorded.call
+        if other.branch != call.branch:
+            return False
         if other.module != call.module and (other.module, other.name) in self._known:
             return False
         # What was called inside a completed step answers only inside a step of that name, unless
@@ -366,8 +368,15 @@ class Pool:
         ]
 
     def _may_be(self, recorded: Recorded, call: Call) -> bool:
+        if recorded.call.branch != call.branch:
+            return False
         # Settled, it is like what the clean-up completed: it answers its own call only.
         return recorded.may_have_happened and not recorded.over
+
+    def put_back(self, recorded: Recorded) -> None:
+        """This call may be met again: what made it is tried again."""
+        self._unused[recorded.call.number] = recorded
+        self._index(recorded)
 
     def take(self, recorded: Recorded) -> None:
         """A call uses this record; what was called inside it is used with it."""

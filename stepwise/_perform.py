@@ -274,7 +274,7 @@ def _execute(
     function, watch = performer.body(call), performer.watch(bound)
     while True:
         number = attempts.number
-        inner = Scope(active, call, (*scope.around, call.number), number, [])
+        inner = Scope(active, call, (*scope.around, call.number), number, [], scope.branch)
         result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
         if result.error is None:
             changed = watch.changed()

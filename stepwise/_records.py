@@ -58,6 +58,7 @@ class Call:
         key: idempotency key.
         child: run id, for a child workflow.
         at: when it began, seconds since 1970.
+        branch: of the branches that an executor runs side by side, the one that makes the call.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Call:
     key: str = ""
     child: str = ""
     at: float = 0.0
+    branch: str = ""
 
     def numbered(self, number: int, key: str, child: str) -> Call:
         """The same call under a number (``dataclasses.replace`` takes five times as long)."""
@@ -92,6 +94,7 @@ class Call:
             key,
             child,
             self.at,
+            self.branch,
         )
 
 

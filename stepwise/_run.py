@@ -57,6 +57,7 @@ class Scope(NamedTuple):
         around: numbers of the steps being executed here, the outermost first.
         attempt: of the step, from 1.
         inner: numbers of the calls made or answered inside it.
+        branch: see :class:`Call`.
     """
 
     run: ActiveRun
@@ -64,6 +65,7 @@ class Scope(NamedTuple):
     around: tuple[int, ...] = ()
     attempt: int = 1
     inner: list[int] = []  # noqa: RUF012
+    branch: str = ""
 
 
 _ENDED: dict[StepStatus, Kind] = {
@@ -221,8 +223,9 @@ class ActiveRun:
         """A call is about to be made: its identity, as yet without a number."""
         self.note_handled()
         origin = self._locator.origin() if effect else Origin(self._locator.site())
+        counted = f"{scope.branch}\n{name}" if scope.branch else name
         with self._lock:
-            ordinal = self._ordinals[name] = self._ordinals.get(name, 0) + 1
+            ordinal = self._ordinals[counted] = self._ordinals.get(counted, 0) + 1
         return Call(
             number=0,
             name=name,
@@ -235,8 +238,9 @@ class ActiveRun:
             site=origin.site,
             arguments=arguments,
             effect=effect,
-            key=idempotency_key(self.run_id, name, digest, ordinal),
+            key=idempotency_key(self.run_id, counted, digest, ordinal),
             at=time.time(),
+            branch=scope.branch,
         ), origin
 
     def next_child(self, name: str, digest: str) -> int:
@@ -427,7 +431,7 @@ class ActiveRun:
             return State(
                 step=self.progress.done,
                 calls=self.journal.calls,
-                ordinals=dict(self._ordinals),
+                ordinals={name: n for name, n in self._ordinals.items() if "\n" not in name},
                 children=[[*key, count] for key, count in self._children.items()],
                 journal=[at.last, (at.link or b"").hex(), at.effects],
                 unused=[

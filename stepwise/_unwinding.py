@@ -66,6 +66,11 @@ class Unwinding:
             if _tasks.is_cancellation(error):
                 self._cancelled.add(number)
 
+    def tried_again(self, error: BaseException) -> None:
+        """What ended with ``error`` is tried again, so the calls that raised it are not handled."""
+        for number in self.numbers(error):
+            self._pending.pop(number, None)
+
     def numbers(self, error: BaseException | None) -> list[int]:
         """The calls that failed with an exception of this chain, the nearest first."""
         return [

@@ -279,7 +279,8 @@ def test_names_of_modules():
     """Implementation modules begin with an underscore, and none is a drawer of odds and ends."""
     public = {name for name in MODULES if not re.search(r"\._", name)} - {"stepwise"}
     assert {unit(name) for name in public} <= {
-        f"stepwise.{name}" for name in ("agent", "cli", "errors", "rewrite", "stores", "testing")
+        f"stepwise.{name}"
+        for name in ("agent", "cli", "errors", "graph", "rewrite", "stores", "testing")
     }
     last = {name.rpartition(".")[2].strip("_") for name in MODULES}
     assert last.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc", "tools"})

@@ -1,0 +1,216 @@
+"""A small model of a graph: nodes that are functions, and the edges along which a run moves.
+
+Imports: attempts, digest, identity, errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwise import _attempts, _digest, _identity
+from stepwise._attempts import Backoff, RetryOn
+from stepwise.errors import ConfigurationError
+
+__all__ = ["Edge", "Graph", "Memory", "Node"]
+
+
+class Memory(dict[str, Any]):
+    """What the nodes of a graph share, as one attempt of a node sees it: a copy of its own.
+
+    What the node writes counts once it has returned; what a failed attempt wrote is gone.
+
+    Attributes:
+        goal: what the execution is for.
+        runtime: the object that the executor was given: clients and the like.
+        node_id: of the node that is being executed.
+        visit: how many-th time this path comes to the node, from 1.
+        attempt: how many-th attempt of the visit this is, from 1.
+        tokens: how many the node spent; it adds to it, and the result has the sum.
+    """
+
+    def __init__(
+        self,
+        items: Mapping[str, Any],
+        goal: Any = None,
+        runtime: Any = None,
+        node_id: str = "",
+        visit: int = 1,
+        attempt: int = 1,
+    ) -> None:
+        super().__init__(items)
+        self.goal = goal
+        self.runtime = runtime
+        self.node_id = node_id
+        self.visit = visit
+        self.attempt = attempt
+        self.tokens = 0
+
+    def read(self, key: str, default: Any = None) -> Any:
+        """The value of a key; the same as :meth:`get`."""
+        return self.get(key, default)
+
+    def write(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self[key] = value
+
+    def read_all(self) -> dict[str, Any]:
+        """All of it, as a plain dictionary."""
+        return dict(self)
+
+
+NodeFunction = Callable[[Memory], Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step of a graph.
+
+    Args:
+        id: what edges, records and results call it.
+        function: plain or ``async``, of a :class:`Memory`.  What it returns is written to the
+            memory: a dictionary key by key, anything else but ``None`` under the node's id.
+            Without a function the node only pauses or joins.
+        retries: how many more attempts may follow a failed one.
+        retry_on, backoff: as for ``@step``.
+        pause: after it the run waits for a human's answer, which is written to the memory.
+        join: it waits until no other branch can reach it, and is visited once for all of them.
+    """
+
+    id: str
+    function: NodeFunction | None = None
+    retries: int = 0
+    retry_on: RetryOn = Exception
+    backoff: Backoff = None
+    pause: bool = False
+    join: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise ConfigurationError(f"the id of a node is a text, not {self.id!r}")
+        if self.function is not None and not callable(self.function):
+            raise ConfigurationError(
+                f"the function of node {self.id!r} is a function of the memory, "
+                f"not {self.function!r}"
+            )
+        _attempts.check(self.retries, self.retry_on, self.backoff, f"node {self.id!r}")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """From a node to one that may follow it.
+
+    Args:
+        when: a function of the memory that says whether it is followed; always, by default.  All
+            edges that are followed lead to a branch of their own.
+        on_failure: followed instead of all others when the node has failed and its retries are
+            exhausted; ``memory["failure"]`` then says which node, and why.
+    """
+
+    source: str
+    target: str
+    when: Callable[[Memory], Any] | None = None
+    on_failure: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes and edges.
+
+    Args:
+        nodes: at least one; the first is the entry, if none is named.
+        entry: id of the node to begin with.
+        name: tells graphs apart; with the goal and the input it makes the run's id.
+        max_steps: how many visits of nodes an execution may take.
+
+    Raises:
+        ConfigurationError: an id is there twice, or an edge names a node that is not there.
+    """
+
+    nodes: Iterable[Node]
+    edges: Iterable[Edge] = ()
+    entry: str = ""
+    name: str = "graph"
+    max_steps: int = 1000
+    _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
+    _reach: dict[str, frozenset[str]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        nodes, edges = tuple(self.nodes), tuple(self.edges)
+        by_id = {node.id: node for node in nodes}
+        ids = ", ".join(map(repr, by_id))
+        if not nodes or len(by_id) < len(nodes):
+            raise ConfigurationError(f"a graph has nodes, each with an id of its own; got {ids}")
+        entry = self.entry or nodes[0].id
+        for named in (entry, *(name for edge in edges for name in (edge.source, edge.target))):
+            if named not in by_id:
+                raise ConfigurationError(f"graph {self.name!r} has no node {named!r}; it has {ids}")
+        if self.max_steps < 1:
+            raise ConfigurationError(f"max_steps={self.max_steps!r} of {self.name!r} is 1 or more")
+        reach = {node: frozenset(_reachable(node, edges)) for node in by_id}
+        facts = {"nodes": nodes, "edges": edges, "entry": entry, "_by_id": by_id, "_reach": reach}
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
+    def get_node(self, node_id: str) -> Node | None:
+        """The node of that id."""
+        return self._by_id.get(node_id)
+
+    def order(self, node_id: str) -> int:
+        """The place of a node in the list of nodes; behind all of them if it is not there."""
+        ids = list(self._by_id)
+        return ids.index(node_id) if node_id in self._by_id else len(ids)
+
+    def following(self, node_id: str, memory: Memory) -> list[str]:
+        """The nodes that follow one that has succeeded."""
+        return list(
+            dict.fromkeys(
+                edge.target
+                for edge in self.edges
+                if edge.source == node_id
+                and not edge.on_failure
+                and (edge.when is None or edge.when(memory))
+            )
+        )
+
+    def following_failure(self, node_id: str) -> list[str]:
+        """The nodes that follow one that has failed."""
+        return list(
+            dict.fromkeys(
+                edge.target for edge in self.edges if edge.source == node_id and edge.on_failure
+            )
+        )
+
+    def reaches(self, source: str, target: str) -> bool:
+        """Whether the second node may be visited after the first."""
+        return target in self._reach.get(source, ())
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the structure; what the functions do is not part of it."""
+        nodes = [[n.id, _label(n.function), n.retries, n.pause, n.join] for n in self.nodes]
+        edges = [[e.source, e.target, _label(e.when), e.on_failure] for e in self.edges]
+        return _digest.digest([self.entry, nodes, edges])
+
+
+def _label(function: Any) -> str:
+    if function is None or not hasattr(function, "__qualname__"):
+        return type(function).__qualname__
+    return _identity.label_of(function)
+
+
+def _reachable(node: str, edges: Iterable[Edge]) -> set[str]:
+    found: set[str] = set()
+    todo = [node]
+    while todo:
+        source = todo.pop()
+        for edge in edges:
+            if edge.source == source and edge.target not in found:
+                found.add(edge.target)
+                todo.append(edge.target)
+    return found
+
+
+for _class in (Edge, Graph, Memory, Node):
+    _class.__module__ = "stepwise.graph"
