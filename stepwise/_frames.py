@@ -268,7 +268,7 @@ class WorkflowFrame(Frame):
     def _why_not(self, manager: Any, done: int) -> str:
         if self.active.progress.done != done:
             return "its head calls a step"
-        return f"a {type(manager).__name__} that is entered again is not what it was"
+        return f"this {type(manager).__name__}, entered again, would not be what it was"
 
     # -- saying why not --------------------------------------------------------------------------
 
@@ -288,9 +288,9 @@ class WorkflowFrame(Frame):
                 where = self._where(rewritten.loops[name])
                 self._tell(
                     name,
-                    f"a run cannot resume inside the loop at {where}: it iterates over a {kind}. "
-                    "It would go back to before the loop. Iterate over a list to have it resume "
-                    "inside",
+                    f"a run cannot resume inside the loop at {where}: the {kind} that it iterates "
+                    f"over cannot be recorded ({reason}). It would go back to before the loop. "
+                    "Iterate over a list of plain data to have it resume inside",
                 )
                 continue
             self.culprits[name] = value
