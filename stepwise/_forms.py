@@ -3,8 +3,9 @@
 - An exception whose class has an ``__init__`` of its own: pickle would call that with the final
   ``args``, which is an error or says things twice (``error: error: no``).
 - A numpy view: pickle would make a copy of it, which no longer shares memory with what it views.
-- A match of a regular expression; a generator or coroutine that has ended; a semaphore, an event
-  or a queue of asyncio that has met its loop, which is another one after a restart.
+- A match of a regular expression; a generator, a coroutine, a task or a future that has ended.
+- The running event loop; a semaphore, an event or a queue of asyncio that has met it: after a
+  restart it is another one.
 
 Imports nothing of ours.
 """
@@ -12,6 +13,7 @@ Imports nothing of ours.
 from __future__ import annotations
 
 import re
+import sys
 import types
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Generator
@@ -20,6 +22,7 @@ from typing import Any
 __all__ = ["Forms"]
 
 _ASYNCIO = ("asyncio.locks", "asyncio.queues")
+_FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
@@ -50,6 +53,11 @@ class Forms:
         if cls.__module__ in _ASYNCIO and getattr(obj, "_loop", None) is not None:
             state = {name: value for name, value in vars(obj).items() if name != "_loop"}
             return _new, (cls,), state
+        if cls.__name__ in ("Future", "Task") and cls.__module__ in _FUTURES:
+            return _future(obj, cls)
+        asyncio = sys.modules.get("asyncio")
+        if asyncio is not None and isinstance(obj, asyncio.AbstractEventLoop):
+            return (_running_loop, ()) if obj is asyncio._get_running_loop() else NotImplemented
         make = _MADE.get(cls)
         return NotImplemented if make is None else make(obj)
 
@@ -99,6 +107,31 @@ def _made_exception(cls: Any, args: tuple[Any, ...]) -> BaseException:
     error: BaseException = builtin.__new__(cls, *args)
     builtin.__init__(error, *args)
     return error
+
+
+def _future(future: Any, cls: Any) -> Any:
+    if not future.done():
+        return NotImplemented
+    if cls.__name__ == "Task":  # nobody can tell the two apart by what they still do
+        cls = sys.modules["asyncio"].Future
+    # Asked by its methods, it would take its exception for noticed.
+    return _ended_future, (cls, future.cancelled(), future._exception, future._result)
+
+
+def _ended_future(cls: Any, cancelled: bool, error: Any, result: Any) -> Any:
+    future = cls()
+    if cancelled:
+        future.cancel()
+    elif error is not None:
+        future.set_exception(error)
+        future.exception()  # it was noticed, or told of, by the task that is gone
+    else:
+        future.set_result(result)
+    return future
+
+
+def _running_loop() -> Any:
+    return sys.modules["asyncio"].get_running_loop()
 
 
 def _match(found: re.Match[Any]) -> Any:

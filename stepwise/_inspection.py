@@ -97,6 +97,11 @@ def _function(_code: Any, _module: str, name: str, _closure: Any) -> Any:
     return _placeholder(f"function {name}")()
 
 
+def _ended_future(cls: Any, cancelled: bool, error: Any, result: Any) -> Any:
+    ending = "cancelled" if cancelled else error if error is not None else result
+    return _placeholder(f"{cls.__module__}.{cls.__qualname__}")(ending)
+
+
 def _set_attributes(function: Any, state: Any) -> None:
     """A placeholder takes none."""
 
@@ -104,6 +109,8 @@ def _set_attributes(function: Any, state: Any) -> None:
 _STANDING_IN = {
     "_make": _make,
     "_function": _function,
+    "_ended_future": _ended_future,
+    "_running_loop": _placeholder("the running event loop"),
     "_set_attributes": _set_attributes,
     "_global": lambda name: _placeholder(f"global {name}")(),
 }

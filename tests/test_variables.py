@@ -312,6 +312,28 @@ RULES = {
             work(2)
             return [found[1], found.span(), list(letters), seen]
     """,
+    "the event loop and what has ended in it": """
+        import asyncio
+
+        @workflow
+        async def flow():
+            loop, places, queue = asyncio.get_running_loop(), asyncio.Semaphore(2), asyncio.Queue()
+
+            async def one(n):
+                async with places:
+                    await queue.put(n)
+                    return n
+
+            done, _ = await asyncio.wait([asyncio.create_task(one(n)) for n in range(4)])
+            work(1)
+            work(2)
+            later = loop.create_future()
+            loop.call_soon(later.set_result, "later")
+            return [sorted(each.result() for each in done), await later, queue.qsize()]
+
+        def run():
+            return asyncio.run(flow())
+    """,
 }
 
 
