@@ -40,7 +40,10 @@ The map, each layer importing only from those above it::
     _graph_visits _graph_walk      a visit of a node; branches that move along the edges
     _graph_checkpoints _graph_run  their checkpoints; the run behind an execution
     graph                          graphs of functions, by the classic names
-    testing cli                    for users' tests; the command line
+    _notebook_inputs               what a notebook's cell depends on
+    _notebook_output               what it shows
+    _notebook_run _notebook_steps  cells as steps of the notebook's run; the magic that makes them
+    testing cli notebook           for users' tests; the command line; magics for notebooks
 """
 
 from __future__ import annotations
@@ -150,11 +153,14 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_ON_USE = {"Checkpoint": "agent", "CheckpointStore": "agent", "RecoverableAgent": "agent"}
+_ON_USE = {
+    **dict.fromkeys(("Checkpoint", "CheckpointStore", "RecoverableAgent"), "agent"),
+    **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "notebook"),
+}
 
 
 def __getattr__(name: str) -> object:
-    """The classic objects, loaded when they are first asked for."""
+    """The classic objects and what IPython asks for, loaded when they are."""
     module = _ON_USE.get(name)
     if module is None:
         raise AttributeError(f"module 'stepwise' has no attribute {name!r}")

@@ -28,6 +28,7 @@ LARGER = {"stepwise._run": 515, "stepwise._runs": 450, "stepwise.testing.contrac
 LONGER: dict[str, int] = {}
 
 ONLY_IN = {
+    "IPython": {"stepwise._notebook_steps"},
     "annotationlib": {"stepwise._identity"},
     "ast": {"stepwise.rewrite"},
     "click": {"stepwise._demo", "stepwise.cli"},
@@ -280,7 +281,7 @@ def test_names_of_modules():
     public = {name for name in MODULES if not re.search(r"\._", name)} - {"stepwise"}
     assert {unit(name) for name in public} <= {
         f"stepwise.{name}"
-        for name in ("agent", "cli", "errors", "graph", "rewrite", "stores", "testing")
+        for name in ("agent", "cli", "errors", "graph", "notebook", "rewrite", "stores", "testing")
     }
     last = {name.rpartition(".")[2].strip("_") for name in MODULES}
     assert last.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc", "tools"})

@@ -20,6 +20,7 @@ __all__ = [
     "Points",
     "any_calls",
     "calls",
+    "code_digest",
     "fingerprint",
     "opens",
     "prefix_fingerprint",
@@ -151,6 +152,11 @@ def fingerprint(node: FunctionNode) -> str:
     """Digest of what a function does; comments, layout, docstrings and annotations do not count."""
     parts = [type(node).__name__, node.name, _canonical(node.args)]
     return _digest([*parts, _canonical(_without_docstring(node.body))])
+
+
+def code_digest(body: list[ast.stmt]) -> str:
+    """The same of statements that are in no function."""
+    return _digest([_canonical(body)])
 
 
 _NOT_CODE = ("returns", "type_comment", "type_params", "ctx", "kind")

@@ -1,0 +1,151 @@
+"""What a notebook's cell shows: recorded while it runs, shown again when it is skipped.
+
+Text goes on to where it went, and everything is shown as it comes: recording only listens.
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Recorder", "Shown", "replay"]
+
+_TEXT = 1_000_000  # characters of printed text that are kept
+
+Item = tuple[Any, ...]
+
+
+@dataclass
+class Shown:
+    """What a cell left behind beside its variables.
+
+    Args:
+        items: what it showed; see :class:`Recorder`.
+        gone: the variables that it deleted.
+    """
+
+    items: list[Item]
+    gone: list[str]
+
+    def __repr__(self) -> str:
+        return f"<{len(self.items)} outputs>"
+
+
+class Recorder:
+    """Listens to everything that is shown while it is entered.
+
+    Attributes:
+        items: ``("stdout", text)``, ``("stderr", text)``, or ``("data", data, metadata, id)``.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.items: list[Item] = []
+        self._shell = shell
+        self._left = _TEXT
+        self._clear = False
+
+    def __enter__(self) -> Self:
+        publisher, hook = self._shell.display_pub, self._shell.displayhook
+        self._publish, self._clear_output = publisher.publish, publisher.clear_output
+        self._write, self._prompt = hook.write_format_data, hook.write_output_prompt
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout = _Tee(sys.stdout, lambda text: self._text("stdout", text))
+        sys.stderr = _Tee(sys.stderr, lambda text: self._text("stderr", text))
+        # On the instances: the objects stay what other code takes them for.
+        publisher.publish, publisher.clear_output = self._on_publish, self._on_clear
+        hook.write_format_data, hook.write_output_prompt = self._on_result, self._on_prompt
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        publisher, hook = self._shell.display_pub, self._shell.displayhook
+        sys.stdout, sys.stderr = self._streams
+        del publisher.publish, publisher.clear_output, hook.write_format_data
+        del hook.write_output_prompt
+
+    def _add(self, item: Item) -> None:
+        if self._clear:
+            self._clear = False
+            self.items.clear()
+        self.items.append(item)
+
+    def _text(self, stream: str, text: str) -> None:
+        if self._left < 0:
+            return
+        kept = text[: self._left]
+        if len(kept) < len(text) and self._left:
+            kept += "\n[what follows was too much to be recorded]\n"
+        self._left = max(0, self._left - len(text))
+        if kept and self.items and self.items[-1][0] == stream and not self._clear:
+            self.items[-1] = (stream, self.items[-1][1] + kept)
+        elif kept:
+            self._add((stream, kept))
+
+    def _on_publish(
+        self, data: Any, metadata: Any = None, *args: Any, transient: Any = None, **kw: Any
+    ) -> None:
+        ident = (transient or {}).get("display_id")
+        item = ("data", data, metadata or {}, ident)
+        if kw.get("update"):
+            self.items = [item if e[0] == "data" and e[3] == ident else e for e in self.items]
+        else:
+            self._add(item)
+        self._publish(data, metadata, *args, transient=transient, **kw)
+
+    def _on_clear(self, wait: bool = False, *args: Any, **kw: Any) -> None:
+        self._clear = True
+        if not wait:
+            self._clear = False
+            self.items.clear()
+        self._clear_output(wait, *args, **kw)
+
+    def _on_result(self, data: Any, metadata: Any = None) -> None:
+        self._add(("data", data, metadata or {}, None))
+        with self._muted():
+            self._write(data, metadata)
+
+    def _on_prompt(self) -> None:
+        with self._muted():
+            self._prompt()
+
+    @contextmanager
+    def _muted(self) -> Iterator[None]:
+        """A terminal's way to show a value is to print it."""
+        left, self._left = self._left, -1
+        try:
+            yield
+        finally:
+            self._left = left
+
+
+class _Tee:
+    """A stream that tells what is written to it."""
+
+    def __init__(self, stream: Any, tell: Any) -> None:
+        self._stream, self._tell = stream, tell
+
+    def write(self, text: str) -> Any:
+        self._tell(text)
+        return self._stream.write(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def replay(shell: Any, items: list[Item]) -> None:
+    """Show again what was recorded."""
+    for kind, *content in items:
+        if kind == "data":
+            shell.display_pub.publish(content[0], content[1])
+        else:
+            getattr(sys, kind).write(content[0])

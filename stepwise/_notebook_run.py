@@ -1,0 +1,298 @@
+"""The run of a notebook: what its cells did, and the executing of one.
+
+A cell is a step of that run.  The run has no function that would be entered again: each execution
+of a cell is a piece of it, which takes the lease, and gives it up at its end, so that another
+process may look and forget in between.  What is recorded inside a cell that did not complete (it
+raised, or its kernel was killed) answers the next cell that makes the same call.
+
+Imports: lifecycle, execute, drivers, perform, steps, run, journal, matching, records, codec.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepwise import _codec, _config, _digest, _identity
+from stepwise._drive import drive
+from stepwise._execute import execute, execute_async
+from stepwise._journal import Position, holds, read, read_one
+from stepwise._lease import describe_owner
+from stepwise._lifecycle import Invocation, Opened, Recall, open_run
+from stepwise._matching import Pool
+from stepwise._mutation import Watch
+from stepwise._notices import count
+from stepwise._origin import Locator, Origin
+from stepwise._perform import Core, perform
+from stepwise._records import Entry, Outcome, Resumed
+from stepwise._run import ActiveRun, Progress, current_scope
+from stepwise._runs import seal_for
+from stepwise._seal import Seal
+from stepwise._steps import Step, known_steps
+from stepwise.errors import RunOwnedError
+from stepwise.rewrite import Source
+from stepwise.stores import Store, open_store
+
+__all__ = ["Cell", "Notebook"]
+
+_CELLS = "stepwise.notebook"  # the module that cells are steps of
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is to be executed.
+
+    Args:
+        digest: of its code and inputs.
+        inputs: by name.
+        site: how it is called in listings.
+        body: executes it, and gives what is recorded.
+    """
+
+    name: str
+    digest: str
+    inputs: Mapping[str, Any]
+    site: str
+    body: Callable[[], Any]
+
+
+class Notebook:
+    """The run of one notebook, as this kernel knows it."""
+
+    def __init__(self) -> None:
+        self._name = f"{_identity.place_of('__main__')}:notebook"
+        path = os.environ.get("JPY_SESSION_NAME", "")
+        self._label = os.path.splitext(os.path.basename(path))[0] or "notebook"
+        self.run_id = _identity.derived_id(self._name, self._label)
+        self._progress = Progress()  # of this kernel
+        self._begun = False  # this kernel has executed a cell
+        self._forget()
+
+    def _forget(self) -> None:
+        self._store: Store | None = None
+        self._entries: list[Entry] = []
+        self._at = Position()
+        self._whole = False  # everything has been verified under the lease
+
+    # -- what is recorded ------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        """Where it is kept."""
+        return open_store(_config.store())
+
+    def _look(self) -> Seal:
+        """Read what is new in the journal; begin anew if it is another one."""
+        store = self.store
+        seal = seal_for(store)
+        if store is not self._store or not holds(store, seal, self.run_id, self._at):
+            self._forget()
+            self._store = store
+        for entry, at in read(store, seal, self.run_id, self._at):
+            self._at = at
+            if isinstance(entry, Entry):
+                self._entries.append(_slim(entry))
+        return seal
+
+    def find(self, name: str, digest: str) -> Entry | None:
+        """The record of a cell, if it is done; the newest, if it was executed again."""
+        seal = self._look()
+        found = [
+            each.entry.number
+            for each in Pool(self._entries).all
+            if each.call.module == _CELLS
+            and each.answers
+            and (each.call.name, each.call.digest) == (name, digest)
+        ]
+        return read_one(self.store, seal, self.run_id, max(found)) if found else None
+
+    def load(self, entry: Entry) -> dict[str, Any]:
+        """What a cell that is skipped gave.
+
+        Raises:
+            UnreadableValueError: it cannot be loaded here.
+        """
+        assert isinstance(entry.record, Outcome)
+        value: dict[str, Any] = _codec.decode(entry.payload, entry.record.form)
+        self._progress.skipped += 1
+        return value
+
+    # -- executing -------------------------------------------------------------------------------
+
+    def execute(self, cell: Cell) -> None:
+        """Execute a cell, and record it.
+
+        Raises:
+            RunOwnedError: another kernel executes a cell of this notebook; says which.
+            NotRecordableError: its outputs cannot be recorded.
+        """
+        execute(self._open(cell))
+
+    async def execute_async(self, cell: Cell) -> None:
+        """The same for a cell that awaits."""
+        await execute_async(self._open(cell))
+
+    def _open(self, cell: Cell) -> Opened:
+        try:
+            opened = open_run(
+                Invocation(
+                    name=self._name,
+                    label=self._label,
+                    function=_notebook,
+                    source=Source("", "", 0, []),
+                    bound={},
+                    instance=None,
+                    digest=_digest.combine(self._name),
+                    store=self.store,
+                    run_id=self.run_id,
+                    explicit=False,
+                    fsync=True,
+                )
+            )
+        except RunOwnedError as error:
+            raise RunOwnedError(
+                f"a cell of this notebook is being executed {describe_owner(error.owner)}: "
+                "wait until it ends, or interrupt or shut down that kernel",
+                run_id=self.run_id,
+                owner=error.owner,
+            ) from None
+        assert not isinstance(opened, Recall)  # its results are never recorded
+        opened.body = _Body(self, opened.active, cell, opened.body)  # type: ignore[assignment]
+        return _Piece(**vars(opened))
+
+    def go_on(self, active: ActiveRun, *, is_new: bool) -> None:
+        """Be where the cells that are done have left the run."""
+        journal = active.journal
+        if not self._whole:
+            self._forget()
+            self._store, self._whole = journal.store, True
+        self._entries += map(_slim, journal.load(self._at))
+        self._at = journal.position
+        pool = Pool(self._entries, known_steps)
+        recorded = pool.all
+        for entry in self._entries:
+            journal._count(entry.record)
+        for each in recorded:
+            if each.call.module == _CELLS:
+                pool.take(each)  # and with it, if it is done, what was called inside
+        loose = {each.call.number for each in pool.all}
+        used = [each.call for each in recorded if each.call.number not in loose]
+        active.pool = pool
+        active._ordinals = dict(Counter(call.name for call in used))
+        active._children = dict(Counter((call.name, call.digest) for call in used if call.child))
+        self._tell(active, is_new=is_new)
+
+    def _tell(self, active: ActiveRun, *, is_new: bool) -> None:
+        """That the run is in progress; for the first cell of a kernel that it goes on."""
+        now = time.time()
+        active.facts = replace(active.facts, status="running", end=0, error="", updated_at=now)
+        first, self._begun = not self._begun, True
+        if first and not is_new:
+            self._progress.resumed_from = self._progress.skipped
+            told = f"goes on after {count(self._progress.skipped, 'skipped cell')}"
+            resumed = Resumed(active.journal.epoch, told, self._progress.skipped, at=now)
+            active.write((resumed, b""), durable=False, head=active.facts)
+        else:
+            active.write(durable=False, head=active.facts)
+        active.progress = self._progress
+
+
+class _Piece(Opened):
+    """The executing of one cell."""
+
+    def conclude(
+        self, value: Any, error: BaseException | None = None, *, again: bool = False
+    ) -> None:
+        """Record how it ended; the run is never over, so that there is no result to recall."""
+        super().conclude(value, error, again=True)
+
+
+class _Body:
+    """What is executed of the run: one cell."""
+
+    def __init__(self, notebook: Notebook, active: ActiveRun, cell: Cell, body: Any) -> None:
+        self._notebook, self._active, self._cell = notebook, active, cell
+        self._is_new: bool = body._is_new
+        self._locator = _Locator(_notebook.__code__, cell.site)
+        active._locator = self._locator
+
+    def changed(self, before: bytes) -> dict[str, str]:
+        """Nothing: there are no arguments."""
+        return {}
+
+    def run(self) -> None:
+        """Execute the cell."""
+        drive(self._begin()).unwrap()
+        self._active.pool = Pool()  # what is left is the business of other cells
+
+    async def arun(self) -> None:
+        """Execute a cell that awaits."""
+        from stepwise._adrive import adrive
+
+        (await adrive(self._begin())).unwrap()
+        self._active.pool = Pool()
+
+    def _begin(self) -> Core:
+        self._active.begun = True
+        self._notebook.go_on(self._active, is_new=self._is_new)
+        scope = current_scope()
+        assert scope is not None
+        cell = self._cell
+        step = _CellStep(self._inside(cell.body), cell.name)
+        return perform(step, scope, cell.digest, cell.inputs, (), {})
+
+    def _inside(self, body: Callable[[], Any]) -> Callable[[], Any]:
+        def inside() -> Any:
+            self._locator.inside = True
+            return body()
+
+        async def inside_async() -> Any:
+            self._locator.inside = True
+            made: Coroutine[Any, Any, Any] = body()
+            return await made
+
+        return inside_async if inspect.iscoroutinefunction(body) else inside
+
+
+class _CellStep(Step):
+    """A cell, as the step that it is."""
+
+    def __init__(self, function: Callable[[], Any], name: str) -> None:
+        function.__module__ = _CELLS
+        super().__init__(function, kind="cell", name=name)
+
+    def watch(self, bound: Mapping[str, Any]) -> Watch:
+        """Nothing: what it changes is among its outputs."""
+        return Watch({})
+
+
+class _Locator(Locator):
+    """Where calls are made: the cell itself by its number, those inside it by their line."""
+
+    def __init__(self, code: Any, site: str) -> None:
+        super().__init__(code, None)
+        self._cell_site = site
+        self.inside = False
+
+    def site(self) -> str:
+        return super().site() if self.inside else self._cell_site
+
+    def origin(self) -> Origin:
+        return Origin(self.site())
+
+
+def _notebook() -> None:
+    """Stands for the function that a notebook does not have."""
+
+
+def _slim(entry: Entry) -> Entry:
+    """An entry without the outputs of its cell, which are read again when they are needed."""
+    record = entry.record
+    if isinstance(record, Outcome) and record.call.module == _CELLS:
+        return entry._replace(payload=b"")
+    return entry
