@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import textwrap
 import warnings
 
@@ -80,8 +81,11 @@ class Shown:
     """The outputs of a cell, without the notices of stepwise."""
 
     def __init__(self, outputs):
-        streams = [(each.name, each.text) for each in outputs if each.output_type == "stream"]
-        lines = [(name, line) for name, text in streams for line in text.splitlines()]
+        texts = {"stdout": "", "stderr": ""}
+        for each in outputs:
+            if each.output_type == "stream":
+                texts[each.name] += each.text
+        lines = [(name, line) for name, text in texts.items() for line in text.splitlines()]
         self.notices = [line for _, line in lines if line.startswith("stepwise: ")]
         self.lines = [line for line in lines if line[1] not in self.notices]
         self.data = [dict(each.data) for each in outputs if "data" in each]
@@ -106,10 +110,14 @@ class Notebook:
     def __init__(self, folder):
         self.folder = folder
         self._open = []
+        self._sockets = tempfile.TemporaryDirectory()  # paths of sockets must be short
 
     def start(self, *cells, **options):
         """A new kernel that has executed some cells."""
         kernel = Kernel(self.folder, **options)
+        kernel.create_kernel_manager()
+        # Free ports are chosen before they are taken, so that two kernels may choose the same.
+        kernel.km.transport, kernel.km.ip = "ipc", f"{self._sockets.name}/{len(self._open)}"
         context = kernel.setup_kernel()
         context.__enter__()
         self._open.append(context)
@@ -138,6 +146,7 @@ class Notebook:
     def close(self):
         for context in self._open:
             context.__exit__(None, None, None)
+        self._sockets.cleanup()
 
 
 @pytest.fixture
@@ -421,7 +430,7 @@ def test_looking(notebook):
     """)
     assert "'found': [1, 1]" in kernel.run("%stepwise locals flow").text
     assert (
-        "its variables after 1 step, at cell:5, are here: " in kernel.run("%resume flow").notices[0]
+        "its variables after 1 step, at cell:6, are here: " in kernel.run("%resume flow").notices[0]
     )
     assert kernel.run("found, n").text == "([1, 1], 2)"
     kernel.run("%stepwise forget flow")
