@@ -20,6 +20,7 @@ __all__ = [
     "FIRST",
     "age",
     "ago",
+    "call_text",
     "coloured",
     "duration",
     "error_text",
@@ -106,13 +107,21 @@ def shown_value(value: object, limit: int = 100_000) -> str:
         return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
 
 
+def call_text(run: Run) -> str:
+    """``label(arguments)``."""
+    return printable(f"{run.label}({run.arguments})", 500)
+
+
 def error_text(run: Run) -> str | None:
     """What a run raised, whatever its text raises or holds."""
+    error = run.error
+    if error is None:
+        return None
+    name = type(error).__name__
     try:
-        error = run.error
-        return None if error is None else printable(f"{type(error).__name__}: {error}")
+        return printable(f"{name}: {error}")
     except Exception as problem:
-        return f"(cannot be shown: {type(problem).__name__})"
+        return f"{name} (its text cannot be shown: {type(problem).__name__})"
 
 
 def coloured(status: str) -> str:

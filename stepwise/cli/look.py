@@ -21,6 +21,7 @@ from stepwise.cli._display import (
     FIRST,
     age,
     ago,
+    call_text,
     coloured,
     duration,
     error_text,
@@ -84,8 +85,7 @@ def runs(
         )
     else:
         rows = [
-            [run.id, coloured(run.status), ago(run.updated_at), f"{run.label}({run.arguments})"]
-            for run in found
+            [run.id, coloured(run.status), ago(run.updated_at), call_text(run)] for run in found
         ]
         table(rows, ["RUN", "STATUS", "UPDATED", "CALL"])
 

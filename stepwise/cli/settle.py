@@ -14,7 +14,7 @@ import click
 
 import stepwise
 from stepwise.cli._command import as_json_option, find_run, main, store_option
-from stepwise.cli._display import age, ago, coloured
+from stepwise.cli._display import age, ago, call_text, coloured
 
 
 @main.command()
@@ -137,7 +137,7 @@ def prune(seconds: float, *, keep: int, dry_run: bool) -> None:
         if seen[run.workflow] > keep and run.updated_at <= before:
             old.append(run)
     for run in old:
-        click.echo(f"{run.id}  {ago(run.updated_at)}  {run.label}({run.arguments})")
+        click.echo(f"{run.id}  {ago(run.updated_at)}  {call_text(run)}")
         if not dry_run:
             run.delete()
     noun = "run" if len(old) == 1 else "runs"

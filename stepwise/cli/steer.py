@@ -14,7 +14,7 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise.cli._command import find_run, main, store_option
-from stepwise.cli._display import coloured
+from stepwise.cli._display import call_text, coloured
 from stepwise.cli.look import source_line
 
 __all__: list[str] = []
@@ -73,7 +73,7 @@ def _resume(run: Run, *, dry_run: bool) -> int:
     places = [each for each in run.checkpoints if each.verified]
     where = f"at {places[-1].position}" if places else "from the top, answered by its journal"
     verb = "would go on" if dry_run else "goes on"
-    click.echo(f"{run.label}({run.arguments}), {coloured(status)}, {verb} {where}", err=True)
+    click.echo(f"{call_text(run)}, {coloured(status)}, {verb} {where}", err=True)
     if places and (line := source_line(run, places[-1].position)):
         click.echo(f"  {line}", err=True)
     click.echo(f"  in {folder}: {shlex.join(command)}", err=True)
@@ -100,7 +100,7 @@ def _command_of(run: Run) -> tuple[tuple[str, ...], str]:
     why = f"{missing[0]} is gone" if command else "it was not started by a command line"
     raise stepwise.ConfigurationError(
         f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
-        f"a notebook, run the cell): the call {run.label}({run.arguments}) goes on; should it "
+        f"a notebook, run the cell): the call {call_text(run)} goes on; should it "
         f"not find the run, set STEPWISE_RESUME={run.id}"
     )
 

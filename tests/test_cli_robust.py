@@ -1,0 +1,257 @@
+"""Every command, on whatever a store may hold: nothing, damage, another key, odd values, a lot."""
+
+import json
+import os
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import stepwise
+from stepwise import cli, step, workflow
+
+LISTINGS = {
+    "runs": "runs",
+    "runs as JSON": "runs --json --children --since 30d",
+    "in-doubt": "in-doubt",
+    "in-doubt as JSON": "in-doubt --json",
+    "verify": "verify",
+    "doctor": "doctor",
+    "doctor as JSON": "doctor --json",
+    "prune": "prune --older-than 0s --dry-run",
+    "resume all": "resume --all-crashed --dry-run",
+}
+ON_A_RUN = {
+    "show": "show RUN",
+    "show as JSON": "show RUN --json",
+    "show all": "show RUN --all --locals",
+    "locals": "locals RUN",
+    "locals as JSON": "locals RUN --json",
+    "watch": "watch RUN",
+    "diff": "diff RUN RUN",
+    "diff as JSON": "diff RUN RUN --json",
+    "export": "export RUN",
+    "export as JSON": "export RUN --format json",
+    "resume": "resume RUN --dry-run",
+    "fork": "fork RUN",
+    "verify one": "verify RUN",
+    "verify as JSON": "verify RUN --json",
+    "resolve": "resolve RUN 1 --did-not-happen",
+    "forget a step": "forget RUN 1",
+    "forget": "forget RUN --yes",
+}
+COMMANDS = {**LISTINGS, **ON_A_RUN}
+listings = pytest.mark.parametrize("command", LISTINGS)
+on_a_run = pytest.mark.parametrize("command", ON_A_RUN)
+commands = pytest.mark.parametrize("command", COMMANDS)
+
+
+class Odd(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Loud:
+    def __repr__(self):
+        return "\x1b[2J\x1b]0;title\x07<script>alert(1)</script>"
+
+
+class Silent:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+VALUES = {
+    "html": "<script>alert(1)</script>",
+    "ansi": "\x1b[2J\x1b[31mred",
+    "big": "x" * 10_000_000,
+    "bytes": b"\xff\xfe\x00",
+    "surrogate": "\udc80",
+    "lines": "a\r\nb\x00",
+    "loud": Loud(),
+    "silent": Silent(),
+}
+
+
+@step
+def give(kind):
+    return VALUES[kind]
+
+
+@workflow
+def odd(first):
+    kept = {kind: give(kind) for kind in VALUES}
+    give("html")
+    if kept:
+        raise Odd
+
+
+@step
+def count(number):
+    return number
+
+
+@workflow(durability="os", checkpoint_every=1000)
+def long(upto):
+    total = 0
+    for number in range(upto):
+        total += count(number)
+    return total
+
+
+@workflow
+def short(upto):
+    return count(upto)
+
+
+def run(command, run_id=""):
+    """Execute a command; only what the entry point turns into a message may be raised."""
+    arguments = [part.replace("RUN", run_id) for part in COMMANDS[command].split()]
+    try:
+        result = CliRunner().invoke(cli.main, arguments, input="")
+    except stepwise.RunStopped as error:
+        assert "Restore the folder from a backup" in str(error)
+        return None
+    if not isinstance(result.exception, (SystemExit, stepwise.StepwiseError, type(None))):
+        raise result.exception
+    assert result.exit_code in (0, 1), result.output
+    return result
+
+
+# -- nothing, or something else ------------------------------------------------------------------
+
+
+@listings
+def test_an_empty_store(command):
+    """Every listing of an empty store is good, and as JSON it can be read."""
+    result = run(command)
+    assert result.exit_code == 0, result.output
+    if "JSON" in command:
+        json.loads(result.stdout)
+
+
+@on_a_run
+def test_an_unknown_run(command):
+    """Every command on a run that is not there says so, and names those that are close."""
+    short(1)
+    (known,) = stepwise.runs()
+    result = run(command, known.id[:-2] + "zz")
+    assert result.exit_code == 1
+    assert "Did you mean" in str(result.exception)
+    assert stepwise.runs() == [known]
+
+
+@commands
+def test_another_key(command, monkeypatch):
+    """With another key nothing can be read, which every command explains, and none changes."""
+    short(1)
+    (known,) = stepwise.runs()
+    monkeypatch.setenv("STEPWISE_KEY", "another key than before")
+    result = run(command, known.id)
+    if result.exit_code:
+        assert "another key" in str(result.exception) + result.output
+    monkeypatch.delenv("STEPWISE_KEY")
+    assert known.verify().ok
+    assert known.result == 1
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["zeros", "garbage", "cut", "empty"])
+@commands
+def test_a_damaged_store(command, damage, home):
+    """A database that is damaged is explained by every command, or told by what can be read."""
+    short(1)
+    (known,) = stepwise.runs()
+    for store in stepwise.stores._open.values():
+        store.close()
+    stepwise.stores._open.clear()
+    path = home / "store" / "cache.db"
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    if damage == "zeros":
+        data[4096:] = bytes(len(data) - 4096)
+    elif damage == "garbage":
+        data[middle : middle + 8000] = os.urandom(8000)
+    elif damage == "cut":
+        del data[middle:]
+    else:
+        data.clear()
+    for name in ("cache.db-wal", "cache.db-shm"):
+        (home / "store" / name).unlink(missing_ok=True)
+    path.write_bytes(data)
+    run(command, known.id)
+
+
+# -- odd values ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def odd_run():
+    with pytest.raises(Odd):
+        odd("\x1b[2J")
+    (made,) = stepwise.runs()
+    return made
+
+
+@commands
+def test_odd_values(command, odd_run):
+    """Whatever is recorded, a command prints what is safe on a terminal, and not much of it."""
+    result = run(command, odd_run.id)
+    refused = command == "resolve"
+    assert result.exit_code == int(refused), result.output
+    text = result.output
+    assert "\x07" not in text
+    assert "\x00" not in text
+    assert "\x1b" not in text
+    assert len(text) < 500_000
+    text.encode("utf-8")
+
+
+def test_odd_values_on_a_page(odd_run):
+    """A page holds nothing that a browser would execute or load."""
+    page = run("export", odd_run.id).stdout
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_what_an_odd_exception_says(odd_run):
+    """An exception whose text cannot be had is named by its class."""
+    assert "Odd" in run("show", odd_run.id).stdout
+    assert "Odd" in json.loads(run("show as JSON", odd_run.id).stdout)["error"]
+
+
+# -- a lot ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A store with a run of 20,000 steps: its folder and the id of the run."""
+    folder = tmp_path_factory.mktemp("many")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPWISE_HOME", str(folder))
+        patch.setenv("STEPWISE_QUIET", "1")
+        long(20_000)
+        (made,) = stepwise.runs()
+    return folder, made.id
+
+
+READING = [name for name in COMMANDS if name not in ("resolve", "forget a step", "forget", "fork")]
+
+
+@pytest.mark.parametrize("command", READING)
+def test_many_steps(command, many, monkeypatch):
+    """A run of 20,000 steps is shown without quadratic work, the middle of its steps left out."""
+    folder, run_id = many
+    monkeypatch.setenv("STEPWISE_HOME", str(folder))
+    began = time.process_time()
+    result = run(command, run_id)
+    assert result.exit_code == 0, result.output
+    assert time.process_time() - began < 30  # quadratic, it would be many minutes
+    if command in ("show", "export"):
+        assert len(result.stdout) < 300_000
+        assert "19900 more" in result.stdout
+        assert "count(number=19999)" in result.stdout
+    if command == "show all":
+        assert "count(number=10000)" in result.stdout
