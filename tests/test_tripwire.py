@@ -1,0 +1,210 @@
+"""Nothing reaches an unpickler that was not sealed with the user's key, whatever is in the store.
+
+A tripwire records all bytes that are given to an unpickler.  Rows of the store are replaced by
+somebody's pickles in every kind of envelope, and the run is looked at, resumed and repaired.
+"""
+
+import contextlib
+import os
+import pathlib
+import pickle
+import random
+import shutil
+import sqlite3
+import tempfile
+
+import pytest
+from sweeping import SEED, size
+
+import stepwise
+from stepwise import RunStopped, StepwiseError, _codec, _seal, _snapshot, step, tool, workflow
+from stepwise.testing import SimulatedCrash, crash_at, fresh_store
+
+SLOT = 128  # bytes of marks before the draft of a checkpoint
+
+
+@step
+def think(n):
+    return {"thought": n, "text": f"thought {n} " * 5}
+
+
+@tool(side_effect=True)
+def send(text):
+    if text == "b":
+        raise OSError("no connection")
+    return text
+
+
+@workflow(retention="all")
+def agent(limit):
+    found = [think(0), send("a")]
+    with contextlib.suppress(OSError):
+        send("b")
+    for n in range(1, limit):
+        found.append(think(n))
+    return found
+
+
+class Evil:
+    """Unpickling this makes a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+class Wire:
+    """What was sealed or encoded here, and what an unpickler was given."""
+
+    def __init__(self, monkeypatch):
+        self.sealed, self.made, self.loaded = {}, set(), []
+        close, encode, loads = _seal.Seal.close, _codec._encode, pickle.loads
+
+        def closing(seal, identity, header, payload=b"", *more):
+            data, link = close(seal, identity, header, payload, *more)
+            self.sealed[data] = identity, header, more
+            self.made.add(bytes(payload))
+            return data, link
+
+        def encoding(value):
+            encoded = encode(value)
+            self.made.add(encoded.data)
+            return encoded
+
+        def loading(data, **options):
+            self.loaded.append(bytes(data))
+            return loads(data, **options)
+
+        def opening(unpickler, file):
+            self.loaded.append(file.getvalue())
+            pickle.Unpickler.__init__(unpickler, file)
+
+        monkeypatch.setattr(_seal.Seal, "close", closing)
+        monkeypatch.setattr(_codec, "_encode", encoding)
+        monkeypatch.setattr(pickle, "loads", loading)
+        monkeypatch.setattr(_snapshot.FrameUnpickler, "__init__", opening)
+
+    @property
+    def unverified(self):
+        return [data for data in self.loaded if data not in self.made]
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    return Wire(monkeypatch)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder, in memory if there is such a place: nothing here is about the disk."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(prefix="stepwise-", dir=memory) as folder:
+        yield pathlib.Path(folder)
+
+
+@pytest.fixture
+def crashed(wire, place):
+    """The store of a run that crashed."""
+    path = place / "crashed"
+    with fresh_store(path), pytest.raises(SimulatedCrash), crash_at(think, "before", call=4):
+        agent.options(run_id="job")(6)
+    wire.sealed = {data: facts for data, facts in wire.sealed.items() if data in all_of(path)}
+    assert len(wire.sealed) > 10
+    return path
+
+
+def all_of(folder):
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return b"".join(path.read_bytes() for path in files)
+
+
+def forgeries(data, facts, evil):
+    """Envelopes that hold somebody's pickle, made by one who knows everything but the key."""
+    identity, header, more = facts
+    foreign, _ = _seal.Seal((b"f" * 32,)).close(identity, header, evil, *more)
+    front, mac, head = data[:32], data[32:64], foreign[64 : -len(evil)]
+    yield "a foreign key", foreign
+    yield "a foreign key under our id", front + foreign[32:]
+    yield "the digest of another content", front + mac + head + evil
+    yield "no digest", front + bytes(32) + head + evil
+    yield "an older format", front[:2] + b"\0" + front[3:] + mac + head + evil
+    yield "said to be encrypted", front[:3] + b"\1" + front[4:] + mac + head + evil
+    yield "no envelope", evil
+    yield "a header and no digest", head + evil
+    chance = random.Random(f"{SEED} {identity}")
+    for _ in range(size(2, 200)):
+        at, bit = chance.randrange(len(data)), chance.randrange(8)
+        yield f"bit {bit} of byte {at}", data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def put(folder, old, new):
+    """Put other sealed bytes in the place of some, in the database and beside it."""
+    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database:
+        for row, value in database.execute("SELECT rowid, value FROM Cache").fetchall():
+            if isinstance(value, bytes) and old in value:
+                changed = value.replace(old, new)
+                database.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (changed, row))
+        database.commit()
+    for path in (folder / "marks").iterdir():
+        marks = path.read_bytes()
+        if old in marks:
+            length = int.from_bytes(marks[SLOT + 8 : SLOT + 12], "little")
+            front = marks[: SLOT + 12] + len(new).to_bytes(4, "little")
+            path.write_bytes(front + marks[SLOT + 16 : SLOT + 16 + length] + new)
+
+
+def use(folder, accepted):
+    """Look at the run, resume it, repair it, and resume it again; errors of ours are accepted."""
+    with fresh_store(folder):
+        for act in (
+            lambda: list(stepwise.runs()),
+            lambda: stepwise.get_run("job").steps,
+            lambda: stepwise.get_run("job").locals(),
+            lambda: stepwise.get_run("job").verify(),
+            lambda: agent.options(run_id="job")(6),
+            lambda: stepwise.get_run("job").repair(accept_loss=True),
+            lambda: agent.options(run_id="job")(6),
+            lambda: stepwise.get_run("job").result,
+        ):
+            with contextlib.suppress(RunStopped, *accepted):
+                act()
+
+
+def attack(crashed, wire, place, *accepted):
+    """Put each forgery in the place of each row; how many there were."""
+    evil, trials = pickle.dumps(Evil(place / "canary")), 0
+    for data, facts in list(wire.sealed.items()):
+        for _, forged in forgeries(data, facts, evil):
+            folder = place / "attacked"
+            shutil.copytree(crashed, folder)
+            put(folder, data, forged)
+            use(folder, accepted)
+            shutil.rmtree(folder)
+            trials += 1
+    return trials
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+def test_unverified_bytes_reach_no_unpickler(crashed, wire, place, tally):
+    """Rows that were exchanged, sealed with another key, or not sealed at all are never loaded."""
+    trials = attack(crashed, wire, place, StepwiseError)
+    tally(
+        "a forged row: unpicklers",
+        trials,
+        loads=len(wire.loaded),
+        unverified=len(wire.unverified),
+    )
+    assert wire.loaded
+    assert wire.unverified == []
+    assert not (place / "canary").exists()
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+def test_the_tripwire_sees(crashed, wire, place, monkeypatch):
+    """With digests that nobody compares, the same rows do reach an unpickler."""
+    monkeypatch.setattr(_seal.hmac, "compare_digest", lambda one, other: True)
+    attack(crashed, wire, place, Exception)  # what was not verified can be anything
+    assert wire.unverified
+    assert (place / "canary").exists()
