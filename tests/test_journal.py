@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from sweeping import size
 
 from stepwise import (
     ConfigurationError,
@@ -759,7 +760,7 @@ STORM = (
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 interrupts, last, within = 0, 0, 2e-3
-while interrupts < 300:
+while interrupts < int(sys.argv[2]):
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, within))
@@ -778,13 +779,15 @@ lease.release()
 )
 
 
-def test_a_storm_of_interrupts_while_appending(start, disk, told):
+def test_a_storm_of_interrupts_while_appending(start, disk, told, tally):
     """After hundreds of Ctrl-C the journal has no gap, and all that was acknowledged."""
-    last, end = map(int, start(STORM, disk.path).finish().split())
+    count = size(300, 4000)
+    last, end = map(int, start(STORM, disk.path, count).finish().split())
     assert last < end
     journal, loaded = load(disk)
     assert numbers_of(loaded) == list(range(1, end + 1))
     assert journal.lost == told == []
+    tally("Ctrl-C during a call of the store", count)
 
 
 # -- keys ----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ import diskcache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweeping import size
 
 import stepwise
 from stepwise import (
@@ -753,7 +754,7 @@ epoch = store.acquire("run", Owner(os.getpid(), "", 0))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 interrupts, written, within = 0, 0, 2e-3
-while interrupts < 400:
+while interrupts < int(sys.argv[3]):
     try:
         if reopening:
             store.close()
@@ -785,15 +786,17 @@ print(store._cache._con.in_transaction)
 
 
 @pytest.mark.parametrize("how", ["open", "reopening"])
-def test_a_storm_of_interrupts(start, store, folder, how):
+def test_a_storm_of_interrupts(start, store, folder, how, tally):
     """After hundreds of Ctrl-C in the midst of writes all that was written is there."""
-    script = start(STORM, folder, how)
+    count = size(400, 6000)
+    script = start(STORM, folder, how, count)
     last, open_transaction = script.finish().split("\n")
     expected = [(number, b"%d" % number) for number in range(1, int(last) + 1)]
     assert list(store.read("run")) == expected
     assert int(store.get("run", "newest")) in (int(last), int(last) - 1)
     assert open_transaction == "False"
     assert store.acquire("run", ME) == 2
+    tally("Ctrl-C during a call of the store", count)
 
 
 LEASE_STORM = """
@@ -806,7 +809,7 @@ Lease(store, "other").acquire().release()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
 interrupts, within, lease = 0, 5e-4, None
-while interrupts < 300:
+while interrupts < int(sys.argv[2]):
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, within))
@@ -826,9 +829,11 @@ while interrupts < 300:
 """
 
 
-def test_interrupted_leases(start, folder):
+def test_interrupted_leases(start, folder, tally):
     """Ctrl-C while a lease is being taken leaves it free."""
-    assert start(LEASE_STORM, folder).finish() == ""
+    count = size(300, 4000)
+    assert start(LEASE_STORM, folder, count).finish() == ""
+    tally("Ctrl-C during a call of the store", count)
 
 
 def test_a_lease_that_nobody_has(store):
@@ -870,7 +875,7 @@ def use(name):
 
 thread = threading.Thread(target=write)
 thread.start()
-for number in range(40):
+for number in range(int(sys.argv[2])):
     writing.clear()
     go_on.set()
     writing.wait()  # and the thread is at the next write, or soon will be
@@ -893,12 +898,14 @@ print(written[0])
 """
 
 
-def test_fork_while_a_thread_writes(start, store, folder):
+def test_fork_while_a_thread_writes(start, store, folder, tally):
     """A child forked amid another thread's writes does not hang, and can write itself."""
-    written = int(start(FORK, folder).finish())
+    count = size(40, 150)
+    written = int(start(FORK, folder, count).finish())
     assert [number for number, _ in store.read("parent")] == list(range(1, written + 1))
-    for number in range(40):
+    for number in range(count):
         assert list(store.read(f"child{number}")) == [(1, b"1")]
+    tally("a fork while a thread writes", count)
     assert edit(store, "PRAGMA integrity_check") == [("ok",)]
 
 

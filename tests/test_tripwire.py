@@ -191,7 +191,7 @@ def test_unverified_bytes_reach_no_unpickler(crashed, wire, place, tally):
     """Rows that were exchanged, sealed with another key, or not sealed at all are never loaded."""
     trials = attack(crashed, wire, place, StepwiseError)
     tally(
-        "a forged row: unpicklers",
+        "a forged row",
         trials,
         loads=len(wire.loaded),
         unverified=len(wire.unverified),

@@ -1,0 +1,80 @@
+"""Runs the sweeps and writes what came of them into ``docs/reliability.md``: ``make sweeps``.
+
+As much of each sweep as ``tests/programs/sweeping.py`` says (``STEPWISE_SCALE=5``,
+``STEPWISE_WHOLE=1``).  Other arguments are pytest's: ``python tests/sweeps.py -n 2``.  The table is
+replaced only if all have passed.
+"""
+
+import collections
+import datetime as dt
+import pathlib
+import platform
+import re
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "reliability.md"
+FILES = (
+    "test_kills.py",
+    "test_crashes.py",
+    "test_power_cut.py",
+    "test_integrity.py",
+    "test_interrupts.py",
+    "test_stores.py",
+    "test_tripwire.py",
+    "test_pythons.py",
+)
+
+sys.path.insert(0, str(HERE / "programs"))
+from sweeping import SCALE, SEED, WHOLE  # noqa: E402
+
+
+class Totals:
+    """Adds up what ``tally(...)`` told, by sweep."""
+
+    def __init__(self):
+        self.sweeps = collections.defaultdict(lambda: [0, collections.Counter(), 0.0])
+
+    def pytest_runtest_logreport(self, report):
+        for name, told in report.user_properties if report.when == "call" else ():
+            if name == "sweep":
+                total = self.sweeps[told["sweep"]]
+                total[0] += told["trials"]
+                total[1].update(told["results"])
+                total[2] += report.duration
+
+    def table(self):
+        size = "whole" if WHOLE else f"{SCALE:g} times the sample of CI"
+        today = dt.datetime.now(dt.timezone.utc).date()
+        python = f"Python {platform.python_version()}"
+        yield f"{today}, {platform.system()}, {python}; {size}; seed {SEED}"
+        yield ""
+        yield "| sweep | trials | how they ended | seconds |"
+        yield "|---|---:|---|---:|"
+        for name, (trials, results, seconds) in self.sweeps.items():
+            ends = ", ".join(f"{n:,} {key.replace('_', ' ')}" for key, n in results.items())
+            yield f"| {name} | {trials:,} | {ends or 'all right'} | {seconds:.0f} |"
+        trials = sum(total[0] for total in self.sweeps.values())
+        seconds = sum(total[2] for total in self.sweeps.values())
+        yield f"| together | {trials:,} | 0 wrong, 0 lost, 0 doubled | {seconds:.0f} |"
+
+
+def main():
+    totals = Totals()
+    code = pytest.main([*(str(HERE / name) for name in FILES), "-q", *sys.argv[1:]], [totals])
+    lines = "\n".join(totals.table())
+    print(lines)
+    if code == 0:
+        text = PAGE.read_text(encoding="utf-8")
+        marks = r"(<!-- sweeps -->\n).*(<!-- end -->)"
+        PAGE.write_text(
+            re.sub(marks, lambda m: f"{m[1]}\n{lines}\n\n{m[2]}", text, flags=re.DOTALL),
+            encoding="utf-8",
+        )
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""A run that one version of Python began is finished by another, or refused; none crashes.
+
+The other interpreters get this library and the pure Python of what it needs.
+"""
+
+import functools
+import itertools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import click
+import cloudpickle
+import diskcache
+import pytest
+import tabulate
+import tenacity
+import wrapt
+from harness import PROGRAMS, Lab
+from sweeping import some
+
+import stepwise
+
+NEEDED = (click, cloudpickle, diskcache, stepwise, tabulate, tenacity, wrapt)
+
+HEAD = """
+import stepwise
+from stepwise import step, tool, workflow
+from world import doing, got, main
+
+@step
+def plain(n):
+    return doing(f"plain({n})", n * 10)
+
+@step
+def code(n):
+    doing(f"code({n})", n)
+    class Local:
+        def add(self, other):
+            return [each + n for each in (other,)][0]
+    return Local()
+
+@tool(side_effect=True)
+def send(n):
+    return doing(f"send({n})", f"sent {n}")
+"""
+DATA = """
+@workflow
+def agent():
+    found = [plain(1), send(2)]
+    double = lambda n: [2 * each for each in (n,)][0]
+    found.append(double(plain(3)))
+    got("plain(3)")
+    return [*found, double(plain(4)), send(5)]
+
+main(agent)
+"""
+CODE = """
+@workflow
+def agent():
+    maker = code(7)
+    found = [plain(1), send(2)]
+    got("plain(3)")
+    return [*found, maker.add(plain(4)), send(5)]
+
+main(agent)
+"""
+UNCHECKED = """
+from stepwise import _codec, _resume
+_codec.PYTHON = _resume.PYTHON = "any"
+"""
+
+
+@functools.cache
+def interpreters():
+    """Those that are installed, by version."""
+    found = {}
+    versions = pathlib.Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
+    for minor in range(10, 15):
+        each = [*versions.glob(f"3.{minor}.*/bin/python"), shutil.which(f"python3.{minor}")]
+        if sys.version_info[1] == minor:
+            each.insert(0, sys.executable)
+        found.update({f"3.{minor}": str(next(filter(None, each)))} if any(each) else {})
+    return found
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A folder with the packages that are needed, and nothing of one version only."""
+    folder = tmp_path_factory.mktemp("library")
+    for package in NEEDED:
+        source = pathlib.Path(package.__file__).parent
+        shutil.copytree(
+            source, folder / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
+    return folder
+
+
+def run(lab, library, version, **dying):
+    """Run the program of a lab with another Python; its exit code, and what it said."""
+    path = os.pathsep.join([str(library), str(PROGRAMS)])
+    ended = subprocess.run(
+        [interpreters()[version], lab.script],
+        env={**os.environ, **lab.environment, "PYTHONPATH": path, **dying},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return ended.returncode, ended.stderr
+
+
+def pairs(sample):
+    """Pairs of different versions."""
+    if len(interpreters()) < 2:
+        pytest.skip(f"one Python is installed here: {interpreters()}")
+    return some(itertools.permutations(interpreters(), 2), sample, "pythons")
+
+
+def test_data_of_another_python_is_read(library, tally):
+    """Begun by one Python and finished by another, a run ends as if nothing had happened."""
+    tried = pairs(3)
+    for first, second in tried:
+        with Lab(HEAD + DATA) as lab:
+            code, text = run(lab, library, first, DIE_AT="plain(3) returned")
+            assert code == -9, text
+            code, text = run(lab, library, second)
+            assert code == 0, (first, second, text)
+            assert lab.result == [10, "sent 2", 60, 80, "sent 5"]
+            assert set(lab.did.values()) == {1}
+    tally("a run of another Python: data", len(tried), read=len(tried))
+
+
+def test_code_of_another_python_is_refused(library, tally):
+    """A recorded value that holds another Python's code is not loaded: its step runs again."""
+    tried = pairs(3)
+    for first, second in tried:
+        with Lab(HEAD + CODE) as lab:
+            assert run(lab, library, first, DIE_AT="plain(3) returned")[0] == -9
+            code, text = run(lab, library, second)
+            assert code == 0, (first, second, text)
+            assert f"holds code recorded by Python {first}, which Python {second} cannot" in text
+            assert lab.result == [10, "sent 2", 47, "sent 5"]
+            assert {call for call, times in lab.did.items() if times > 1} == {"code(7)"}
+    tally("a run of another Python: code", len(tried), refused=len(tried))
+
+
+@pytest.mark.skipif(
+    not {"3.11", "3.12"} <= interpreters().keys(), reason="needs Python 3.11 and 3.12"
+)
+def test_without_the_check_code_of_another_python_does_harm(library):
+    """Where versions are not compared, the code of 3.11 crashes 3.12, or gives something else."""
+    with Lab(HEAD + UNCHECKED + CODE) as lab:
+        assert run(lab, library, "3.11", DIE_AT="plain(3) returned")[0] == -9
+        code, text = run(lab, library, "3.12")
+        assert "holds code recorded by" not in text
+        assert code != 0 or lab.result != [10, "sent 2", 47, "sent 5"]
