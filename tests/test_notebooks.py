@@ -6,6 +6,7 @@ blocks until somebody writes, so the agent cannot get past it, however slow the 
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 import warnings
@@ -45,13 +46,13 @@ class Client(NotebookClient):
 class Notebook:
     """A copy of the notebook, in a folder of its own with the pages it reads."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, name="durable_agent.ipynb"):
         self.folder = folder / "notebooks"
         shutil.copytree(ROOT / "notebooks", self.folder)
         shutil.copytree(ROOT / "examples" / "site", folder / "examples" / "site")
         self._page = folder / "examples" / "site" / BLOCKED
         self._text = self._page.read_text(encoding="utf-8")
-        self.nb = nbformat.read(self.folder / "durable_agent.ipynb", as_version=4)
+        self.nb = nbformat.read(self.folder / name, as_version=4)
 
     def block(self):
         self._page.unlink()
@@ -104,11 +105,15 @@ class Notebook:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-@pytest.fixture
-def notebook(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
     monkeypatch.delenv("STEPWISE_QUIET")
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+
+
+@pytest.fixture
+def notebook(tmp_path):
     return Notebook(tmp_path)
 
 
@@ -205,6 +210,30 @@ def test_edited_above(notebook):
     assert "replays from the top, 8 steps answered by the journal" in after
     assert "read index.html" not in after
     assert len(notebook.report()) == PAGES - 1
+
+
+def test_step_cells(tmp_path):
+    """Killed in its slow cell and run all, it executes that one and those that follow."""
+    notebook = Notebook(tmp_path, "step_cells.ipynb")
+    steps = ["contents", "first", "read", "count", "show"]
+    notebook.killed_at(f"read {BLOCKED}")
+    assert skipped(notebook.run_all()) == steps[:2]
+    shown = [displayed(notebook, each) for each in steps]
+    assert skipped(notebook.run_all()) == steps
+    assert [displayed(notebook, each) for each in steps] == shown
+    notebook.edit("words", "{5,}", "{7,}")
+    assert skipped(notebook.run_all()) == ["contents", "read"]
+
+
+def skipped(printed):
+    """The names of the cells that were skipped."""
+    return re.findall(r"^stepwise: cell '(\w+)' is skipped", printed, re.MULTILINE)
+
+
+def displayed(notebook, ident):
+    """What a cell displayed."""
+    outputs = notebook.nb.cells[notebook.index(ident)].outputs
+    return [dict(each.data) for each in outputs if "data" in each]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

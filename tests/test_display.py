@@ -1,0 +1,257 @@
+"""Runs, steps and checkpoints as HTML and as text: everything is escaped, shortened, and fast."""
+
+import asyncio
+import html.parser
+import shutil
+import struct
+import subprocess
+import zlib
+
+import pytest
+from IPython.lib.pretty import pretty
+
+import stepwise
+from stepwise import _display
+
+EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
+ANSI = "\x1b[31mred\x1b[0m\x07\r\u202eleft"
+
+
+@stepwise.step
+def think(value):
+    return value
+
+
+@stepwise.tool(side_effect=True)
+def send(value):
+    raise ValueError(value)
+
+
+@stepwise.workflow(store="memory:", checkpoint_every=1)
+def flow(values):
+    for value in values:
+        think(value)
+    return send(EVIL)
+
+
+def run_of(*values):
+    with pytest.raises(ValueError):
+        flow.options(fresh=True)(list(values))
+    return stepwise.runs(store="memory:")[0]
+
+
+class Page(html.parser.HTMLParser):
+    """The elements, their attributes and the text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def pages_of(run):
+    return [
+        each._repr_html_()
+        for each in (run, stepwise.runs(store="memory:"), *run.steps, *run.checkpoints)
+    ]
+
+
+def test_escaped():
+    """HTML in a name, an argument, a result or an error is text; nothing comes from outside."""
+    for shown in pages_of(run_of(EVIL, {EVIL: EVIL})):
+        page = Page(shown)
+        assert {"script", "img", "link", "iframe"}.isdisjoint(page.tags)
+        assert {name for name, _ in page.attributes} <= {"class", "style", "colspan"}
+        assert "http" not in shown
+        assert "url(" not in shown
+    assert EVIL[:8] in page.text or "alert" in Page(run_of(EVIL)._repr_html_()).text
+
+
+def test_control_characters():
+    """ANSI codes, bells and the marks that turn text around are written out, not obeyed."""
+    run = run_of(ANSI, ANSI.encode(), b"\xff\xfe", "\ud800")
+    for shown in [*pages_of(run), repr(stepwise.runs(store="memory:")), pretty(run)]:
+        assert {"\x1b", "\x07", "\r", "\u202e", "\ud800"}.isdisjoint(shown)
+        shown.encode()
+    assert "\\x1b[31mred" in run._repr_html_()
+    assert _display.printable("a\x1b[1m\nb\u202e") == "a\\x1b[1m\nb\\u202e"
+
+
+def test_large_values():
+    """Ten megabytes of text or bytes are shown by their beginning and end."""
+    run = run_of("x" * 10_000_000, b"y" * 10_000_000)
+    assert max(map(len, pages_of(run))) < 40_000
+    assert len(pretty(run)) < 4_000
+    assert len(_display.printable("z" * 10_000_000)) < 21_000
+
+
+def test_a_checkpoint_of_an_agent():
+    """A checkpoint of the classic objects shows its parts."""
+    checkpoint = stepwise.Checkpoint("c", "run", 3, {"key": EVIL}, [], {"tool": ANSI})
+    shown = checkpoint._repr_html_()
+    assert "checkpoint of run after step 3" in shown
+    assert "script" not in Page(shown).tags
+    assert "\x1b" not in shown
+
+
+def test_text():
+    """In a terminal a run is its facts and a table of its steps, and runs() a table."""
+    run = run_of(1)
+    lines = pretty(run).splitlines()
+    assert lines[0] == "flow(values=[1]): failed"
+    assert lines[1].startswith(f"  run {run.id}, begun ")
+    assert lines[1].endswith("steps: 2 executed, 0 skipped")
+    assert lines[3].split() == ["STEP", "CALL", "STATUS", "TIME", "RESULT"]
+    assert lines[4].split()[:3] == ["1", "think(value=1)", "completed"]
+    found = stepwise.runs(store="memory:")
+    assert isinstance(found, list)
+    assert repr(found).splitlines()[0].split() == ["RUN", "STATUS", "UPDATED", "CALL"]
+    assert repr(found[:0]) == "[]"
+    assert repr(stepwise.runs("nothing", store="memory:")) == "no runs"
+
+
+def test_skipped_and_executed():
+    """What was done before the last attempt began is told from what that executed."""
+    run = run_of(1, 2)
+    run.resolve("send", landed=None)
+    run.forget(2)
+    flow.options(run_id=run.id)([1, 2])
+    rows = pretty(run).splitlines()[3:]
+    assert ["skipped" in row for row in rows] == [True, True, False]
+    assert "● skipped" in run._repr_html_()
+    assert "in the last attempt" in pretty(run)
+
+
+def test_timeline():
+    """Bars lie in order within the whole, and times in which nothing happened are cut short."""
+    day = 86_400.0
+    bars = _display._timeline([(0, 1), (0.5, 2), (day, day + 2), (3 * day, 3 * day)])
+    assert bars[0][0] == 0
+    assert all(0 <= left <= 100 and left + width <= 100.001 for left, width in bars)
+    assert bars[1][1] == pytest.approx(1.5 * bars[0][1])
+    assert bars[2][1] > 40
+    assert _display._timeline([]) == []
+
+
+def test_many_steps():
+    """Of a run of many steps the first and the last are shown, and how many are between."""
+
+    @stepwise.workflow(store="memory:", checkpoint_every=1_000_000)
+    def long():
+        for number in range(3_000):
+            think(number)
+
+    long()
+    run = stepwise.runs(long, store="memory:")[0]
+    shown = run._repr_html_()
+    assert "2900 more" in shown
+    assert shown.count("<details>") == 100
+    assert "think(value=2999)" in shown
+
+
+def test_asynchronous_cells_show_running():
+    """A run that is in progress shows as running, and which process executes it."""
+
+    @stepwise.step
+    async def look():
+        return stepwise.current_run()._repr_html_()
+
+    @stepwise.workflow(store="memory:")
+    async def looking():
+        think(1)
+        return await look()
+
+    assert "● running" in asyncio.run(looking())
+
+
+# -- as pictures ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """Take a picture of a page in light or dark: (width, height, rows of RGB bytes)."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(names)} is here")
+
+    def take(body, *, dark):
+        page, file = tmp_path / "page.html", tmp_path / "page.png"
+        ground = "<style>@media (prefers-color-scheme:dark){body{background:#111}}</style>"
+        page.write_text(f"<!doctype html><meta charset=utf-8>{ground}{body}", "utf-8")
+        subprocess.run(
+            [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=800,400",
+             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+             f"--screenshot={file}", page.as_uri()],
+            check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        return pixels(file.read_bytes())
+
+    return take
+
+
+def pixels(png):
+    """The brightness of every pixel of a PNG file of 8 bits per channel."""
+    width, height, _, kind = struct.unpack(">IIBB", png[16:26])
+    channels = {2: 3, 6: 4}[kind]
+    data, at = b"", 8
+    while at < len(png):
+        size, name = struct.unpack(">I4s", png[at : at + 8])
+        data += png[at + 8 : at + 8 + size] if name == b"IDAT" else b""
+        at += size + 12
+    raw, stride = zlib.decompress(data), width * channels
+    previous, found = bytearray(stride), []
+    for row in range(height):
+        start = row * (stride + 1)
+        line = bytearray(raw[start + 1 : start + 1 + stride])
+        unfilter(raw[start], line, previous, channels)
+        found += [sum(line[i : i + 3]) // 3 for i in range(0, stride, channels)]
+        previous = line
+    return found
+
+
+def unfilter(kind, line, above, step):
+    for i in range(len(line)):
+        left = line[i - step] if i >= step else 0
+        corner = above[i - step] if i >= step else 0
+        guess = left + above[i] - corner
+        paeth = min((left, above[i], corner), key=lambda each: abs(guess - each))
+        line[i] = (line[i] + (0, left, above[i], (left + above[i]) // 2, paeth)[kind]) & 255
+
+
+def test_light_and_dark(picture):
+    """In a light page the text is dark, and in a dark page it is light; both can be read."""
+    body = run_of(1, EVIL, ANSI)._repr_html_()
+    light, dark = picture(body, dark=False), picture(body, dark=True)
+    assert max(set(light), key=light.count) > 240
+    assert max(set(dark), key=dark.count) < 30
+    assert sum(each < 90 for each in light) > 1_000
+    assert sum(each > 170 for each in dark) > 1_000
+
+
+def test_nothing_is_unpickled():
+    """Showing a run loads neither its results nor its arguments."""
+
+    class Trap:
+        def __reduce__(self):
+            return _trapped, ()
+
+        def __repr__(self):
+            return "<a trap>"
+
+    run = run_of(Trap())
+    assert all("a trap" in each for each in pages_of(run)[:3])
+    with pytest.raises(stepwise.UnreadableValueError, match="it was loaded"):
+        _ = run.steps[0].result
+
+
+def _trapped():
+    raise AssertionError("it was loaded")
