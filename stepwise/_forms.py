@@ -3,6 +3,8 @@
 - An exception whose class has an ``__init__`` of its own: pickle would call that with the final
   ``args``, which is an error or says things twice (``error: error: no``).
 - A numpy view: pickle would make a copy of it, which no longer shares memory with what it views.
+- A view of a dictionary, and an iterator over its values or items: pickle would make a copy, which
+  no longer follows the dictionary.
 - A match of a regular expression; a generator, a coroutine, a task or a future that has ended.
 - The running event loop; a semaphore, an event or a queue of asyncio that has met it: after a
   restart it is another one.
@@ -12,10 +14,11 @@ Imports nothing of ours.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import types
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
 
@@ -134,6 +137,35 @@ def _running_loop() -> Any:
     return sys.modules["asyncio"].get_running_loop()
 
 
+def _dict_view(view: Any) -> Any:
+    """``mapping.keys()`` and the like; only the garbage collector knows the dictionary itself."""
+    return _viewing, (*gc.get_referents(view), _VIEWS[type(view)])
+
+
+def _viewing(mapping: Any, way: str) -> Any:
+    return getattr(mapping, way)()
+
+
+def _dict_iterator(iterator: Any) -> Any:
+    mappings = [each for each in gc.get_referents(iterator) if isinstance(each, dict)]
+    remaining = iterator.__length_hint__()
+    if not mappings or not remaining:
+        return NotImplemented
+    done = len(mappings[0]) - remaining
+    return _iterating, (mappings[0], _ITERATORS[type(iterator)], done)
+
+
+def _iterating(mapping: dict[Any, Any], way: str, done: int) -> Any:
+    iterator = iter(getattr(mapping, way)())
+    for _ in range(done):
+        next(iterator)
+    return iterator
+
+
+def _mapping_proxy(proxy: Any) -> Any:
+    return types.MappingProxyType, (*gc.get_referents(proxy),)
+
+
 def _match(found: re.Match[Any]) -> Any:
     ends = found.string, found.pos, found.endpos
     for way in ("search", "fullmatch", "match"):
@@ -187,7 +219,14 @@ def _ended_async_generator() -> AsyncGenerator[None, None]:
     raise AssertionError  # pragma: no cover
 
 
+_DICTS: tuple[Any, ...] = ({}, OrderedDict())
+_WAYS = ("keys", "values", "items")
+_VIEWS = {type(getattr(each, way)()): way for each in _DICTS for way in _WAYS}
+_ITERATORS = {type(iter(getattr({}, way)())): way for way in ("values", "items")}
 _MADE: dict[Any, Any] = {
+    **dict.fromkeys(_VIEWS, _dict_view),
+    **dict.fromkeys(_ITERATORS, _dict_iterator),
+    types.MappingProxyType: _mapping_proxy,
     re.Match: _match,
     types.GeneratorType: _generator,
     types.CoroutineType: _coroutine,

@@ -300,6 +300,34 @@ RULES = {
             columns[2, 0] = 9
             return table.tolist()
     """,
+    "views of a dict follow it": """
+        import types
+
+        @workflow
+        def run():
+            table = {"a": 1, "b": 2, "c": 3}
+            keys, values, proxy = table.keys(), table.values(), types.MappingProxyType(table)
+            seen = []
+            for name, n in table.items():
+                seen.append([name, n, work(name)])
+                table["c"] += 10
+            table["d"] = 4
+            return [seen, len(keys), list(values), len(proxy)]
+    """,
+    "classes made inside": """
+        import dataclasses
+
+        @workflow
+        def run():
+            @dataclasses.dataclass
+            class Point:
+                x: int
+
+            point = Point(1)
+            work(1)
+            work(2)
+            return [repr(point), isinstance(point, Point)]
+    """,
     "what a loop has used up": """
         import re
 
