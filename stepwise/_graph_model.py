@@ -134,6 +134,7 @@ class Graph:
     name: str = "graph"
     max_steps: int = 1000
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
+    _order: dict[str, int] = field(init=False, repr=False, compare=False)
     _reach: dict[str, frozenset[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -149,8 +150,9 @@ class Graph:
         if self.max_steps < 1:
             raise ConfigurationError(f"max_steps={self.max_steps!r} of {self.name!r} is 1 or more")
         reach = {node: frozenset(_reachable(node, edges)) for node in by_id}
-        facts = {"nodes": nodes, "edges": edges, "entry": entry, "_by_id": by_id, "_reach": reach}
-        for name, value in facts.items():
+        order = {node.id: number for number, node in enumerate(nodes)}
+        facts = {"nodes": nodes, "edges": edges, "entry": entry}
+        for name, value in {**facts, "_by_id": by_id, "_order": order, "_reach": reach}.items():
             object.__setattr__(self, name, value)
 
     def get_node(self, node_id: str) -> Node | None:
@@ -159,8 +161,7 @@ class Graph:
 
     def order(self, node_id: str) -> int:
         """The place of a node in the list of nodes; behind all of them if it is not there."""
-        ids = list(self._by_id)
-        return ids.index(node_id) if node_id in self._by_id else len(ids)
+        return self._order.get(node_id, len(self._order))
 
     def following(self, node_id: str, memory: Memory) -> list[str]:
         """The nodes that follow one that has succeeded."""

@@ -267,7 +267,6 @@ def session_of(walk: Walk, run_id: str) -> Written:
     return {
         **walk.state(),
         "run_id": run_id,
-        "memory": walk.memory,
         "execution_path": walk.path,
         "resume_from": next(iter(walk.next_nodes), None),
         "paused_at": paused.node if paused is not None else None,
@@ -328,7 +327,7 @@ class _Body:
         active = self._active
         checkpoint = self._newest()
         if checkpoint is not None:
-            self._walk.restore(checkpoint.context)
+            self._walk.restore(checkpoint.to_session_state())
         self._recovered = step = checkpoint.step_number if checkpoint is not None else 0
         at = f"after {count(step, 'node')}" if step else "at its first node"
         told = f"goes on {at}"
@@ -368,7 +367,9 @@ class _Body:
         path = walk.path
         if not self._manager.should_checkpoint(len(path)):
             return
-        session = session_of(walk, self._active.run_id)
+        context = session_of(walk, self._active.run_id)
+        memory = context.pop("memory")
+        del context["execution_path"]
         graph = self._call.kind is ExecutorType.GRAPH
         checkpoint = GraphCheckpoint(
             id=uuid4().hex,
@@ -376,13 +377,13 @@ class _Body:
             executor_type=self._call.kind,
             current_node_id=token.node if graph else None,
             current_step_id=None if graph else token.node,
-            next_node_id=session["resume_from"],
-            memory_snapshot=session["memory"],
+            next_node_id=context["resume_from"],
+            memory_snapshot=memory,
             execution_path=path,
             step_number=len(path),
             total_tokens=walk.tokens,
             total_latency_ms=walk.latency_ms,
-            context=session,
+            context=context,
         )
         place = place_of(self._active) if walk.quiet else None
         if self._manager.save_if_possible(checkpoint, place) and place is not None:

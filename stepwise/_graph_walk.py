@@ -10,6 +10,7 @@ Imports: graph visits, tokens and model.
 from __future__ import annotations
 
 import asyncio
+import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,7 +75,7 @@ class Walk:
         self._calls: list[int] = []
         self._tasks: dict[asyncio.Task[_Finished], Token] = {}
         self._stopped: BaseException | None = None
-        self._trail: list[tuple[int, str]] = []
+        self._trail: list[tuple[int, int, str]] = []  # clock, place in the graph, node; sorted
         self._failures: list[str] = []
         self.tokens = 0
         self.latency_ms = 0
@@ -87,19 +88,28 @@ class Walk:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Be where :meth:`state` was asked."""
-        self._ready = [Token(**each) for each in state["frontier"]]
+        self._ready = [
+            Token(**{**each, "memory": state["memory"]} if each["memory"] is None else each)
+            for each in state["frontier"]
+        ]
         self._ended = [Token(**each) for each in state["ended"]]
-        self._trail = [(clock, node) for clock, node in state["trail"]]
+        self._trail = []
+        for clock, node in state["trail"]:
+            self._note(clock, node)
         self._visits.retries = dict(state["retries"])
         self._failures = list(state["failures"])
         self.tokens, self.latency_ms = state["total_tokens"], state["total_latency_ms"]
 
     def state(self) -> Written:
         """All of it, as plain data; a visit that has not ended counts as not made."""
+        frontier = [dict(vars(token)) for token in self._frontier()]
+        if len(frontier) == 1 and not self._ended:
+            frontier[0]["memory"] = None  # it is all the memory that there is
         return {
-            "frontier": [dict(vars(token)) for token in self._frontier()],
+            "memory": self.memory,
+            "frontier": frontier,
             "ended": [dict(vars(token)) for token in self._ended],
-            "trail": [list(each) for each in self._trail],
+            "trail": [[clock, node] for clock, _, node in self._trail],
             "retries": dict(self._visits.retries),
             "failures": list(self._failures),
             "total_tokens": self.tokens,
@@ -118,8 +128,7 @@ class Walk:
     @property
     def path(self) -> list[str]:
         """The nodes that were visited; those of several branches in the order of the graph."""
-        order = self._graph.order
-        return [node for _, node in sorted(self._trail, key=lambda at: (at[0], order(at[1])))]
+        return [node for _, _, node in self._trail]
 
     @property
     def next_nodes(self) -> list[str]:
@@ -255,7 +264,7 @@ class Walk:
             self._go_on(token, finished)
 
     def _visited_once(self, token: Token, record: Written) -> Token:
-        self._trail.append((token.clock, token.node))
+        self._note(token.clock, token.node)
         self.tokens += record["tokens"]
         self.latency_ms += record["ms"]
         if record["error"] is not None:
@@ -263,6 +272,9 @@ class Walk:
         node = self._graph.get_node(token.node)
         pauses = node is not None and node.pause and record["error"] is None
         return replace(token.wrote(record), paused=pauses)
+
+    def _note(self, clock: int, node_id: str) -> None:
+        bisect.insort(self._trail, (clock, self._graph.order(node_id), node_id))
 
     def _go_on(self, token: Token, finished: _Finished) -> None:
         last = finished.answer if token.paused else finished.record
