@@ -106,7 +106,7 @@ def test_resume(killed):
     assert done.stdout.splitlines() == ["think 3", "send winds calm 3", "result calm"]
     told = done.stderr.splitlines()
     assert told[0].startswith("agent(topic='winds'), crashed, goes on at script0.py:")
-    assert told[1] == '  send(f"{topic} {mood} {number}")'
+    assert told[1] == '  after  send(f"{topic} {mood} {number}")'
     assert told[2].endswith("script0.py winds")
     assert stepwise.get_run(crashed.id).status == "completed"
 

@@ -144,7 +144,7 @@ def _describe(run: Run, shown: RunShown) -> None:
         where = f"at {places[-1].position}" if places else "from the top, answered by the journal"
         click.echo(f"  goes on   {where}, when the program is run again: stepwise resume {run.id}")
         if places and (line := source_line(run, places[-1].position)):
-            click.echo(f"            {line}")
+            click.echo(f"            after  {line}")
     if (error := error_text(run)) is not None:
         click.echo(f"  error     {error}")
 

@@ -75,7 +75,7 @@ def _resume(run: Run, *, dry_run: bool) -> int:
     verb = "would go on" if dry_run else "goes on"
     click.echo(f"{call_text(run)}, {coloured(status)}, {verb} {where}", err=True)
     if places and (line := source_line(run, places[-1].position)):
-        click.echo(f"  {line}", err=True)
+        click.echo(f"  after  {line}", err=True)
     click.echo(f"  in {folder}: {shlex.join(command)}", err=True)
     if dry_run:
         return 0
