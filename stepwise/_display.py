@@ -198,7 +198,7 @@ background:currentColor}
 .stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated{color:var(--sw-doubt)}
 .stepwise .sw-running,.stepwise .sw-started{color:var(--sw-now)}
 .stepwise .sw-skipped{color:var(--sw-soft)}
-.stepwise .sw-skipped .sw-track i,.stepwise i.sw-skipped{opacity:.5}
+.stepwise .sw-track.sw-skipped i{opacity:.5}
 </style>"""
 
 

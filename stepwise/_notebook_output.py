@@ -1,7 +1,7 @@
 """What a notebook's cell shows: recorded while it runs, shown again when it is skipped.
 
 Text goes on to where it went, and everything is shown as it comes: recording only listens.
-Imports nothing of ours.
+Imports: notices.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from stepwise._notices import count
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,7 +23,6 @@ _TEXT = 1_000_000  # characters of printed text that are kept
 Item = tuple[Any, ...]
 
 
-@dataclass
 class Shown:
     """What a cell left behind beside its variables.
 
@@ -31,11 +31,12 @@ class Shown:
         gone: the variables that it deleted.
     """
 
-    items: list[Item]
-    gone: list[str]
+    def __init__(self, items: list[Item], gone: list[str]) -> None:
+        self.items = items
+        self.gone = gone
 
     def __repr__(self) -> str:
-        return f"<{len(self.items)} outputs>"
+        return f"<{count(len(self.items), 'output')}>"
 
 
 class Recorder:

@@ -183,7 +183,8 @@ class StepMagic:
         source = f"# %%step {line}\n{self.shell.transform_cell(cell)}"
         code = parse_cell(source)
         inputs = self._identify(options.inputs, code)
-        name = options.name or ", ".join(code.binds)[:40] or "cell"
+        bound = sorted(code.binds, key=lambda each: each in code.defines)  # variables first
+        name = options.name or (bound[0] if bound else "cell")
         parts = [part for pair in sorted(inputs.digests.items()) for part in pair]
         outputs = sorted(options.outputs) if options.outputs is not None else ["*"]
         digest = _digest.combine(code.fingerprint, "\n".join(outputs), *parts)

@@ -10,7 +10,6 @@ Imports: steps in notebooks, listings.
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,14 @@ from stepwise.errors import RunNotFoundError, StepwiseError
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
+_USAGE = """%stepwise COMMAND
+
+  runs [STATUS]        the runs in the store, newest first
+  show [RUN]           a run and its steps; this notebook's, if none is named
+  forget RUN [STEP]    delete a run; or have a step of it run again
+  locals RUN           the variables at its last checkpoint
+
+RUN is an id, the beginning of one, or . for the run of this notebook."""
 _COMMANDS = {"runs": (0, 1), "show": (0, 1), "forget": (1, 2), "locals": (1, 1)}  # words after it
 
 
@@ -61,22 +68,11 @@ class _Looks:
         self._notebook = notebook
 
     def stepwise(self, line: str) -> Any:
-        """Look at runs, and forget what is to be done again.
-
-        ::
-
-            %stepwise runs [STATUS]         the runs in the store, newest first
-            %stepwise show [RUN]            a run and its steps
-            %stepwise forget RUN [STEP]     delete a run; or have a step of it run again
-            %stepwise locals RUN            the variables at its last checkpoint
-
-        Args:
-            line: RUN is an id, the beginning of one, or ``.`` for the run of this notebook.
-        """
+        """``%stepwise``: look at runs, and forget what is to be done again."""
         command, *words = shlex.split(line) or ["runs"]
         least, most = _COMMANDS.get(command, (0, -1))
         if not least <= len(words) <= most:
-            raise UsageError(inspect.getdoc(_Looks.stepwise))
+            raise UsageError(_USAGE)
         if command == "runs":
             status: Any = words[0] if words else None
             return Runs(run for run in runs(status=status) if run.parent is None)

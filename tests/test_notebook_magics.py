@@ -357,7 +357,7 @@ def test_mistakes(notebook):
     assert "unrecognized arguments" in kernel.fail("%%step a --nothing\ndone('x')")
     assert "SyntaxError" in kernel.fail("%%step\n1 +")
     assert "there is no run 'nope'" in kernel.fail("%stepwise show nope")
-    assert "%stepwise forget RUN [STEP]" in kernel.fail("%stepwise forget")
+    assert "forget RUN [STEP]" in kernel.fail("%stepwise forget")
     assert notebook.done() == []
 
 
