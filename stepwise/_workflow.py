@@ -67,6 +67,8 @@ _give_run: Operation = functools.partial(invoke, want_run=True)
 class _Offers(Generic[P, R]):
     """What a workflow offers, bound or not; and it is never taken for its function."""
 
+    __slots__ = ()  # a __dict__ of its own would stand before that of the wrapper
+
     _by_name = True  # recorded by its name, like a function, where it has one
 
     if TYPE_CHECKING:
