@@ -99,7 +99,9 @@ class Body:
     def changed(self, before: bytes) -> dict[str, str]:
         """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
         around = self.arguments()
-        return around.kinds() if record_arguments(around) != before else {}
+        # ``before`` knows nothing of what an attempt before did to the same objects.
+        changed = self._arguments_changed or record_arguments(around) != before
+        return around.kinds() if changed else {}
 
     def run(self) -> Any:
         """Call the function, or enter it in the middle."""

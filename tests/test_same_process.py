@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import stepwise
-from stepwise import RunOwnedError, step, tool, workflow
+from stepwise import RunOwnedError, _process, step, tool, workflow
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -105,6 +105,32 @@ def test_changed_objects_mean_the_same_run(log):
     assert log == [1, 2, 2, 3]
     assert todo == []
     assert len(stepwise.runs()) == 1
+
+
+def test_a_later_process_gets_objects_as_both_attempts_left_them(log):
+    """What the stopped attempt changed is part of what the completed run leaves, next time too."""
+
+    @step
+    def fetch():
+        log.append("fetch")
+        if len(log) == 1:
+            raise OSError("once")
+
+    @workflow
+    def fill(items):
+        items.append("added")
+        fetch()
+
+    items = ["first"]
+    with pytest.raises(OSError, match="once"):
+        fill(items)
+    fill(items)
+    assert items == ["first", "added"]
+    vars(_process.memory).update(vars(_process.Memory()))  # as in another process
+    items = ["first"]
+    fill(items)
+    assert items == ["first", "added"]
+    assert len(log) == 2
 
 
 def test_a_completed_run_called_again_is_a_new_one(log):
