@@ -297,7 +297,9 @@ def _items(
     """The records of the fork, and where each shared one of the source stands in it."""
     items: list[tuple[Record, bytes]] = []
     numbers: dict[int, int] = {}
-    pool = {each.call.number: each for each in Pool(shared).all}
+    handled = Handled(_handled_later(source, shared), now)
+    known = [*shared, Entry(source.entries[-1].number + 1, handled, b"")]
+    pool = {each.call.number: each for each in Pool(known).all}
     calls = {number: _call_in_fork(source, new_id, each) for number, each in pool.items()}
     if not isinstance(shared[0].record if shared else None, Started):
         items.append((_started(source, None, now), b""))
@@ -316,8 +318,24 @@ def _items(
             continue
         items.append((record, payload))
         numbers[entry.number] = len(items)
+    if handled.numbers:
+        items.append((handled, b""))
     items.extend(_changed_results(source, shared, results, now))
     return items, numbers
+
+
+def _handled_later(source: _Source, shared: list[Entry]) -> tuple[int, ...]:
+    """The shared calls whose failure the workflow went on from, as only later records tell."""
+    made = {call.number for entry in shared if (call := _call_of(entry)) is not None}
+    numbers: set[int] = set()
+    for entry in source.entries:
+        if shared and entry.number <= shared[-1].number:
+            continue
+        if isinstance(entry.record, Handled):
+            numbers.update(entry.record.numbers)
+        elif (call := _call_of(entry)) is not None and call.unwinding:
+            numbers.add(call.unwinding)
+    return tuple(sorted(numbers & made))
 
 
 def _started(source: _Source, started: Started | None, now: float) -> Started:

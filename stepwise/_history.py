@@ -27,7 +27,15 @@ from stepwise._records import (
     Started,
 )
 
-__all__ = ["Program", "StepRecord", "in_doubt", "last_attempt", "program_of", "steps_of"]
+__all__ = [
+    "Program",
+    "StepRecord",
+    "in_doubt",
+    "last_attempt",
+    "program_of",
+    "resumes_of",
+    "steps_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +191,12 @@ class Program:
     command: tuple[str, ...]
     cwd: str
     file: str
+
+
+def resumes_of(entries: Iterable[Entry]) -> list[tuple[float, str]]:
+    """Each time a run was gone on with: when, in seconds since 1970, and where."""
+    records = [entry.record for entry in entries if isinstance(entry.record, Resumed)]
+    return [(record.at, record.how) for record in records]
 
 
 def program_of(entries: Iterable[Entry]) -> Program | None:

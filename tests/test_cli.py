@@ -402,6 +402,30 @@ def test_terminal(no_colour):
     assert "where cells are cut" not in done.stdout
 
 
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_a_table_fits(columns):
+    """On a terminal a table is no wider than that, and the names that commands take are whole."""
+    run_id = family.execute("a topic that is longer than a cell can be, and the result is too").id
+    source = (
+        f"import pty, sys; code = pty.spawn([{COMMAND!r}, 'show', {run_id!r}]);"
+        f"pty.spawn([{COMMAND!r}, 'runs', '--children']); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    _, _, tables = done.stdout.partition("STEP")
+    lines = tables.splitlines()
+    (child,) = [each.id for each in stepwise.runs() if each.parent]
+    assert any(line.startswith(child) for line in lines)
+    assert max(len(line) for line in lines if not line.startswith(child)) <= columns
+
+
 def test_broken_pipe():
     """``stepwise runs | head -1`` shows one line and no complaint."""
     for number in range(3):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,9 @@ def test_resume(killed):
     assert told[1] == '  after  send(f"{topic} {mood} {number}")'
     assert told[2].endswith("script0.py winds")
     assert stepwise.get_run(crashed.id).status == "completed"
+    text = run("show", crashed.id).stdout
+    assert re.search(r"resumed   \d.*, goes on at script0.py:\d+, after 4 steps", text)
+    assert "of the last attempt: 2 executed, 4 skipped, which saved " in text
 
 
 def test_resume_only_says(killed):

@@ -1,5 +1,7 @@
 """Forks: a run goes on from a point of another one, with other variables or results."""
 
+import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -197,6 +199,57 @@ def test_a_failed_run():
     assert fragile.options(run_id=fork.id)("tides") == 17.0
     assert calls == []
     assert run.status == "failed"
+
+
+@step
+async def ask(topic):
+    calls.append(("ask", topic))
+    await asyncio.sleep(0)
+    return f"about {topic}"
+
+
+@tool(side_effect=True)
+async def tell(text):
+    calls.append(("tell", text))
+    return f"told {text}"
+
+
+@workflow(retention="all", checkpoint_every=2)
+async def gathering(topics):
+    told = []
+    for topic in topics:
+        thoughts = await asyncio.gather(*(ask(f"{topic} {number}") for number in range(3)))
+        told.append(await tell(" and ".join(thoughts)))
+        try:
+            raise_on(topic)
+        except ValueError:
+            told.append("nothing")
+    with contextlib.suppress(ValueError):
+        told.append(think(topics[-1]))
+    return told
+
+
+@step
+def raise_on(topic):
+    calls.append(("raise_on", topic))
+    if topic == "winds":
+        raise ValueError(topic)
+
+
+def test_from_every_step():
+    """From whatever step a run is forked, its fork ends like it, and makes the calls after that."""
+    topics = ["tides", "winds", "currents"]
+    run = asyncio.run(gathering.execute(topics))
+    whole, steps = list(calls), run.steps
+    assert len(steps) == len(whole) == 16
+    for at in range(17):
+        fork = run.fork(at=at)
+        calls.clear()
+        assert asyncio.run(gathering.options(run_id=fork.id)(topics)) == run.result, at
+        shared = [(each.name, each.arguments) for each in fork.steps[: len(whole) - len(calls)]]
+        assert len(shared) >= at
+        assert sorted(calls) == sorted(whole[len(shared) :]), at
+        assert fork.verify().ok
 
 
 # -- child runs and undoing ----------------------------------------------------------------------

@@ -24,7 +24,7 @@ MODULES = {
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
 LINES, FUNCTION_LINES = 420, 60
-LARGER = {"stepwise._run": 515, "stepwise._runs": 450, "stepwise.testing.contract": 450}
+LARGER = {"stepwise._run": 520, "stepwise._runs": 450, "stepwise.testing.contract": 450}
 LONGER: dict[str, int] = {}
 
 ONLY_IN = {

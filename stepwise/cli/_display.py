@@ -35,6 +35,7 @@ __all__ = [
     "when",
 ]
 
+_NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 FIRST, ROWS = 10, 100  # of a long list, the first few and the last ones
 _STATUS_COLOURS = {
     "completed": "green",
@@ -64,11 +65,25 @@ def age(text: str) -> float:
 
 
 def table(rows: list[list[Any]], headers: list[str]) -> None:
-    """Print a table."""
+    """Print a table; on a terminal it fits, but for its first column, which names things."""
     # A pipe gets whole cells: who searches them wants to find things.
-    limit = max(24, shutil.get_terminal_size().columns // 3) if sys.stdout.isatty() else 1000
-    shortened = [[shorten(cell, limit) for cell in row] for row in rows]
-    click.echo(tabulate(shortened, headers, tablefmt="plain", disable_numparse=True))
+    cells = [[shorten(cell, _WIDEST) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        lengths = [[len(click.unstyle(cell)) for cell in row] for row in cells]
+        limit = _limit([[len(each) + 2 for each in headers], *lengths], width)  # tabulate pads them
+        cells = [[row[0], *(shorten(cell, limit) for cell in row[1:])] for row in cells]
+    click.echo(tabulate(cells, headers, tablefmt="plain", disable_numparse=True))
+
+
+def _limit(lengths: list[list[int]], width: int) -> int:
+    """The most characters of a cell with which a table is no wider than that."""
+    first, *others = (max(column) for column in zip(*lengths, strict=True))
+    room = width - first - 2 * len(others)
+    limits = range(_NARROWEST, _WIDEST)
+    return next(
+        (n for n in reversed(limits) if sum(min(n, each) for each in others) <= room), _NARROWEST
+    )
 
 
 def shorten(cell: Any, limit: int) -> str:

@@ -16,6 +16,7 @@ import click
 import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display import RunShown, printable
+from stepwise._history import resumes_of
 from stepwise.cli._command import as_json_option, find_run, main, store_option
 from stepwise.cli._display import (
     FIRST,
@@ -35,6 +36,8 @@ from stepwise.cli._display import (
     tell_in_doubt,
     when,
 )
+
+_RESUMES = 5  # of which it is said when and where
 
 __all__ = ["run_facts", "source_line", "step_facts"]
 
@@ -135,9 +138,15 @@ def _describe(run: Run, shown: RunShown) -> None:
             for each in shown.steps
             if each.finished_at is not None and each._entry.number < shown.begun
         )
+        # Those before it began are of the run that it is a fork of.
+        resumes = [each for each in resumes_of(run._entries()) if each[0] >= shown.created_at]
+        for at, how in resumes[-_RESUMES:]:
+            click.echo(f"  resumed   {when(at)}, {how}")
+        if len(resumes) > _RESUMES:
+            click.echo(f"            and {len(resumes) - _RESUMES} times before")
         click.echo(
-            f"  resumed   steps of the last attempt: {shown.executed} executed, "
-            f"{shown.skipped} skipped, which saved {duration(saved)}"
+            f"  steps     of the last attempt: {shown.executed} executed, {shown.skipped} "
+            f"skipped, which saved {duration(saved)}"
         )
     if shown.status in ("crashed", "failed"):
         places = [each for each in run.checkpoints if each.verified]
