@@ -7,8 +7,9 @@ Imports: notices.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepwise._notices import count
@@ -51,24 +52,30 @@ class Recorder:
         self._shell = shell
         self._left = _TEXT
         self._clear = False
+        self._undo: list[tuple[Any, str, Any, bool]] = []
 
     def __enter__(self) -> Self:
         publisher, hook = self._shell.display_pub, self._shell.displayhook
-        self._publish, self._clear_output = publisher.publish, publisher.clear_output
-        self._write, self._prompt = hook.write_format_data, hook.write_output_prompt
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout = _Tee(sys.stdout, lambda text: self._text("stdout", text))
-        sys.stderr = _Tee(sys.stderr, lambda text: self._text("stderr", text))
-        # On the instances: the objects stay what other code takes them for.
-        publisher.publish, publisher.clear_output = self._on_publish, self._on_clear
-        hook.write_format_data, hook.write_output_prompt = self._on_result, self._on_prompt
+        for name in ("stdout", "stderr"):
+            self._listen(getattr(sys, name), "write", partial(self._on_write, name))
+        self._listen(publisher, "publish", self._on_publish)
+        self._listen(publisher, "clear_output", self._on_clear)
+        self._listen(hook, "write_format_data", self._on_result)
+        self._listen(hook, "write_output_prompt", self._on_prompt)
         return self
 
+    def _listen(self, owner: Any, name: str, heard: Callable[..., Any]) -> None:
+        """Have a method of an object heard.  It stays the object that other code holds."""
+        plain, had = getattr(owner, name), name in vars(owner)
+        setattr(owner, name, partial(heard, plain))
+        self._undo.append((owner, name, plain, had))
+
     def __exit__(self, *exception: object) -> None:
-        publisher, hook = self._shell.display_pub, self._shell.displayhook
-        sys.stdout, sys.stderr = self._streams
-        del publisher.publish, publisher.clear_output, hook.write_format_data
-        del hook.write_output_prompt
+        for owner, name, plain, had in reversed(self._undo):
+            if had:
+                setattr(owner, name, plain)
+            else:
+                delattr(owner, name)
 
     def _add(self, item: Item) -> None:
         if self._clear:
@@ -88,8 +95,18 @@ class Recorder:
         elif kept:
             self._add((stream, kept))
 
+    def _on_write(self, stream: str, plain: Callable[[str], Any], text: str) -> Any:
+        self._text(stream, text)
+        return plain(text)
+
     def _on_publish(
-        self, data: Any, metadata: Any = None, *args: Any, transient: Any = None, **kw: Any
+        self,
+        plain: Callable[..., None],
+        data: Any,
+        metadata: Any = None,
+        *args: Any,
+        transient: Any = None,
+        **kw: Any,
     ) -> None:
         ident = (transient or {}).get("display_id")
         item = ("data", data, metadata or {}, ident)
@@ -97,23 +114,25 @@ class Recorder:
             self.items = [item if e[0] == "data" and e[3] == ident else e for e in self.items]
         else:
             self._add(item)
-        self._publish(data, metadata, *args, transient=transient, **kw)
+        plain(data, metadata, *args, transient=transient, **kw)
 
-    def _on_clear(self, wait: bool = False, *args: Any, **kw: Any) -> None:
+    def _on_clear(
+        self, plain: Callable[..., None], wait: bool = False, *args: Any, **kw: Any
+    ) -> None:
         self._clear = True
         if not wait:
             self._clear = False
             self.items.clear()
-        self._clear_output(wait, *args, **kw)
+        plain(wait, *args, **kw)
 
-    def _on_result(self, data: Any, metadata: Any = None) -> None:
+    def _on_result(self, plain: Callable[..., None], data: Any, metadata: Any = None) -> None:
         self._add(("data", data, metadata or {}, None))
         with self._muted():
-            self._write(data, metadata)
+            plain(data, metadata)
 
-    def _on_prompt(self) -> None:
+    def _on_prompt(self, plain: Callable[[], None]) -> None:
         with self._muted():
-            self._prompt()
+            plain()
 
     @contextmanager
     def _muted(self) -> Iterator[None]:
@@ -123,24 +142,6 @@ class Recorder:
             yield
         finally:
             self._left = left
-
-
-class _Tee:
-    """A stream that tells what is written to it."""
-
-    def __init__(self, stream: Any, tell: Any) -> None:
-        self._stream, self._tell = stream, tell
-
-    def write(self, text: str) -> Any:
-        self._tell(text)
-        return self._stream.write(text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def replay(shell: Any, items: list[Item]) -> None:

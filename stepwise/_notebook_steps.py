@@ -195,15 +195,14 @@ class StepMagic:
         return job
 
     def _identify(self, given: list[str] | None, code: Code) -> Inputs:
-        variables = self._variables
+        hidden = self.shell.user_ns_hidden  # IPython's own
+        variables = {
+            name: value
+            for name, value in self._variables.items()
+            if name not in hidden or hidden[name] is not value
+        }
         if given is None:
-            hidden = self.shell.user_ns_hidden
-            read = [
-                name
-                for name in code.reads
-                if name not in hidden or hidden[name] is not variables.get(name)
-            ]
-            return identify(read, variables)
+            return identify(code.reads, variables)
         for name in given:
             if name not in variables:
                 near = difflib.get_close_matches(name, variables, n=1)

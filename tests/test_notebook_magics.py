@@ -324,6 +324,35 @@ def test_steps_inside(notebook):
     assert run.status == "completed"
 
 
+def test_a_workflow_inside(notebook):
+    """A workflow that a killed cell was executing goes on, too."""
+    define = """
+        %%step define
+        @stepwise.step
+        def read(page):
+            done(f"page{page}")
+            return page
+        @stepwise.workflow
+        def agent():
+            pages = []
+            for page in range(4):
+                pages.append(read(page))
+                if page == 2:
+                    block()
+            return pages
+    """
+    call = "%%step\nfound = agent()\nfound"
+    notebook.killed_in(define, call)
+    kernel = notebook.start()
+    assert kernel.run(define).skipped
+    shown = kernel.run(call)
+    assert shown.text == "now\n[0, 1, 2, 3]"
+    assert shown.notices == []
+    assert notebook.done() == ["page0", "page1", "page2", "page3"]
+    kernel.run("%reload_ext stepwise")
+    assert kernel.run(call).skipped
+
+
 # -- what can go wrong -----------------------------------------------------------------------------
 
 
@@ -466,3 +495,14 @@ def test_display_hooks(notebook):
     assert again.skipped
     assert [each["text/plain"] for each in again.data] == ["'second'"]
     assert again.lines == []
+
+
+def test_without_ipython(monkeypatch):
+    """Where IPython is missing, the error names the extra that brings it."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "IPython"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("stepwise._notebook_steps", "stepwise.notebook"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    with pytest.raises(stepwise.ConfigurationError, match=r"stepwise-agents\[notebook\]"):
+        _ = stepwise.load_ipython_extension
