@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help install test test-all lint format types wheel examples demo bench clean
+.PHONY: help install test test-all sweeps lint format types wheel examples demo bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ test: install  ## run the tests; sweeps are sampled
 
 test-all: install  ## run the tests; sweeps are complete (an hour and more)
 	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) -q
+
+sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STEPWISE_SCALE=5)
+	$(BIN)/python tests/sweeps.py -n $(JOBS)
 
 lint: install  ## check layout and style
 	$(BIN)/ruff check .

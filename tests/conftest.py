@@ -23,6 +23,15 @@ from sweeping import SEED
 SECONDS = 60  # for a script of a test, at most
 
 
+def pytest_addoption(parser):
+    parser.addoption("--sweeps", action="store_true", help="only the tests that tell totals")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--sweeps"):
+        items[:] = [item for item in items if "tally" in getattr(item, "fixturenames", ())]
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """``$STEPWISE_HOME``, which no test shares with another, let alone with the user."""

@@ -2,11 +2,12 @@
 
 As much of each sweep as ``tests/programs/sweeping.py`` says (``STEPWISE_SCALE=5``,
 ``STEPWISE_WHOLE=1``).  Other arguments are pytest's: ``python tests/sweeps.py -n 2``.  The table is
-replaced only if all have passed.
+replaced only if all have passed.  The negative controls of the sweeps run with ``make test``.
 """
 
 import collections
 import datetime as dt
+import os
 import pathlib
 import platform
 import re
@@ -16,16 +17,6 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "reliability.md"
-FILES = (
-    "test_kills.py",
-    "test_crashes.py",
-    "test_power_cut.py",
-    "test_integrity.py",
-    "test_interrupts.py",
-    "test_stores.py",
-    "test_tripwire.py",
-    "test_pythons.py",
-)
 
 sys.path.insert(0, str(HERE / "programs"))
 from sweeping import SCALE, SEED, WHOLE  # noqa: E402
@@ -63,7 +54,8 @@ class Totals:
 
 def main():
     totals = Totals()
-    code = pytest.main([*(str(HERE / name) for name in FILES), "-q", *sys.argv[1:]], [totals])
+    os.environ["STEPWISE_SEED"] = str(SEED)  # the same in every process of pytest-xdist
+    code = pytest.main([str(HERE), "--sweeps", "-q", *sys.argv[1:]], [totals])
     lines = "\n".join(totals.table())
     print(lines)
     if code == 0:

@@ -52,9 +52,16 @@ def in_loop(call):
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("started", [in_thread, in_pool, in_loop])
+def in_executor(call):
+    async def main():
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("started", [in_thread, in_pool, in_loop, in_executor])
 def test_a_thread_that_the_workflow_starts_belongs_to_the_run(started):
-    """A step called in a thread, a pool or ``to_thread`` is recorded like any other."""
+    """A step called in a thread, a pool or an executor is recorded like any other."""
 
     @workflow
     def agent():
