@@ -156,7 +156,8 @@ class WorkflowFrame(Frame):
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Take a checkpoint at this point, if it can be taken here; else ``due`` stays."""
         self.helped.clear()
-        if not self.wanted:
+        if not self.wanted or self.active.stopped is not None:
+            # What stopped the run may have been swallowed, in a thread: nothing after it counts.
             self.due = False
             values.clear()
             return

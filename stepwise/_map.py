@@ -93,7 +93,12 @@ def _begin(step: Any, items: list[Any]) -> list[_Begun] | None:
     if scope is None or recorded is None:
         return None
     cores = [recorded.core(scope, (item,), {}) for item in items]
-    return [_Begun(core) for core in cores]
+    # What is recorded of a later item must not answer an earlier one, nor stand in its way.
+    later = scope.run.flows.start("stepwise map", daemon=False)
+    try:
+        return [_Begun(core) for core in cores]
+    finally:
+        later.leave()
 
 
 def _map(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:

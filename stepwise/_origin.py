@@ -100,7 +100,7 @@ class Locator:
         place = self._points.at(line)
         if place is None:
             return Origin(site)
-        directly = caller is frame and place.once
+        directly = caller is frame and place.once and not _by_map()
         spot = f"@{line - place.line}:{_column(frame)}" if caller is frame else ""
         return Origin(site, place.path + spot, directly)
 
@@ -117,6 +117,16 @@ def _caller() -> FrameType | None:
     if frame is None or _module(frame).startswith(("asyncio.", "threading")):
         return None
     return frame
+
+
+def _by_map() -> bool:
+    """Whether ``stepwise.map`` makes the call, one of many at its place."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _module(frame).startswith(_OURS):
+        if _module(frame) == "stepwise._map":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _module(frame: FrameType) -> str:

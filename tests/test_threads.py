@@ -1,6 +1,7 @@
 """Threads, pools and processes beside a run: what belongs to it, what does not, who owns it."""
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import sys
@@ -189,6 +190,68 @@ def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
         agent()
     assert names() == ["slow"]
     assert agent() == [1, 2, 3]
+
+
+PLACES = [1, 3]
+
+
+def stopping(found):
+    if len(PLACES) == 2:
+        raise KeyboardInterrupt
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_recorded_of_another_item_does_not_answer(monkeypatch, workers):
+    """Where map had done the third item but not the second, the second is done, not the third."""
+    sent = []
+
+    @tool(side_effect=True)
+    def send(n):
+        sent.append(n)
+        return f"sent {n}"
+
+    @workflow
+    def agent():
+        return stopping(stepwise.map(send, PLACES, max_workers=workers))
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    monkeypatch.setattr(sys.modules[__name__], "PLACES", [1, 2, 3])
+    assert agent() == ["sent 1", "sent 2", "sent 3"]
+    assert sorted(sent) == [1, 2, 3]
+
+
+def test_no_checkpoint_once_the_run_has_stopped():
+    """A doubt that a thread swallows: nothing after it counts, and it is met again."""
+    died = []
+
+    @tool(side_effect=True)
+    def send(n):
+        if not died:
+            died.append(n)
+            raise KeyboardInterrupt
+        return f"sent {n}"
+
+    def work(found):
+        with contextlib.suppress(stepwise.StepInDoubtError):
+            found.append(fetch(len(died)))  # another one each time
+            found.append(send(1))
+
+    @workflow
+    def agent():
+        found = [fetch(1)]
+        in_thread(lambda: work(found)) if died else work(found)
+        found = list(found)
+        return [*found, fetch(2)]
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    for _ in range(2):
+        with pytest.raises(stepwise.StepInDoubtError):
+            agent()
+        (run,) = stepwise.runs()
+        assert all(each.step <= 1 for each in run.checkpoints)
 
 
 # -- forks ---------------------------------------------------------------------------------------
