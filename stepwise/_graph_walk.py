@@ -72,6 +72,7 @@ class Walk:
         self._paused: list[Token] = []
         self._ended: list[Token] = []
         self._failed: list[tuple[Token, Exception]] = []
+        self._halted: list[Token] = []  # by an exit, a Ctrl-C, or what stops the run
         self._calls: list[int] = []
         self._tasks: dict[asyncio.Task[_Finished], Token] = {}
         self._stopped: BaseException | None = None
@@ -117,13 +118,13 @@ class Walk:
         }
 
     def _frontier(self) -> list[Token]:
-        failed = [token for token, _ in self._failed]
-        return [*failed, *self._tasks.values(), *self._ready, *self._joining, *self._paused]
+        stopped = [*(token for token, _ in self._failed), *self._halted]
+        return [*stopped, *self._tasks.values(), *self._ready, *self._joining, *self._paused]
 
     @property
     def quiet(self) -> bool:
         """Whether all that was done is in the state: no visit has begun without an end."""
-        return not self._tasks and not self._failed
+        return not (self._tasks or self._failed or self._halted)
 
     @property
     def path(self) -> list[str]:
@@ -259,6 +260,7 @@ class Walk:
         elif isinstance(error, Exception):
             self._failed.append((token, error))
         elif error is not None:
+            self._halted.append(token)
             self._stop(error)
         else:
             self._go_on(token, finished)

@@ -323,6 +323,41 @@ def test_one_failed_branch(manager, recorded):
     assert sorted(CALLS) == ["a", "b", "c", "c", "d", "join"]
 
 
+def test_a_stopped_branch_is_not_lost(manager):
+    """While a branch stops the run with a side effect in doubt, others end; then it goes on."""
+    may_end = asyncio.Event()
+
+    def doubts(memory):
+        try:
+            return crashes("x")
+        finally:
+            if memory.attempt == 2:
+                may_end.set()
+
+    async def ends(memory):
+        await may_end.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    graph = Graph(
+        [
+            node("a"),
+            node("doubts", doubts, retries=1, backoff=0),
+            Node("ends", ends),
+            node("join", join=True),
+        ],
+        [Edge("a", "doubts"), Edge("a", "ends"), Edge("doubts", "join"), Edge("ends", "join")],
+    )
+    with pytest.raises(stepwise.StepInDoubtError):
+        run(graph, manager)
+    [pending] = stepwise.runs(store=manager.storage)
+    assert [step.name for step in pending.steps if step.name == "ends"] == ["ends"]
+    pending.resolve("crashes", landed="there")
+    done = run(graph, manager)
+    assert done.path == ["a", "doubts", "ends", "join"]
+    assert done.output == {"doubts": "there"}
+
+
 def test_a_condition_that_raises(manager):
     """A condition that raises fails the run, and mended it is asked again; its node is done."""
 

@@ -75,3 +75,16 @@ def test_killed_at_any_event(kind):
     step = 1 if WHOLE else max(1, events // SAMPLES)
     for number in range(1, events + 1, step):
         check(kind, f"event {number}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["int", "term"])
+def test_interrupted(kind, how):
+    """After a Ctrl-C or a SIGTERM in any node, too, no branch is lost and no tool called again."""
+    result, places, _ = undisturbed(kind)
+    for place in places if WHOLE else places[1::3]:
+        with Lab("graphs.py", kind, "latest_only") as lab:
+            if lab.run(die_at=place, how=how).code != 0:
+                lab.run_to_end()
+            assert lab.result == result
+            assert all(times == 1 for call, times in lab.did.items() if call.startswith("post"))
