@@ -329,8 +329,11 @@ class _Body:
         if checkpoint is not None:
             self._walk.restore(checkpoint.to_session_state())
         self._recovered = step = checkpoint.step_number if checkpoint is not None else 0
-        at = f"after {count(step, 'node')}" if step else "at its first node"
-        told = f"goes on {at}"
+        if checkpoint is not None:
+            told = f"goes on after {count(step, 'node')}"
+        else:
+            done = sum(each.answers for each in active.pool.all)
+            told = f"goes on from its beginning, {count(done, 'step')} answered by the journal"
         fingerprint, now = self._call.graph.fingerprint, time.time()
         if active.facts.code != fingerprint:
             notice(
@@ -364,9 +367,11 @@ class _Body:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def _visited(self, walk: Walk, token: Token) -> None:
-        path = walk.path
+        path, config = walk.path, self._manager.config
         if not self._manager.should_checkpoint(len(path)):
             return
+        if config.keep == 1 and not walk.quiet:
+            return  # it would take the place of one at which the run can go on
         context = session_of(walk, self._active.run_id)
         memory = context.pop("memory")
         del context["execution_path"]

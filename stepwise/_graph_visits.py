@@ -197,17 +197,17 @@ class Visits:
         delay = visit.attempts.next_delay(error)
         record = self._record(memory, begun)
         visit.error = error
+        record["error"] = told = f"{type(error).__name__}: {error}"
         record["until"] = time.time() + delay if delay is not None else None
-        record["error"], record["call"] = (b"", ""), 0
+        record["call"] = 0
         if delay is None:
             record["next"] = self._graph.following_failure(visit.node.id)
-            told = {"node": visit.node.id, "error": f"{type(error).__name__}: {error}"}
-            record["set"] = {"failure": told}
+            record["set"] = {"failure": {"node": visit.node.id, "error": told}}
         active, scope = self._active, current_scope()
         if active is None or scope is None or scope.call is None:
             return record
         encoded = active.codec.encode_error(error)
-        record["error"], record["call"] = (encoded.data, encoded.form), scope.call.number
+        record["raised"], record["call"] = (encoded.data, encoded.form), scope.call.number
         if not record["next"]:  # it will be tried again, with what its tools have returned
             visit.inner = list(scope.inner)
             scope.inner.clear()
@@ -217,7 +217,7 @@ class Visits:
     def _met_again(self, visit: _Visit, record: Written) -> Exception:
         """The exception of an attempt that an earlier process made; it counts as made."""
         assert self._active is not None
-        error = self._active.codec.decode_error(*record["error"])
+        error = self._active.codec.decode_error(*record["raised"])
         assert isinstance(error, Exception)
         if record["until"] is not None:
             visit.attempts.next_delay(error)
