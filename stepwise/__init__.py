@@ -38,6 +38,7 @@ The map, each layer importing only from those above it::
     _classic agent                 checkpoints as objects; a step loop that recovers
     _graph_model _graph_tokens     nodes and edges; where a branch is, with its memory
     _graph_visits _graph_walk      a visit of a node; branches that move along the edges
+    _graph_result                  what came of an execution
     _graph_checkpoints _graph_run  their checkpoints; the run behind an execution
     graph                          graphs of functions, by the classic names
     _notebook_inputs               what a notebook's cell depends on

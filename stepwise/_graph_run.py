@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -16,6 +16,7 @@ from stepwise._classic import place_of
 from stepwise._execute import execute_async
 from stepwise._graph_checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
 from stepwise._graph_model import Graph
+from stepwise._graph_result import ExecutionResult
 from stepwise._graph_tokens import Token, Written, copied
 from stepwise._graph_visits import Visits
 from stepwise._graph_walk import Answer, Paused, Walk
@@ -34,70 +35,9 @@ from stepwise._steps import known_steps
 from stepwise.errors import ConfigurationError
 from stepwise.rewrite import Source
 
-__all__ = ["Execution", "ExecutionResult", "session_for"]
+__all__ = ["Execution", "session_for"]
 
 _PAUSE = "graph/pause"
-
-
-@dataclass
-class ExecutionResult:
-    """What came of an execution.
-
-    Args:
-        success: no node has failed for good.  A paused execution counts as a success, too.
-        status: ``"completed"``, ``"failed"`` or ``"paused"``.
-        run_id: of the run; empty if nothing was recorded.
-        output: the memory at the end.
-        error, exception: why it failed: as text, and what the node raised.
-        path: the nodes that were visited, those of parallel branches in the order of the graph.
-        steps_executed: how many visits there were, whoever made them.
-        paused_at: the node at which a human is to answer.
-        session_state: what ``execute`` goes on with, together with the answer if it is paused.
-        recovered_from_step: of the checkpoint at which it went on; 0 for the beginning, ``None``
-            if it was not resumed.
-        total_tokens, total_latency_ms: of all visits.
-        total_retries, retry_details: how many attempts followed failed ones; by node.
-        nodes_with_failures: those with a failed attempt.
-    """
-
-    success: bool
-    status: Literal["completed", "failed", "paused"] = "completed"
-    run_id: str = ""
-    output: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-    exception: BaseException | None = None
-    path: list[str] = field(default_factory=list)
-    steps_executed: int = 0
-    paused_at: str | None = None
-    session_state: dict[str, Any] = field(default_factory=dict)
-    recovered_from_step: int | None = None
-    total_tokens: int = 0
-    total_latency_ms: int = 0
-    total_retries: int = 0
-    retry_details: dict[str, int] = field(default_factory=dict)
-    nodes_with_failures: list[str] = field(default_factory=list)
-
-    @property
-    def had_partial_failures(self) -> bool:
-        """Whether an attempt of any node failed."""
-        return bool(self.nodes_with_failures)
-
-    @property
-    def execution_quality(self) -> Literal["clean", "degraded", "failed"]:
-        """``"degraded"`` if it succeeded, but not every attempt did."""
-        if not self.success:
-            return "failed"
-        return "degraded" if self.nodes_with_failures else "clean"
-
-    @property
-    def is_clean_success(self) -> bool:
-        """It succeeded, and so did every attempt."""
-        return self.execution_quality == "clean"
-
-    @property
-    def is_degraded_success(self) -> bool:
-        """It succeeded, but not every attempt did."""
-        return self.execution_quality == "degraded"
 
 
 @dataclass(frozen=True)
@@ -420,6 +360,3 @@ def session_for(
 def digest_of(goal: Any, given: Mapping[str, Any]) -> str:
     """What tells two executions of a graph apart."""
     return _digest.combine(_digest.digest(goal), _digest.digest(dict(given)))
-
-
-ExecutionResult.__module__ = "stepwise.graph"

@@ -21,7 +21,8 @@ from stepwise._graph_checkpoints import (
     GraphCheckpoint,
 )
 from stepwise._graph_model import Edge, Graph, Memory, Node
-from stepwise._graph_run import Execution, ExecutionResult, session_for
+from stepwise._graph_result import ExecutionResult
+from stepwise._graph_run import Execution, session_for
 from stepwise.errors import ConfigurationError, StepwiseError
 
 __all__ = [
