@@ -322,6 +322,71 @@ def test_what_is_shared_is_not_undone():
     assert undone == ["tides 2"]
 
 
+@tool(side_effect=True)
+def charge(topic):
+    calls.append(("charge", stepwise.current_step().idempotency_key))
+    if topic in broken:
+        raise ConnectionError("the line is dead")
+    return "charged"
+
+
+@tool(side_effect=True, fails_cleanly=ConnectionError)
+def ship(topic):
+    return charge.__wrapped__(topic)
+
+
+@workflow(retention="all")
+def order(topic):
+    think(topic)
+    return charge(topic)
+
+
+@workflow(retention="all")
+def delivery(topic):
+    think(topic)
+    return ship(topic)
+
+
+def stopped(flow):
+    """A run that failed in its second step, which would succeed now."""
+    broken.add("tides")
+    with pytest.raises(ConnectionError):
+        flow("tides")
+    broken.clear()
+    return stepwise.get_run(flow.run_id_for("tides"))
+
+
+def test_what_is_shared_in_doubt_is_in_doubt():
+    """A side effect in doubt that a fork shares is not repeated; it can be settled for the fork."""
+    run = stopped(order)
+    fork = run.fork(at=2)
+    calls.clear()
+    with pytest.raises(stepwise.StepInDoubtError):
+        order.options(run_id=fork.id)("tides")
+    fork.resolve("charge", landed="it was")
+    assert order.options(run_id=fork.id)("tides") == "it was"
+    assert calls == []
+    assert run.steps[1].status == "in_doubt"
+
+
+def test_another_result_settles_a_doubt():
+    """A result that is given to a fork is that of a side effect in doubt, too."""
+    fork = stopped(order).fork(results={"charge": "it was"})
+    calls.clear()
+    assert order.options(run_id=fork.id)("tides") == "it was"
+    assert calls == []
+
+
+def test_what_is_made_again_is_the_forks_own():
+    """A side effect that did not happen is made by the fork under an idempotency key of its own."""
+    run = stopped(delivery)
+    fork = run.fork(at=2)
+    assert delivery.options(run_id=fork.id)("tides") == "charged"
+    assert delivery("tides") == "charged"
+    first, forked, again = (key for name, key in calls if name == "charge")
+    assert first == again != forked
+
+
 # -- what cannot be ------------------------------------------------------------------------------
 
 

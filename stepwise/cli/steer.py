@@ -127,7 +127,7 @@ def run_script(script: str, arguments: tuple[str, ...]) -> None:
 
     The exit code is that of the script; 130 after Ctrl-C.
     """
-    environment = {"STEPWISE_PROGRESS": "1"}
+    environment = {"STEPWISE_PROGRESS": os.environ.get("STEPWISE_PROGRESS", "1")}
     if (url := _chosen_store()) is not None:
         environment["STEPWISE_STORE"] = url
     code = _execute((sys.executable, script, *arguments), "", environment)

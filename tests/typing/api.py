@@ -20,6 +20,7 @@ import stepwise
 from stepwise import (
     CurrentStep,
     DidNotHappen,
+    Event,
     Inconclusive,
     InDoubtCall,
     Landed,
@@ -31,6 +32,7 @@ from stepwise import (
     current_run,
     current_step,
     get_run,
+    on_event,
     reenterable,
     resource,
     runs,
@@ -524,6 +526,20 @@ def check_listing() -> None:
     assert_type(get_run("x"), Run)
     assert_type(get_run("x", store="memory:"), Run)
     get_run(3)  # type: ignore[arg-type]
+    run = get_run("x")
+    assert_type(run.fork(), Run)
+    assert_type(run.fork(2, "other", {"mood": "calm"}, {1: "x", "think": 2}), Run)
+    assert_type(run.forked_from, "str | None")
+    run.fork(at="think")  # type: ignore[arg-type]
+
+
+def check_events() -> None:
+    def hear(event: Event) -> None:
+        assert_type(event.duration, "float | None")
+        event.kind = "run_started"  # type: ignore[misc]
+
+    assert_type(on_event(hear), Callable[[], None])
+    on_event(lambda: None)  # type: ignore[arg-type, misc]
     assert_type(current_run(), "Run | None")
     current_run().id  # type: ignore[union-attr]
     assert_type(current_step(), CurrentStep)
