@@ -15,7 +15,7 @@ from stepwise import _tasks
 from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._notices import file_name, notice, warn
 from stepwise._origin import Helper
-from stepwise._resources import is_reenterable
+from stepwise._resources import LetGo, is_reenterable
 from stepwise._run import ActiveRun, scope_variable
 from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
 from stepwise.errors import RunWarning
@@ -220,8 +220,8 @@ class WorkflowFrame(Frame):
             over = {name for each in self.place.rewritten.withs for name in each.names}
             if not error.culprits.keys() <= over:
                 raise
-            left = {name: value for name, value in values.items() if name not in error.culprits}
-            return dump_values(left, self.around)
+            gone = {name: LetGo(type(values[name]).__name__) for name in error.culprits}
+            return dump_values({**values, **gone}, self.around)
 
     def _state(self, number: int) -> State | None:
         rewritten, source = self.place.rewritten, self.place.source

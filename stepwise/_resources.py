@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["is_reenterable", "made_by", "reenterable", "resource"]
+__all__ = ["LetGo", "is_reenterable", "made_by", "reenterable", "resource"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,3 +142,16 @@ def is_reenterable(manager: object) -> bool:
         cls in _registered or f"{cls.__module__}.{cls.__qualname__}" in _REENTERABLE
         for cls in type(manager).__mro__
     )
+
+
+class LetGo:
+    """Stands after a resume where a ``with`` block that was over had left a closed object."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r} of a {self.__dict__.get('_kind')} that its `with` block had closed before "
+            "the run was stopped: it could not be recorded. Read it inside the block"
+        )

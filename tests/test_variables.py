@@ -328,6 +328,18 @@ RULES = {
             work(2)
             return [repr(point), isinstance(point, Point)]
     """,
+    "what a with block has closed": """
+        import os
+
+        @workflow
+        def run():
+            with open(os.devnull) as source:
+                text = source.read()
+            work(1)
+            work(2)
+            del source
+            return text
+    """,
     "what a loop has used up": """
         import re
 
