@@ -176,7 +176,7 @@ class StepMagic:
 
     def _understand(self, line: str, cell: str) -> _Job:
         try:
-            options = _step_options.parse_args(shlex.split(line))
+            options = _step_options.parse_args(shlex.split(line, comments=True))
         except ValueError as error:
             raise UsageError(f"%%step {line}: {error}") from None
         # The first line is that of the magic, so that lines are numbered as they are seen.

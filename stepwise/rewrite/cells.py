@@ -29,7 +29,7 @@ class Cell:
 
     Args:
         reads: names that it reads before it binds them, in order.
-        binds: names that it binds, in order.
+        binds: names that it binds, in order, those of loops last.
         defines: those of them that only ``def``, ``class`` and ``import`` statements bind.
         fingerprint: of its code; comments and layout do not count.
         awaits: there is an ``await`` outside of its functions.
@@ -71,7 +71,7 @@ def parse_cell(source: str) -> Cell:
     return Cell(
         tree,
         tuple(name for name in names.reads if name not in defined or name in names.at_once),
-        tuple(names.binds),
+        tuple(sorted(names.binds, key=names.loops.__contains__)),
         frozenset(defined - names.assigned),
         code_digest(tree.body),
         bool(code.co_flags & inspect.CO_COROUTINE),
@@ -96,6 +96,7 @@ class _Names(ast.NodeVisitor):
         self.at_once: set[str] = set()  # of those, the ones not (only) read inside functions
         self.binds: dict[str, None] = {}
         self.assigned: set[str] = set()
+        self.loops: set[str] = set()
         self._bound: set[str] = set()
 
     def all(self, nodes: Iterable[ast.AST | None]) -> None:
@@ -141,7 +142,11 @@ class _Names(ast.NodeVisitor):
         self.all([node.value, node.target])
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
-        self.all([node.iter, node.target, *node.body, *node.orelse])
+        self.visit(node.iter)
+        before = set(self.binds)
+        self.visit(node.target)
+        self.loops |= self.binds.keys() - before
+        self.all([*node.body, *node.orelse])
 
     visit_AsyncFor = visit_For  # noqa: N815
 
@@ -218,6 +223,7 @@ class _Names(ast.NodeVisitor):
 def _free(scope: Any) -> dict[str, None]:
     """The names that a function, class or comprehension reads from around it."""
     loads: dict[str, None] = {}
+    inner: dict[str, None] = {}  # of what is nested in it
     bound: set[str] = set()
     outer: set[str] = set()
     nodes: list[Any]
@@ -230,7 +236,7 @@ def _free(scope: Any) -> dict[str, None]:
         nodes = [*ast.iter_child_nodes(scope)]
     for node in nodes:
         if isinstance(node, (*_FUNCTIONS, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)):
-            loads.update(_free(node))
+            inner.update(_free(node))
             bound.update(_defined(node) if isinstance(node, ast.stmt) else ())
             nodes += _around(node)
             continue
@@ -246,7 +252,10 @@ def _free(scope: Any) -> dict[str, None]:
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             bound.add(node.name)
         nodes += ast.iter_child_nodes(node)
-    return {name: None for name in loads if name not in bound - outer}
+    if not isinstance(scope, ast.ClassDef):  # the names of a class body are not seen inside
+        loads.update(inner)
+        inner = {}
+    return {**{name: None for name in loads if name not in bound - outer}, **inner}
 
 
 def _around(node: Any) -> list[ast.AST]:
