@@ -217,7 +217,7 @@ class WorkflowFrame(Frame):
             return dump_values(values, self.around)
         except UnpicklableError as error:
             # What a ``with`` bound that is over by now (a closed file, a client) is let go.
-            over = {name for each in self.place.rewritten.withs for name in each.names}
+            over = {name for each in self.place.rewritten.withs for name in each.released}
             if not error.culprits.keys() <= over:
                 raise
             gone = {name: LetGo(type(values[name]).__name__) for name in error.culprits}

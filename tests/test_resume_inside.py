@@ -540,3 +540,23 @@ def test_whoever_is_first():
     """,
         back=["racer(b)", "work(prize for a)"],
     )
+
+
+def test_what_a_with_bound_is_used_after_it():
+    """What a ``with`` bound is there after it, if it is used there, although it does not pickle."""
+    survives(
+        """
+        @workflow
+        def run():
+            work(1)
+            with open(__file__) as file:
+                first = file.readline()
+            work(2)
+            was_closed = file.closed
+            work(3)
+            del file
+            work(4)
+            return [len(first), was_closed, work(5)]
+        """,
+        exactly=False,
+    )

@@ -22,6 +22,7 @@ __all__ = [
     "hide_names",
     "hoist",
     "placed",
+    "released",
 ]
 
 ENTER, VISIBLE = "@enter", "@visible"  # functions of ours, in cells
@@ -53,6 +54,27 @@ def hoist(node: FunctionNode) -> list[ast.stmt]:
                 near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
                 block[index] = placed([ast.Pass()], near[0])[0]
     return found
+
+
+def released(node: FunctionNode) -> set[str]:
+    """What ``with`` statements bind and nothing outside of them mentions: over when they are."""
+    bound: set[str] = set()
+    mentioned: set[str] = set()
+
+    def look(node: ast.AST, around: frozenset[str]) -> None:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
+            mentioned.update({node.id} - around)
+        inside = around
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            targets = [item.optional_vars for item in node.items if item.optional_vars]
+            names = {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
+            bound.update(names)
+            inside = around | names
+        for child in ast.iter_child_nodes(node):
+            look(child, around if isinstance(child, ast.withitem) else inside)
+
+    look(node, frozenset())
+    return bound - mentioned
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:

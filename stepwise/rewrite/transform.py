@@ -35,7 +35,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stepwise.rewrite.points import TRIES, any_calls, calls, opens
-from stepwise.rewrite.scope import CHOICE, FRAME, TARGET, hoist, placed
+from stepwise.rewrite.scope import CHOICE, FRAME, TARGET, hoist, placed, released
 from stepwise.rewrite.source import FunctionNode
 
 __all__ = [
@@ -72,10 +72,12 @@ class With:
     Args:
         line: of the file.
         names: that its ``as`` clauses bind.
+        released: those of them that nothing outside of it mentions.
     """
 
     line: int
     names: tuple[str, ...]
+    released: tuple[str, ...]
 
 
 @dataclass
@@ -102,7 +104,7 @@ class Transformed:
 def transform(node: FunctionNode) -> Transformed:
     """Rewrite the body of a function; ``node`` is used up."""
     declarations = hoist(node)
-    rewriter = _Rewriter()
+    rewriter = _Rewriter(released(node))
     body = rewriter.block(node.body, "body", _Around())
     return Transformed(
         declarations, body, rewriter.points, rewriter.blocks, rewriter.withs, rewriter.loops
@@ -165,7 +167,8 @@ class _Around:
 
 
 class _Rewriter:
-    def __init__(self) -> None:
+    def __init__(self, over: set[str]) -> None:
+        self._released = over
         self.points: dict[int, Point] = {}
         self.blocks: list[str] = []
         self.withs: list[With] = []
@@ -282,7 +285,9 @@ class _Rewriter:
     ) -> list[ast.stmt]:
         number = len(self.withs)
         bound = _names_bound(item.optional_vars for item in node.items)
-        self.withs.append(With(node.lineno, bound))
+        self.withs.append(
+            With(node.lineno, bound, tuple(name for name in bound if name in self._released))
+        )
         enter = any_calls(item.context_expr for item in node.items)
         for index, item in enumerate(node.items):
             manager = _ask("manager", ast.Constant(number), ast.Constant(index), item.context_expr)
