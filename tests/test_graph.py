@@ -563,6 +563,32 @@ def test_a_run_beside_itself(manager):
     assert asyncio.run(main()).success
 
 
+def test_a_cancelled_execution(manager):
+    """An execution whose caller is cancelled goes on later; what was done stays done."""
+    entered, once = asyncio.Event(), []
+
+    async def waits(memory):
+        if not once:
+            once.append(True)
+            entered.set()
+            await asyncio.Event().wait()
+        return "well"
+
+    graph = chain(node("a"), node("b", waits), node("c"))
+
+    async def cancelled():
+        execution = GraphExecutor(None, manager).execute(graph, "goal")
+        task = asyncio.get_running_loop().create_task(execution)
+        await entered.wait()
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    assert run(graph, manager).output == {"b": "well"}
+    assert CALLS == ["a", "b", "b", "c"]
+
+
 def test_a_changed_graph_is_noticed(manager, capsys, monkeypatch):
     """A graph that changed is noticed, and goes on: what is done stays done."""
     monkeypatch.setenv("STEPWISE_QUIET", "")

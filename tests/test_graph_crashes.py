@@ -88,3 +88,14 @@ def test_interrupted(kind, how):
                 lab.run_to_end()
             assert lab.result == result
             assert all(times == 1 for call, times in lab.did.items() if call.startswith("post"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_again(kind):
+    """Killed at any event, and again while it recovers, a graph ends as if undisturbed."""
+    result, _, events = undisturbed(kind)
+    for event in range(events // 7, events, max(1, events // (60 if WHOLE else 5))):
+        with Lab("graphs.py", kind, "latest_only") as lab:
+            lab.run_to_end(f"event {event}", f"event {event * 2 // 3}")
+            assert lab.result == result
+            assert all(times == 1 for call, times in lab.did.items() if call.startswith("post"))
