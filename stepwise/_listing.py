@@ -5,17 +5,19 @@ Imports: runs, heads, journal, display, stores.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from stepwise import _config
 from stepwise._display import RunShown, runs_html, runs_text
 from stepwise._heads import open_head
 from stepwise._journal import facts_of
+from stepwise._records import RunFacts
 from stepwise._runs import Run, RunStatus, seal_for
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import open_store
 
-__all__ = ["Runs", "get_run", "runs"]
+__all__ = ["Listed", "Runs", "get_run", "listed", "runs"]
 
 _SHOWN = 100  # runs of a list
 
@@ -75,6 +77,22 @@ def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = 
         status: only those of this status.
         store: a URL, path or store object; by default the configured one.
     """
+    return Runs(each.run for each in listed(workflow, status, store))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run, and what is known of it from one look."""
+
+    run: Run
+    facts: RunFacts
+    status: RunStatus
+
+
+def listed(
+    workflow: Any = None, status: RunStatus | None = None, store: Any = None
+) -> list[Listed]:
+    """What :func:`runs` gives, with what was read for it."""
     opened = open_store(store if store is not None else _config.store())
     seal = seal_for(opened)
     wanted = getattr(workflow, "full_name", workflow)
@@ -83,7 +101,9 @@ def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = 
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
         if facts is None or wanted not in (None, facts.workflow, facts.label):
             continue
-        run = Run(opened, facts.run_id)
-        if status is None or run.status == status:
-            found.append((facts.created_at, run))
-    return Runs(run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True))
+        derived: RunStatus = facts.status
+        if derived == "running" and opened.owner(facts.run_id) is None:
+            derived = "crashed"
+        if status in (None, derived):
+            found.append(Listed(Run(opened, facts.run_id, seal), facts, derived))
+    return sorted(found, key=lambda each: each.facts.created_at, reverse=True)

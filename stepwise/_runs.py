@@ -70,10 +70,10 @@ class Run:
     Got from ``workflow.execute(...)``, :func:`get_run`, :func:`runs` and :func:`current_run`.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, seal: Seal | None = None) -> None:
         self.store = store
         self.id = run_id
-        self._seal = seal_for(store)
+        self._seal = seal_for(store) if seal is None else seal
 
     def __repr__(self) -> str:
         facts = self._facts()

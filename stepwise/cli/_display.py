@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from stepwise import Run, StepRecord
 from stepwise._display import printable
+from stepwise._records import RunFacts
 
 __all__ = [
     "FIRST",
@@ -122,7 +123,7 @@ def shown_value(value: object, limit: int = 100_000) -> str:
         return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
 
 
-def call_text(run: Run) -> str:
+def call_text(run: Run | RunFacts) -> str:
     """``label(arguments)``."""
     return printable(f"{run.label}({run.arguments})", 500)
 

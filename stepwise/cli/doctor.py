@@ -18,6 +18,7 @@ import click
 
 import stepwise
 from stepwise import _config
+from stepwise._listing import listed
 from stepwise.cli._command import as_json_option, main, store_option
 from stepwise.cli._display import store_url
 from stepwise.stores import open_store
@@ -142,7 +143,7 @@ def _runs() -> Iterator[Finding]:
     if not known or _is_untouched():
         return
     try:
-        counted: Counter[Any] = Counter(run.status for run in stepwise.runs())
+        counted: Counter[Any] = Counter(each.status for each in listed())
     except (stepwise.StepwiseError, stepwise.RunStopped) as error:
         yield Finding("runs", "problem", str(error))
         return

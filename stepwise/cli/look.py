@@ -17,6 +17,8 @@ import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display import RunShown, printable
 from stepwise._history import resumes_of
+from stepwise._listing import listed
+from stepwise._records import RunFacts
 from stepwise.cli._command import as_json_option, find_run, main, store_option
 from stepwise.cli._display import (
     FIRST,
@@ -72,14 +74,14 @@ def runs(
     """List the runs, newest first."""
     now = time.time()
     found = [
-        run
-        for run in stepwise.runs(workflow, status)
-        if (children or run.parent is None)
-        and (since is None or run.updated_at >= now - since)
-        and (older_than is None or run.updated_at <= now - older_than)
+        each
+        for each in listed(workflow, status)  # one look at each, however many there are
+        if (children or not each.facts.parent)
+        and (since is None or each.facts.updated_at >= now - since)
+        and (older_than is None or each.facts.updated_at <= now - older_than)
     ][:limit]
     if as_json:
-        click.echo(json.dumps([run_facts(run) for run in found], indent=2))
+        click.echo(json.dumps([_facts(each.facts, each.status) for each in found], indent=2))
     elif not found:
         click.echo(
             f"no runs{' like that' if workflow or status or since or older_than else ''} in "
@@ -88,7 +90,9 @@ def runs(
         )
     else:
         rows = [
-            [run.id, coloured(run.status), ago(run.updated_at), call_text(run)] for run in found
+            [facts.run_id, coloured(each.status), ago(facts.updated_at), call_text(facts)]
+            for each in found
+            if (facts := each.facts)
         ]
         table(rows, ["RUN", "STATUS", "UPDATED", "CALL"])
 
@@ -242,14 +246,18 @@ def in_doubt(*, as_json: bool) -> None:
 
 def run_facts(run: Run) -> dict[str, Any]:
     """What a listing says of a run, for JSON."""
+    return _facts(run._facts(), run.status)
+
+
+def _facts(facts: RunFacts, status: str) -> dict[str, Any]:
     return {
-        "run": run.id,
-        "workflow": run.workflow,
-        "arguments": run.arguments,
-        "status": run.status,
-        "created_at": run.created_at,
-        "updated_at": run.updated_at,
-        "parent": run.parent,
+        "run": facts.run_id,
+        "workflow": facts.workflow,
+        "arguments": facts.arguments,
+        "status": status,
+        "created_at": facts.created_at,
+        "updated_at": facts.updated_at,
+        "parent": facts.parent or None,
     }
 
 

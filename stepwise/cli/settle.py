@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import stepwise
+from stepwise._listing import listed
 from stepwise.cli._command import as_json_option, find_run, main, store_option
 from stepwise.cli._display import age, ago, call_text, coloured
 
@@ -130,12 +131,13 @@ def forget(run_id: str, step: str | None, *, yes: bool) -> None:
 def prune(seconds: float, *, keep: int, dry_run: bool) -> None:
     """Delete completed runs; called again, their workflows start afresh."""
     before, seen, old = time.time() - seconds, Counter[str](), []
-    for run in stepwise.runs(status="completed"):
-        if run.parent is not None:
+    for each in listed(status="completed"):
+        facts = each.facts
+        if facts.parent:
             continue
-        seen[run.workflow] += 1
-        if seen[run.workflow] > keep and run.updated_at <= before:
-            old.append(run)
+        seen[facts.workflow] += 1
+        if seen[facts.workflow] > keep and facts.updated_at <= before:
+            old.append(each.run)
     for run in old:
         click.echo(f"{run.id}  {ago(run.updated_at)}  {call_text(run)}")
         if not dry_run:
