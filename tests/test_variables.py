@@ -333,12 +333,31 @@ RULES = {
 
         @workflow
         def run():
+            work(0)
             with open(os.devnull) as source:
                 text = source.read()
             work(1)
             work(2)
             del source
             return text
+    """,
+    "what a with block has closed and is read later": """
+        class Connection:
+            def __init__(self):
+                self.lock, self.rows = threading.Lock(), 5
+            def __enter__(self):
+                return self
+            def __exit__(self, *exception):
+                pass
+
+        @workflow
+        def run():
+            work(0)
+            with Connection() as connection:
+                connection.rows += 1
+            work(1)
+            work(2)
+            return connection.rows
     """,
     "what a loop has used up": """
         import re
