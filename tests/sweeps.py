@@ -37,7 +37,8 @@ class Totals:
                 total[2] += report.duration
 
     def table(self):
-        size = "whole" if WHOLE else f"{SCALE:g} times the sample of CI"
+        times = "" if SCALE == 1 else f"{SCALE:g} times "
+        size = "whole" if WHOLE else f"{times}the sample of CI"
         today = dt.datetime.now(dt.timezone.utc).date()
         python = f"Python {platform.python_version()}"
         yield f"{today}, {platform.system()}, {python}; {size}; seed {SEED}"

@@ -168,7 +168,7 @@ def test_many_processes_on_one_run(count, tally):
     for code, text in zip(codes, told, strict=True):
         assert code == 0 or f"is being executed by process {owners[0]} on" in text
     assert set(did.values()) == {1}
-    tally("processes on one run", count, owners=1)
+    tally("processes on one run", count, races=1, owners=1)
 
 
 def test_the_race_sees_a_second_owner():
