@@ -23,6 +23,7 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
+FRONT_MODULES = "agent cli errors graph integrations notebook rewrite stores testing"
 LINES, FUNCTION_LINES = 420, 60
 LARGER = {"stepwise._run": 520, "stepwise._runs": 450, "stepwise.testing.contract": 450}
 LONGER: dict[str, int] = {}
@@ -37,6 +38,7 @@ ONLY_IN = {
     "cryptography": {"stepwise._cipher"},
     "diskcache": {"stepwise.stores._cache"},
     "fcntl": {"stepwise.stores._locks"},
+    "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._cipher", "stepwise._seal"},
     "numpy": {"stepwise._digest_types"},
     "pandas": {"stepwise._digest_types"},
@@ -46,7 +48,7 @@ ONLY_IN = {
     "sqlite3": {"stepwise.cli", "stepwise.stores"},
     "tabulate": {"stepwise.cli"},
     "tenacity": {"stepwise._attempts"},
-    "wrapt": {"stepwise._workflow"},
+    "wrapt": {"stepwise._workflow", "stepwise.integrations"},
 }
 """What is known in one place only: the module (or package) that may import it."""
 
@@ -279,10 +281,7 @@ def test_exceptions_are_needed():
 def test_names_of_modules():
     """Implementation modules begin with an underscore, and none is a drawer of odds and ends."""
     public = {name for name in MODULES if not re.search(r"\._", name)} - {"stepwise"}
-    assert {unit(name) for name in public} <= {
-        f"stepwise.{name}"
-        for name in ("agent", "cli", "errors", "graph", "notebook", "rewrite", "stores", "testing")
-    }
+    assert {unit(name) for name in public} <= {f"stepwise.{name}" for name in FRONT_MODULES.split()}
     last = {name.rpartition(".")[2].strip("_") for name in MODULES}
     assert last.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc", "tools"})
 

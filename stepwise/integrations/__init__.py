@@ -1,0 +1,1 @@
+"""For users of agent frameworks: their own classes, on the journal of a run."""
