@@ -111,7 +111,15 @@ class StepRecord:
 
 def in_doubt(entries: Iterable[Entry]) -> list[Recorded]:
     """The calls of which it is not known whether their side effect happened."""
-    return [each for each in Pool(entries).all if each.in_doubt]
+    return [each for each in Pool(filter(_concerns_effects, entries)).all if each.in_doubt]
+
+
+def _concerns_effects(entry: Entry) -> bool:
+    """Not so the call of a plain step, unless it shows that the workflow acted on a failure."""
+    record = entry.record
+    if isinstance(record, (Outcome, Intent)):
+        return record.call.effect or record.call.unwinding is not None
+    return True
 
 
 def steps_of(entries: list[Entry], *, owned: bool) -> list[StepRecord]:

@@ -326,6 +326,15 @@ _FIELDS = {
     for cls in (*_KINDS.values(), Call)
 }  # fmt: skip
 _NAMES = {cls: name for name, cls in _KINDS.items()}
+_PLACES = {
+    cls: (
+        [name for name, _ in known],
+        [default for _, default in known],
+        [place for place, f in enumerate(fields(cls)) if str(f.type).startswith("tuple")],
+    )
+    for cls, known in _FIELDS.items()
+}
+"""Names and defaults in the order of the constructor's parameters, and which of them are tuples."""
 
 
 def to_header(record: Record) -> dict[str, Any]:
@@ -345,12 +354,11 @@ def _facts(record: Any) -> dict[str, Any]:
 def from_header(header: Mapping[str, Any]) -> Record:
     """The inverse of :func:`to_header`.  Facts that this version does not know are ignored."""
     cls = _KINDS[header["kind"]]
-    facts = {}
-    for name, _ in _FIELDS[cls]:
-        if name in header:
-            value = header[name]
-            if name == "call":
-                value = Call(**{k: v for k, v in value.items() if k in Call.__slots__})
-            facts[name] = tuple(value) if type(value) is list else value
-    record: Record = cls(**facts)
+    names, defaults, tuples = _PLACES[cls]
+    facts = [*map(header.get, names, defaults)]
+    if names[0] == "call":
+        facts[0] = Call(*map(facts[0].get, *_PLACES[Call][:2]))
+    for place in tuples:
+        facts[place] = (*facts[place],)  # JSON has lists only
+    record: Record = cls(*facts)
     return record
