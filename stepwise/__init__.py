@@ -16,15 +16,15 @@ The map, each layer importing only from those above it::
     _previews _display             values shortened to a line; runs and steps as text and HTML
     _events _progress              what happens, for who listens; shown on a terminal
     _injected _identity            what frameworks inject; calls and runs told apart
-    _process _resources            what a process remembers; what is made anew
+    _process _resources _counts    what a process remembers; what is made anew; counting
     rewrite                        functions that can be entered in the middle
     stores                         where runs are kept: memory, disk
     _heads _lease _journal         listings; one owner per run; the append-only records
     _matching _unwinding _origin   which record answers; failures; where a call is made
-    _snapshot _mutation            variables to bytes; what a call did to its arguments
+    _snapshot _mutation _outcomes  variables to bytes; changed arguments; how a call ended
     _checkpoints _verification     positions with variables; whether all of a run verifies
     _inspection                    looking into variables
-    _flows _run _unseen            tasks and threads; a run in progress; code that sees none
+    _flows _run _others _unseen    tasks and threads; a run in progress; who else is in it
     _doubt _attempts _history      side effects in doubt; retries; what happened
     _perform _drive _adrive        one call from look-up to outcome; sync; async
     _options _steps                what options take; @step and @tool

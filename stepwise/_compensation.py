@@ -23,6 +23,7 @@ from stepwise._inspection import look_into_value
 from stepwise._journal import Journal, Position, facts_of
 from stepwise._lease import Lease
 from stepwise._notices import notice, warn
+from stepwise._outcomes import settled
 from stepwise._perform import Attempt, Core, Result
 from stepwise._previews import preview
 from stepwise._records import (
@@ -279,7 +280,7 @@ def _compensate_one(
     if result.error is not None:
         clean = isinstance(result.error, tool.fails_cleanly)
         if clean:  # nothing happened, which is on record then: it may be tried again
-            journal.append((Settled(call.number, landed=False, at=time.time()), b""))
+            journal.append(settled(effect.codec, call, landed=False))
         notice(
             f"{facts.run_id}: undoing {call.name}({call.arguments}) raised "
             f"{preview(result.error)}; what is older was left as it is"

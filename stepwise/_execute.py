@@ -13,6 +13,7 @@ from stepwise import _tasks
 from stepwise._drive import drive
 from stepwise._lifecycle import Opened
 from stepwise._notices import warn
+from stepwise._others import tasks_of
 from stepwise._reports import report_unused
 from stepwise._run import ActiveRun, Scope, scope_variable
 from stepwise._unseen import carrier
@@ -162,12 +163,7 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
 
     if isinstance(sys.exc_info()[1], GeneratorExit):
         return
-    me = asyncio.current_task()
-    left = [
-        task
-        for task, scope in _tasks.of_context(scope_variable)
-        if task is not me and scope.run.is_within(active)
-    ]
+    left = tasks_of(active)
     for task in left:
         task.cancel()
     for task in left:

@@ -23,7 +23,7 @@ from stepwise._inspection import look_into
 from stepwise._journal import Journal, Lost, Position, facts_of, read
 from stepwise._lease import Lease
 from stepwise._matching import Pool, Recorded
-from stepwise._previews import preview
+from stepwise._outcomes import outcome
 from stepwise._records import (
     Call,
     Entry,
@@ -320,7 +320,7 @@ def _items(
         numbers[entry.number] = len(items)
     if handled.numbers:
         items.append((handled, b""))
-    items.extend(_changed_results(source, shared, results, now))
+    items.extend(_changed_results(source, shared, results))
     return items, numbers
 
 
@@ -378,7 +378,7 @@ def _fork_child(source: _Source, new_id: str, child: str) -> str:
 
 
 def _changed_results(
-    source: _Source, shared: list[Entry], results: Mapping[int, Any], now: float
+    source: _Source, shared: list[Entry], results: Mapping[int, Any]
 ) -> Iterator[tuple[Record, bytes]]:
     codec = Codec(source.facts.codec)
     for number, value in results.items():
@@ -394,14 +394,11 @@ def _changed_results(
                 call, last = found, record if isinstance(record, Outcome) else None
         if call is None:
             raise source.no_step(number, "is not among the records that are shared")
-        encoded = codec.encode(value, f"the new result of {call.name!r}")
-        outcome = Outcome(
+        yield outcome(
+            codec,
             call,
             "completed",
+            value,
             attempts=last.attempts if last is not None else 1,
             inner=last.inner if last is not None else (),
-            preview=preview(value),
-            form=encoded.form,
-            at=now,
         )
-        yield outcome, encoded.data

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from stepwise import _tasks
 from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._notices import file_name, notice, warn
 from stepwise._origin import Helper
+from stepwise._others import name_of_another, others_alive
 from stepwise._resources import LetGo, is_reenterable
-from stepwise._run import ActiveRun, scope_variable
+from stepwise._run import ActiveRun
 from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
 from stepwise.errors import RunWarning
 from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint
@@ -167,7 +167,7 @@ class WorkflowFrame(Frame):
         values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops
         if not self._can_be_taken(point, kept):
             return
-        if self.active.others_alive():
+        if others_alive(self.active):
             self._skip(point)
             return
         try:
@@ -310,21 +310,14 @@ class WorkflowFrame(Frame):
         self.skipped += 1
         if self.skipped == _PATIENCE and "tasks" not in self.complaints:
             self.complaints.add("tasks")
+            another = name_of_another(self.active)
             warn(
                 f"no checkpoint of run {self.active.run_id!r} at {self._where(point.line)} and "
-                f"the {_PATIENCE - 1} boundaries before it: {self._others()} is still running, and "
+                f"the {_PATIENCE - 1} boundaries before it: {another} is still running, and "
                 "what it would do is not in the local variables. Await it, or start what is not "
                 "part of the run under `with stepwise.background():`",
                 RunWarning,
             )
-
-    def _others(self) -> str:
-        me = _tasks.current()
-        for task, scope in _tasks.of_context(scope_variable):
-            if task is not me and scope.run.is_within(self.active):
-                return f"the task {task.get_name()!r} ({task.get_coro().__qualname__})"
-        names = self.active.flows.others()
-        return f"the thread {names[0]!r}" if names else "a step in another thread"
 
     def _weigh(self, values: dict[str, Any]) -> None:
         """Say once that checkpoints cost more than they should, and which variable weighs most."""

@@ -240,10 +240,7 @@ class Visits:
     def _count_anew(self, token: Token) -> None:
         """Calls are numbered from 1 in each attempt, as they are when another process makes it."""
         if self._active is not None:
-            with self._active._lock:
-                for name in [each for each in self._active._ordinals if "\n" in each]:
-                    if name.startswith(f"{token.key}\n"):
-                        del self._active._ordinals[name]
+            self._active.ordinals.count_anew(token.key)
 
     def forget(self, calls: list[int]) -> None:
         """The run ends with these attempts: when it goes on they are made anew."""

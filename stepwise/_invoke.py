@@ -216,7 +216,7 @@ class _Child(_Call):
         digest = self.arguments_digest
         if self.instance is not None:
             digest = _digest.combine(digest, self.instance_digest)
-        ordinal = parent.next_child(self.name, digest)
+        ordinal = parent.ordinals.of_child(self.name, digest)
         if options.run_id is not None:
             self.child = options.run_id
         elif options.fresh:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepwise import _codec, _config, _digest, _identity
+from stepwise._counts import Ordinals, Progress
 from stepwise._drive import drive
 from stepwise._execute import execute, execute_async
 from stepwise._journal import Position, holds, read, read_one
@@ -30,7 +31,7 @@ from stepwise._notices import count
 from stepwise._origin import Locator, Origin
 from stepwise._perform import Core, perform
 from stepwise._records import Entry, Outcome, Resumed
-from stepwise._run import ActiveRun, Progress, current_scope
+from stepwise._run import ActiveRun, current_scope
 from stepwise._runs import seal_for
 from stepwise._seal import Seal
 from stepwise._steps import Step, known_steps
@@ -183,8 +184,10 @@ class Notebook:
         loose = {each.call.number for each in pool.all}
         used = [each.call for each in recorded if each.call.number not in loose]
         active.pool = pool
-        active._ordinals = dict(Counter(call.name for call in used))
-        active._children = dict(Counter((call.name, call.digest) for call in used if call.child))
+        active.ordinals = Ordinals(
+            Counter(call.name for call in used),
+            Counter((call.name, call.digest) for call in used if call.child),
+        )
         self._tell(active, is_new=is_new)
 
     def _tell(self, active: ActiveRun, *, is_new: bool) -> None:

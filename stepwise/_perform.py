@@ -31,6 +31,7 @@ from stepwise._matching import Match, Recorded, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
 from stepwise._origin import Origin
+from stepwise._others import others_alive, others_may_claim
 from stepwise._previews import preview_arguments
 from stepwise._records import Call
 from stepwise._run import Scope
@@ -215,10 +216,10 @@ def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result
     try:
         while True:
             seen = flows.changes
-            match = active.match(call, origin)
+            match = active.match(call, origin, lambda: not others_alive(active))
             if match.verdict is Verdict.BLOCKED:
                 flows.block(call, scope.around)
-                if active.others_may_claim():
+                if others_may_claim(active):
                     changed = yield Change(flows, seen)
                     if changed.value or flows.others_working():
                         active.check(call.name)

@@ -14,39 +14,36 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from stepwise import _codec, _config, _tasks
+from stepwise import _codec, _config, _outcomes, _tasks
 from stepwise._checkpoints import State
+from stepwise._counts import Ordinals, Progress, counted_as
 from stepwise._events import Event, Kind, emit, heard
 from stepwise._flows import Flows
 from stepwise._identity import idempotency_key
 from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._matching import Match, Pool, Recorded
-from stepwise._mutation import encode_changed
 from stepwise._origin import Helper, Locator, Origin
 from stepwise._previews import preview
 from stepwise._records import (
     Call,
-    Ended,
     Handled,
     Intent,
-    Outcome,
     Record,
     RunFacts,
-    Settled,
     StepStatus,
 )
 from stepwise._snapshot import Surroundings
 from stepwise._unwinding import Unwinding
 from stepwise.errors import OutsideRunError, RunStopped
 
-__all__ = ["ActiveRun", "Progress", "Scope", "current_scope", "live_runs", "scope_variable"]
+__all__ = ["ActiveRun", "Scope", "current_scope", "live_runs", "scope_variable"]
 
 
 class Scope(NamedTuple):
@@ -86,25 +83,6 @@ class WatchesSteps(Protocol):
         """A step of the workflow's own code, or of a helper that it calls, ended."""
 
 
-@dataclass
-class Progress:
-    """What this attempt did so far.
-
-    Args:
-        executed, skipped: steps that it executed; that it did not, since they were done.
-        resumed_from: how many were done where it went on; ``None`` for a first attempt.
-    """
-
-    executed: int = 0
-    skipped: int = 0
-    resumed_from: int | None = None
-
-    @property
-    def done(self) -> int:
-        """How many steps are done, whoever did them."""
-        return self.executed + self.skipped
-
-
 class ActiveRun:
     """A run that this process is executing.
 
@@ -142,8 +120,7 @@ class ActiveRun:
         self.waiter: Any = None  # the future at which its caller waits
         self._locator = locator
         self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
-        self._ordinals: dict[str, int] = {}
-        self._children: dict[tuple[str, str], int] = {}
+        self.ordinals = Ordinals()
         self._lock = threading.RLock()
         self._pid = os.getpid()
         live_runs.add(self)
@@ -223,9 +200,8 @@ class ActiveRun:
         """A call is about to be made: its identity, as yet without a number."""
         self.note_handled()
         origin = self._locator.origin() if effect else Origin(self._locator.site())
-        counted = f"{scope.branch}\n{name}" if scope.branch else name
-        with self._lock:
-            ordinal = self._ordinals[counted] = self._ordinals.get(counted, 0) + 1
+        counted = counted_as(name, scope.branch)
+        ordinal = self.ordinals.of_call(counted)
         return Call(
             number=0,
             name=name,
@@ -243,18 +219,10 @@ class ActiveRun:
             branch=scope.branch,
         ), origin
 
-    def next_child(self, name: str, digest: str) -> int:
-        """How many-th equal call of a child workflow this is."""
+    def match(self, call: Call, origin: Origin, alone: Callable[[], bool]) -> Match:
+        """What is recorded of this call; see :meth:`Pool.match`."""
         with self._lock:
-            ordinal = self._children[name, digest] = self._children.get((name, digest), 0) + 1
-            return ordinal
-
-    def match(self, call: Call, origin: Origin) -> Match:
-        """What is recorded of this call."""
-        with self._lock:
-            return self.pool.match(
-                call, directly=origin.directly, alone=lambda: not self.others_alive()
-            )
+            return self.pool.match(call, directly=origin.directly, alone=alone)
 
     def take(self, recorded: Recorded) -> bool:
         """Use a record; False if another task or thread was faster."""
@@ -310,51 +278,31 @@ class ActiveRun:
         Raises:
             NotRecordableError: its value cannot be recorded.
         """
-        failed = status != "completed"
-        problem = self.codec.encode_error(value) if failed else None
-        changed = None
-        if around is not None and not self.codec.data_only:
-            told = value if problem is None else (problem.data, problem.form)
-            changed = encode_changed(told, around)
-        if changed is not None:
-            encoded = changed
-        elif problem is not None:
-            encoded = problem
-        else:
-            encoded = self.codec.encode(value, f"the value returned by {call.name!r}", kind)
-        outcome = Outcome(
+        record, payload = _outcomes.outcome(
+            self.codec,
             call,
             status,
+            value,
+            inner=tuple(inner),
             attempts=attempts,
             clean=clean,
-            inner=tuple(inner),
-            preview=preview(value),
-            traceback=_codec.traceback_text(value) if failed else "",
-            changed=around.kinds() if around is not None and changed is not None else {},
-            form=encoded.form,
-            at=time.time(),
+            around=around,
+            kind=kind,
         )
-        self.write((outcome, encoded.data), durable=call.effect or status != "cancelled")
+        self.write((record, payload), durable=call.effect or status != "cancelled")
         self._note(scope, call.number, tuple(inner))
         with self._lock:
             self.progress.executed += 1
-        self.tell(_ENDED[status], call, outcome.preview, duration=outcome.at - call.at)
-        if failed:
+        self.tell(_ENDED[status], call, record.preview, duration=record.at - call.at)
+        if status != "completed":
             self.unwinding.failed(call.number, value)
         if self.frame is not None and scope.call is None:
             self.frame.done(effect=call.effect, helper=self._locator.helper())
 
     def settle(self, call: Call, *, landed: bool, value: Any = None, kind: Any = Any) -> None:
         """Record the answer of a ``reconcile`` function, or the decision to skip."""
-        encoded = self.codec.encode(value, f"the value of {call.name!r}", kind) if landed else None
-        settled = Settled(
-            call.number,
-            landed,
-            preview=preview(value) if landed else "",
-            form=encoded.form if encoded is not None else None,
-            at=time.time(),
-        )
-        self.write((settled, encoded.data if encoded is not None else b""))
+        answer = _outcomes.settled(self.codec, call, landed=landed, value=value, kind=kind)
+        self.write(answer)
 
     def _note(self, scope: Scope, number: int, inner: tuple[int, ...]) -> None:
         self.unwinding.made(number)
@@ -369,31 +317,6 @@ class ActiveRun:
             self.journal.append(*items, durable=durable, head=head)
         except RunStopped as error:
             raise self.stop(error) from error.__cause__
-
-    def others_alive(self) -> bool:
-        """Whether another task or thread of this run, beside its main one, could make a call."""
-        return self.flows.others_working() or bool(self.flows.others()) or self._other_tasks()
-
-    def others_may_claim(self) -> bool:
-        """The same, where a call waits: the main thread may, others that wait may not."""
-        idle = self.flows.idle()
-        main_thread = self.task is None and self.thread not in (0, *idle)
-        threads = self.flows.others_working() or bool(self.flows.others(claiming=True))
-        return threads or main_thread or self._other_tasks(idle)
-
-    def _other_tasks(self, idle: Container[int] = ()) -> bool:
-        here = (_tasks.who(), self.unwinding.main)
-        return any(
-            id(task) not in here and id(task) not in idle and scope.run.is_within(self)
-            for task, scope in _tasks.of_context(scope_variable)
-        )
-
-    def is_within(self, other: ActiveRun) -> bool:
-        """Whether this run is ``other`` or was called by it, at any distance."""
-        run: ActiveRun | None = self
-        while run is not None and run is not other:
-            run = run.parent
-        return run is other
 
     def tell(
         self,
@@ -426,13 +349,13 @@ class ActiveRun:
 
     def state(self, **place: Any) -> State:
         """What a checkpoint holds of the run; ``place`` is what it holds of the frame."""
-        at = self.journal.position
+        at, (ordinals, children) = self.journal.position, self.ordinals.kept()
         with self._lock:
             return State(
                 step=self.progress.done,
                 calls=self.journal.calls,
-                ordinals={name: n for name, n in self._ordinals.items() if "\n" not in name},
-                children=[[*key, count] for key, count in self._children.items()],
+                ordinals=ordinals,
+                children=children,
                 journal=[at.last, (at.link or b"").hex(), at.effects],
                 unused=[
                     [each.origin.number, each.entry.number, *each.flags] for each in self.pool.all
@@ -446,15 +369,14 @@ class ActiveRun:
         self.pool = pool
         self.journal.calls = max(self.journal.calls, state.calls)
         self.progress = Progress(skipped=state.step, resumed_from=state.step)
-        self._ordinals = dict(state.ordinals)
-        self._children = {(name, digest): count for name, digest, count in state.children}
+        children = {(name, digest): count for name, digest, count in state.children}
+        self.ordinals = Ordinals(state.ordinals, children)
 
     def go_on_from_the_top(self, pool: Pool) -> None:
         """Be where the run was when it began."""
         self.pool = pool
         self.progress = Progress(resumed_from=0)
-        self._ordinals = {}
-        self._children = {}
+        self.ordinals = Ordinals()
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -469,31 +391,27 @@ class ActiveRun:
         """Record how this attempt ended: ``value`` is what it returned or raised."""
         error = value if status == "failed" else None
         retry, handled = self.unwinding.end(error)
-        now = time.time()
-        items: list[tuple[Record, bytes]] = [(Handled(handled, now), b"")] if handled else []
-        ended = Ended(
+        record, payload = _outcomes.ended(
             status,
-            recorded=encoded is not None,
+            value,
+            encoded,
+            self.progress,
             changed=changed or {},
             retry=retry,
             spent=self.unwinding.spent(error) if error is not None else (),
-            resumed_from=self.progress.resumed_from,
-            executed=self.progress.executed,
-            skipped=self.progress.skipped,
-            preview=preview(value),
-            form=encoded.form if encoded is not None else None,
-            at=now,
         )
-        items.append((ended, encoded.data if encoded is not None else b""))
+        items: list[tuple[Record, bytes]] = [(record, payload)]
+        if handled:
+            items.insert(0, (Handled(handled, record.at), b""))
         self.facts = replace(
             self.facts,
             status=status,
             error=preview(error) if error is not None else "",
             end=self.journal.position.last + len(items),
-            updated_at=now,
+            updated_at=record.at,
         )
         self.write(*items, head=self.facts)
-        self.tell("run_completed" if error is None else "run_failed", detail=ended.preview)
+        self.tell("run_completed" if error is None else "run_failed", detail=record.preview)
 
     def is_over(self) -> bool:
         """Whether the workflow's code is certainly no longer running, though nobody closed it."""

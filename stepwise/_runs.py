@@ -33,14 +33,13 @@ from stepwise._inspection import look_into, look_into_value
 from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
 from stepwise._lease import Lease, describe_owner
 from stepwise._matching import Pool, Recorded
-from stepwise._previews import preview
+from stepwise._outcomes import settled
 from stepwise._records import (
     Ended,
     Entry,
     Forgotten,
     Resumed,
     RunFacts,
-    Settled,
 )
 from stepwise._run import live_runs
 from stepwise._seal import Seal, ephemeral_seal, load_seal
@@ -293,15 +292,7 @@ class Run:
         with self._journal() as (journal, entries):
             recorded = self._choose(step, in_doubt(entries), "in doubt")
             codec = Codec(self._facts().codec)
-            encoded = codec.encode(value, "the landed value") if happened else None
-            settled = Settled(
-                recorded.call.number,
-                happened,
-                preview=preview(value) if happened else "",
-                form=encoded.form if encoded is not None else None,
-                at=time.time(),
-            )
-            journal.append((settled, encoded.data if encoded is not None else b""))
+            journal.append(settled(codec, recorded.call, landed=happened, value=value))
 
     def fork(
         self,
