@@ -40,7 +40,7 @@ from stepwise import (
     StoreError,
 )
 from stepwise._lease import Lease
-from stepwise.stores import Batch, Head, Owner, _cache, _folder, open_store
+from stepwise.stores import Batch, Head, Owner, _folder, _transactions, open_store
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 from stepwise.testing import StoreContract, fresh_store
@@ -145,7 +145,7 @@ def test_settings_are_repaired_at_open(begun):
 
 
 def pragma(store, name):
-    return store._cache._sql(f"PRAGMA {name}").fetchone()[0]
+    return store._rows._con.execute(f"PRAGMA {name}").fetchone()[0]
 
 
 def test_what_must_last_is_flushed(begun):
@@ -160,7 +160,7 @@ def test_a_batch_is_one_transaction(begun):
     """Twenty records, an object and a head cost one commit."""
     store, epoch = begun
     statements = []
-    store._cache._con.set_trace_callback(statements.append)
+    store._rows._con.set_trace_callback(statements.append)
     head = Head("run", "flow", False, b"head")
     batch = Batch(records(*range(1, 21)).records, {"a": b"a"}, head=head)
     store.write("run", epoch, batch)
@@ -176,7 +176,7 @@ def test_a_large_value_is_on_the_disk_before_its_commit(begun, folder, monkeypat
     store, epoch = begun
     events = []
     monkeypatch.setattr(os, "fsync", lambda it: events.append(os.fstat(it).st_ino))
-    store._cache._con.set_trace_callback(
+    store._rows._con.set_trace_callback(
         lambda line: events.append(line) if line == "COMMIT" else None
     )
     store.write("run", epoch, Batch(((1, LARGE),)))
@@ -781,7 +781,7 @@ def next_write():
 other = threading.Thread(target=next_write)  # which waits for ever if the lock was left taken
 other.start()
 other.join()
-print(store._cache._con.in_transaction)
+print(store._rows._con.in_transaction)
 """
 
 
@@ -865,10 +865,10 @@ def write():
         written[0] = number
         writing.set()
 
-inherited = store._cache._con
+inherited = store._rows._con
 
 def use(name):
-    assert store._cache._con is not inherited  # SQLite's own rule
+    assert store._rows._con is not inherited  # SQLite's own rule
     epoch = store.acquire(name, Owner(os.getpid(), "", 0))
     store.write(name, epoch, Batch(((1, b"1"),), mark=b"m" * 40))
     assert list(store.read(name)) == [(1, b"1")]
@@ -1163,12 +1163,12 @@ def test_a_database_that_turns_read_only(begun, folder):
     """A store that cannot be written is a ``StoreError`` with EROFS; what is in it can be read."""
     store, epoch = begun
     store.write("run", epoch, records(1))
-    store._cache._sql("PRAGMA query_only=1")
+    store._rows._con.execute("PRAGMA query_only=1")
     with pytest.raises(StoreError, match="make it writable") as caught:
         store.write("run", epoch, records(2))
     assert (caught.value.errno, caught.value.path) == (errno.EROFS, str(folder))
     assert list(store.read("run")) == [(1, b"1")]
-    store._cache._sql("PRAGMA query_only=0")
+    store._rows._con.execute("PRAGMA query_only=0")
     store.write("run", epoch, records(2))
     assert list(store.read("run")) == [(1, b"1"), (2, b"2")]
 
@@ -1177,7 +1177,7 @@ def test_a_database_that_somebody_locks(begun, folder, monkeypatch):
     """A database that another program keeps locked is a ``StoreError``; afterwards all goes on."""
     store, epoch = begun
     store.close()
-    monkeypatch.setattr(_cache, "_BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(_transactions, "BUSY_SECONDS", 0.01)
     store.write("run", epoch, records(1))
     other = sqlite3.connect(folder / "cache.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

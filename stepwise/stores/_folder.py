@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import sqlite3
+from collections.abc import Callable
 
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 
@@ -29,8 +30,13 @@ def check_path(path: str) -> None:
         )
 
 
-def make_folder(path: str) -> None:
-    """Make the folder and an empty database, readable by their owner only, if they are missing."""
+def make_folder(database: str, fill: Callable[[str], None]) -> None:
+    """Make a store's folder and its database, readable by their owner only, if they are missing.
+
+    Args:
+        fill: makes an empty file the database, before it takes its name.
+    """
+    path = os.path.dirname(database)
     check_path(path)
     os.makedirs(path, 0o700, exist_ok=True)
     owner = os.stat(path).st_uid
@@ -52,11 +58,11 @@ def make_folder(path: str) -> None:
         )
     if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite could not say so
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-    _make_database(os.path.join(path, "cache.db"))
+    _make_database(database, fill)
 
 
-def _make_database(path: str) -> None:
-    """An empty file that only its owner can read; SQLite gives its other files the same mode.
+def _make_database(path: str, fill: Callable[[str], None]) -> None:
+    """A file that only its owner can read; SQLite gives its other files the same mode.
 
     It is made under another name: closing any descriptor of the database itself would drop the
     locks that SQLite holds on it in this process.
@@ -66,6 +72,7 @@ def _make_database(path: str) -> None:
     draft = f"{path}.{os.urandom(8).hex()}"
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
+        fill(draft)
         with contextlib.suppress(FileExistsError):  # another one was first
             os.link(draft, path)
     finally:

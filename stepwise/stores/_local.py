@@ -1,0 +1,414 @@
+"""A store in a folder of one machine, whatever kind of database keeps its rows.
+
+Beside the database, ``leases`` is the lock file, and a folder holds for each run its marks and the
+draft of an object that the next transaction takes along.  One process writes through one connection
+behind one lock, which a fork waits for.  Imports: the protocol, folder, marks and locks, errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import socket
+import sqlite3
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
+from stepwise.stores._folder import check_path, inode, make_folder, store_error
+from stepwise.stores._locks import LockFile, lock_file
+from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
+from stepwise.stores.base import Batch, Head, Owner
+
+__all__ = ["PAGE", "FolderStore", "Rows", "hashed", "pack", "unpack"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PAGE = 1000  # rows
+_EPOCH = 24  # bytes: its check sum, and itself
+
+Page = list[tuple[Any, R | None]]
+"""Some rows in the order of their cursors; ``None`` for what is damaged beyond telling."""
+
+
+class Rows(Protocol):
+    """The open database of a :class:`FolderStore`.  It writes in transactions only.
+
+    What it reads page by page begins behind a cursor, which a page before it gave.
+    """
+
+    def begin(self, durable: bool) -> None: ...
+    def commit(self) -> None: ...
+    def roll_back(self) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+
+    def lease(self, run_id: str) -> bytes | None: ...
+    def put_lease(self, run_id: str, row: bytes) -> None: ...
+
+    def put_record(self, run_id: str, number: int, data: bytes) -> None: ...
+    def prune(self, run_id: str, number: int) -> None: ...
+    def records(self, run_id: str, after: int, cursor: Any) -> Page[tuple[int, bytes]]: ...
+
+    def put_object(self, run_id: str, name: str, data: bytes) -> None: ...
+    def delete_object(self, run_id: str, name: str) -> None: ...
+    def object(self, run_id: str, name: str) -> bytes | None: ...
+    def names(self, run_id: str, prefix: str) -> list[str]: ...
+
+    def put_head(self, head: Head) -> None: ...
+    def head(self, run_id: str) -> Head | None: ...
+    def heads(self, workflow: str | None, unfinished: bool, cursor: Any) -> Page[Head]: ...
+
+    def forget(self, run_id: str) -> None:
+        """Delete records, objects and head of a run."""
+
+
+def _locked(
+    method: Callable[Concatenate[FolderStore, P], R],
+) -> Callable[Concatenate[FolderStore, P], R]:
+    """Run a method alone, and turn what SQLite and the system raise into ``StoreError``.
+
+    The lock is taken by a plain ``with``: a generator-based context manager that a Ctrl-C hits
+    between two of its frames would keep it for as long as the traceback lives.
+    """
+
+    @functools.wraps(method)
+    def alone(self: FolderStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise StoreError(
+                "a signal handler or a finalizer called stepwise in the middle of a write; "
+                "call it from ordinary code",
+                path=self.path,
+                errno=errno.EDEADLK,
+            )
+        with self._lock:
+            try:
+                return method(self, *args, **kwargs)
+            except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+                # The last one is sqlite3's own: a message that quotes a damaged name.
+                raise store_error(self.path, error) from error
+
+    return alone
+
+
+class FolderStore:
+    """A folder on a local disk.
+
+    Args:
+        path: the folder; made when the first run starts, readable by its owner only.
+
+    Raises:
+        ConfigurationError: the path cannot be used as it is written.
+    """
+
+    persistent = True
+    _scheme: str
+    _file: str  # the name of the database
+    _marked: str  # that of the folder of marks
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
+        check_path(self.path)
+        self.url = f"{self._scheme}:{self.path}"
+        self._lock = threading.RLock()
+        self._database = os.path.join(self.path, self._file)
+        self._rows: Rows | None = None
+        self._inode: tuple[int, int] | None = None
+        self._marks = Marks(os.path.join(self.path, self._marked))
+        self._epochs: dict[str, int] = {}  # of the leases held here
+        self._drafts: dict[str, Batch] = {}  # what the next transaction of a run takes along
+        _stores.add(self)
+        _watch_forks()
+
+    def _make_database(self, path: str) -> None:
+        """Fill a new, empty file, so that it is a database with no rows."""
+
+    def _open_rows(self) -> Rows:
+        """Open the database."""
+        raise NotImplementedError
+
+    # -- lease -----------------------------------------------------------------------------------
+
+    @_locked
+    def acquire(self, run_id: str, owner: Owner) -> int:
+        rows = self._opened()
+        if not self._leases().acquire(run_id):
+            raise RunOwnedError(run_id=run_id, owner=self._owner(run_id))
+        try:
+            rows.begin(durable=False)
+            draft = self._draft(rows, run_id)
+            if draft is not None:
+                rows.put_object(run_id, draft.name, draft.data)
+            epoch = self._epoch(rows, run_id) + 1
+            rows.put_lease(run_id, _pack_lease(epoch, owner))
+            rows.commit()
+        except BaseException:
+            self._leases().release(run_id)
+            raise
+        self._drafts.pop(run_id, None)
+        self._epochs[run_id] = epoch
+        return epoch
+
+    def release(self, run_id: str, epoch: int) -> None:
+        # Without the store's lock: it must work while another thread waits for the disk.
+        if self._epochs.get(run_id) == epoch:
+            self._epochs.pop(run_id, None)
+            self._drafts.pop(run_id, None)  # it lies beside the database
+            self._marks.close(hashed(run_id))
+            self._leases().release(run_id)
+
+    @_locked
+    def owner(self, run_id: str) -> Owner | None:
+        return self._owner(run_id) if self._exists() else None
+
+    def _owner(self, run_id: str) -> Owner | None:
+        pid = self._leases().holder(run_id)
+        if pid is None:
+            return None
+        row = self._opened().lease(run_id) or b""
+        try:
+            owner = Owner(**json.loads(row[_EPOCH:]))
+        except (ValueError, TypeError):
+            owner = Owner(pid, socket.gethostname(), 0.0)
+        # Between taking the lock and writing the row, the row still names the owner before.
+        return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
+
+    def _epoch(self, rows: Rows, run_id: str) -> int:
+        row = rows.lease(run_id)
+        if row is None:
+            return 0
+        check, digits = row[:8], row[8:_EPOCH]
+        if len(digits) == 16 and check == b"%08x" % zlib.crc32(digits):
+            return int(digits, 16)
+        return int(time.time() * 1000)  # damaged; this is more than any count has come to
+
+    def _leases(self) -> LockFile:
+        return lock_file(os.path.join(self.path, "leases"))
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    @_locked
+    def write(self, run_id: str, epoch: int, batch: Batch) -> None:
+        run, draft = hashed(run_id), self._drafts.get(run_id)
+        if draft is None and self._is_draft(run_id, epoch, batch):
+            ((name, data),) = batch.put.items()
+            self._marks.draft(run, Draft(epoch, name, data))
+            self._drafts[run_id] = batch
+            return
+        rows = self._opened()
+        rows.begin(batch.durable)
+        try:
+            self._check(rows, run_id, epoch)
+            for number, data in batch.records:
+                rows.put_record(run_id, number, data)
+            for each in (draft, batch):
+                if each is not None:
+                    for name, data in each.put.items():
+                        rows.put_object(run_id, name, data)
+                    for name in each.delete:
+                        rows.delete_object(run_id, name)
+            if batch.prune:
+                rows.prune(run_id, batch.prune)
+            if batch.head is not None:
+                rows.put_head(batch.head)
+            rows.commit()
+        except BaseException:
+            rows.roll_back()
+            raise
+        if draft is not None:
+            self._drafts.pop(run_id, None)
+            self._marks.taken(run)
+        if batch.mark:
+            self._marks.mark(run, batch.mark)
+
+    def _is_draft(self, run_id: str, epoch: int, batch: Batch) -> bool:
+        """Whether a batch is one small object that need not survive a power cut yet."""
+        return (
+            len(batch.put) == 1
+            and not (batch.durable or batch.records or batch.prune or batch.head or batch.mark)
+            and self._epochs.get(run_id) == epoch
+            and all(len(data) <= LARGEST_DRAFT for data in batch.put.values())
+        )
+
+    def _draft(self, rows: Rows, run_id: str) -> Draft | None:
+        """The object that the last owner left beside the database."""
+        _, draft = self._marks.read(hashed(run_id))
+        if draft is None or draft.epoch != self._epoch(rows, run_id):
+            return None
+        return draft
+
+    @_locked
+    def delete(self, run_id: str, epoch: int) -> None:
+        rows = self._opened()
+        rows.begin(durable=True)
+        try:
+            self._check(rows, run_id, epoch)
+            # First: a mark without its records would tell of a loss; the other way is harmless.
+            self._drafts.pop(run_id, None)
+            self._marks.delete(hashed(run_id))
+            rows.forget(run_id)
+            rows.commit()
+        except BaseException:
+            rows.roll_back()
+            raise
+
+    def _check(self, rows: Rows, run_id: str, epoch: int) -> None:
+        if epoch < 1 or self._epoch(rows, run_id) != epoch:
+            raise LeaseLostError(run_id=run_id)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        return self._all(lambda rows, cursor: rows.records(run_id, after, cursor))
+
+    @_locked
+    def get(self, run_id: str, name: str) -> bytes | None:
+        if not self._exists():
+            return None
+        rows = self._opened()
+        draft = self._draft(rows, run_id)
+        if draft is not None and draft.name == name:
+            return draft.data
+        return rows.object(run_id, name)
+
+    @_locked
+    def names(self, run_id: str, prefix: str = "") -> list[str]:
+        if not self._exists():
+            return []
+        rows = self._opened()
+        found, draft = set(rows.names(run_id, prefix)), self._draft(rows, run_id)
+        if draft is not None:
+            found.add(draft.name)
+        return sorted(name for name in found if name.startswith(prefix))
+
+    @_locked
+    def head(self, run_id: str) -> Head | None:
+        return self._opened().head(run_id) if self._exists() else None
+
+    def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
+        return self._all(lambda rows, cursor: rows.heads(workflow, unfinished, cursor))
+
+    @_locked
+    def marks(self, run_id: str) -> list[bytes]:
+        return self._marks.read(hashed(run_id))[0]
+
+    @_locked
+    def close(self) -> None:
+        for run_id, epoch in list(self._epochs.items()):
+            self.release(run_id, epoch)
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
+
+    def _all(self, page: Callable[[Rows, Any], Page[R]]) -> Iterator[R]:
+        """Row by row, read page by page; nothing stays open between two pages."""
+        cursor: Any = None
+        while True:
+            found = self._page(page, cursor)
+            for _, item in found:
+                if item is not None:
+                    yield item
+            if len(found) < PAGE:
+                return
+            cursor = found[-1][0]
+
+    @_locked
+    def _page(self, page: Callable[[Rows, Any], Page[R]], cursor: Any) -> Page[R]:
+        return page(self._opened(), cursor) if self._exists() else []
+
+    # -- the folder and the marks ----------------------------------------------------------------
+
+    def _exists(self) -> bool:
+        return inode(self._database) is not None
+
+    def _opened(self) -> Rows:
+        """The open database; opened again if the folder was deleted and made anew meanwhile."""
+        if self._rows is not None:
+            if inode(self._database) == self._inode:
+                self._rows.roll_back()
+                return self._rows
+            self._rows.close()
+            self._rows = None
+            if self._leases().busy:
+                raise StoreError(
+                    f"the store {self.path} was deleted or replaced while a run was using it",
+                    path=self.path,
+                    errno=errno.ENOENT,
+                )
+        make_folder(self._database, self._make_database)
+        check_path(self.path)
+        self._rows = self._open_rows()
+        self._inode = inode(self._database)
+        return self._rows
+
+
+@functools.lru_cache(maxsize=256)
+def hashed(name: str) -> str:
+    """What stands for an id or a name, whatever characters that has."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _pack_lease(epoch: int, owner: Owner) -> bytes:
+    digits = b"%016x" % epoch
+    return b"%08x" % zlib.crc32(digits) + digits + json.dumps(asdict(owner)).encode()
+
+
+def pack(head: Head) -> bytes:
+    """A head as one value."""
+    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
+    return len(front).to_bytes(4, "big") + front + head.data
+
+
+def unpack(row: bytes | None) -> Head | None:
+    """The head that was packed; ``None`` if it cannot be read."""
+    if not row:
+        return None
+    end = 4 + int.from_bytes(row[:4], "big")
+    try:
+        run_id, workflow, finished = json.loads(row[4:end])
+        return Head(run_id, workflow, finished, row[end:])
+    except (ValueError, TypeError):
+        return None  # a damaged row of the listing; the run's records are the truth
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+_stores: weakref.WeakSet[FolderStore] = weakref.WeakSet()
+_fork_held: list[FolderStore] = []
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def _before_fork() -> None:
+    # A fork while another thread is inside SQLite leaves the child with locks nobody frees.
+    for store in list(_stores):
+        store._lock.acquire()
+        _fork_held.append(store)
+
+
+def _after_fork() -> None:
+    while _fork_held:
+        _fork_held.pop()._lock.release()
+
+
+def _in_child() -> None:
+    _fork_held.clear()
+    for store in list(_stores):
+        store._lock = threading.RLock()
+        store._marks.forget()
+        store._drafts = {}
+        store._epochs = {}
+        if store._rows is not None:
+            store._rows.abandon()

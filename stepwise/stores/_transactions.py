@@ -1,0 +1,84 @@
+"""The one connection of a process to a database, and transactions that say what went wrong.
+
+Every use is behind the store's lock.  ``synchronous`` is FULL for a batch that must survive a power
+cut and NORMAL for another one; the next use rolls back what an interrupt left open; and there is no
+memory map, since a truncated file would be a SIGBUS.  Imports: values.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from stepwise.stores._values import Values
+
+__all__ = ["BUSY_SECONDS", "NORMAL", "Transactions"]
+
+BUSY_SECONDS = 60
+_FULL, NORMAL = 2, 1
+
+
+class Transactions:
+    """Transactions on a database, and on the value files beside it.
+
+    Attributes:
+        file: the path of the database.
+        values: the value files.
+    """
+
+    file: str
+    values: Values
+    _connection: sqlite3.Connection | None = None
+    _level = 0
+
+    @property
+    def _con(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(
+                self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            connection.text_factory = _text
+            connection.execute("PRAGMA mmap_size=0")
+            connection.execute(f"PRAGMA synchronous={NORMAL}")
+            self._connection, self._level = connection, 0
+        return self._connection
+
+    def begin(self, durable: bool) -> None:
+        """Begin a transaction; ``durable``: on the disk when it has been committed."""
+        self.roll_back()
+        level = _FULL if durable else NORMAL
+        if level != self._level:
+            self._con.execute(f"PRAGMA synchronous={level}")
+            self._level = level
+        self.values.begin()
+        self._con.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Commit it, and delete the value files that it gave up."""
+        # An exception out of COMMIT means "unknown".  Nobody relies on it: whoever gets it stops
+        # the run, and the journal is read again before anything else is decided.
+        self._con.execute("COMMIT")
+        self.values.keep()
+
+    def roll_back(self) -> None:
+        """Undo what an error, or an interrupt at any place, left open."""
+        if self._con.in_transaction:
+            self._con.rollback()
+            self.values.undo()
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's connection is neither used nor closed."""
+        _abandoned.append(self._connection)
+        self._connection = None
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")  # damaged text is none of ours
+
+
+_abandoned: list[sqlite3.Connection | None] = []
