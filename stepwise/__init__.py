@@ -14,7 +14,9 @@ The map, each layer importing only from those above it::
     _data _codec                   values as data only; values to bytes and back
     _cipher _seal _records         encryption; the envelope; what is recorded
     _previews _display             values shortened to a line; runs and steps as text and HTML
-    _events _progress              what happens, for who listens; shown on a terminal
+    _events _doing                 what happens, for who listens; what a run is doing
+    _progress_terminal             that as a line of the terminal
+    _progress_notebook _progress   or as an output in a notebook; where it is shown
     _injected _identity            what frameworks inject; calls and runs told apart
     _process _resources _counts    what a process remembers; what is made anew; counting
     rewrite                        functions that can be entered in the middle

@@ -7,7 +7,7 @@
 ``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
 ``STEPWISE_RESUME``    id of a run: the first call that could be it, means it (``stepwise resume``)
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
-``STEPWISE_PROGRESS``  ``1``: runs show on the terminal what they are doing
+``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 =====================  ==============================================================
 
@@ -126,9 +126,9 @@ def resume() -> str:
     return os.environ.get("STEPWISE_RESUME", "")
 
 
-def progress() -> bool:
-    """Whether runs show on the terminal what they are doing."""
-    return _flag("STEPWISE_PROGRESS")
+def progress() -> bool | None:
+    """Whether runs show what they are doing, on a terminal or in a notebook; if it is said."""
+    return _flag("STEPWISE_PROGRESS") if os.environ.get("STEPWISE_PROGRESS", "").strip() else None
 
 
 def encrypt() -> bool:

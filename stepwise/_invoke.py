@@ -15,6 +15,7 @@ from stepwise import _config, _digest, _identity
 from stepwise._attempts import Attempts
 from stepwise._codec import Codec
 from stepwise._definition import Definition
+from stepwise._doing import Doing
 from stepwise._doubt import InDoubt
 from stepwise._drive import drive
 from stepwise._execute import (
@@ -152,7 +153,9 @@ class _TopLevel(_Call):
         )
         self.opened = True
         if isinstance(opened, Opened):
-            self.display = Display.of(self.run_id, options.progress)
+            facts = opened.active.facts
+            doing = Doing(self.run_id, f"{facts.label}({facts.arguments})")
+            self.display = Display.of(doing, options.progress)
         return opened
 
     def _is_meant(self, run_id: str) -> bool:

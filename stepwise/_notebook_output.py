@@ -1,7 +1,7 @@
 """What a notebook's cell shows: recorded while it runs, shown again when it is skipped.
 
 Text goes on to where it went, and everything is shown as it comes: recording only listens.
-Imports: notices.
+Imports: notices, progress.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepwise._notices import count
+from stepwise._progress_notebook import ID
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,6 +110,9 @@ class Recorder:
         **kw: Any,
     ) -> None:
         ident = (transient or {}).get("display_id")
+        if str(ident).startswith(ID):
+            plain(data, metadata, *args, transient=transient, **kw)
+            return
         item = ("data", data, metadata or {}, ident)
         if kw.get("update"):
             self.items = [item if e[0] == "data" and e[3] == ident else e for e in self.items]

@@ -5,7 +5,7 @@ of a cell is a piece of it, which takes the lease, and gives it up at its end, s
 process may look and forget in between.  What is recorded inside a cell that did not complete (it
 raised, or its kernel was killed) answers the next cell that makes the same call.
 
-Imports: lifecycle, execute, drivers, perform, steps, run, journal, matching, records, codec.
+Imports: lifecycle, execute, drivers, perform, steps, run, journal, matching, progress.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import inspect
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stepwise import _codec, _config, _digest, _identity
 from stepwise._counts import Ordinals, Progress
+from stepwise._doing import Doing
 from stepwise._drive import drive
 from stepwise._execute import execute, execute_async
 from stepwise._journal import Position, holds, read, read_one
@@ -30,6 +32,7 @@ from stepwise._mutation import Watch
 from stepwise._notices import count
 from stepwise._origin import Locator, Origin
 from stepwise._perform import Core, perform
+from stepwise._progress import Display
 from stepwise._records import Entry, Outcome, Resumed
 from stepwise._run import ActiveRun, current_scope
 from stepwise._runs import seal_for
@@ -132,11 +135,24 @@ class Notebook:
             RunOwnedError: another kernel executes a cell of this notebook; says which.
             NotRecordableError: its outputs cannot be recorded.
         """
-        execute(self._open(cell))
+        with self._shown(cell):
+            execute(self._open(cell))
 
     async def execute_async(self, cell: Cell) -> None:
         """The same for a cell that awaits."""
-        await execute_async(self._open(cell))
+        with self._shown(cell):
+            await execute_async(self._open(cell))
+
+    @contextmanager
+    def _shown(self, cell: Cell) -> Iterator[None]:
+        """Show what the cell is doing, while it does it."""
+        doing = Doing(self.run_id, f"cell {cell.name!r}", cell=True)
+        display = Display.of(doing, None, unasked=True)
+        try:
+            yield
+        finally:
+            if display is not None:
+                display.close()
 
     def _open(self, cell: Cell) -> Opened:
         try:

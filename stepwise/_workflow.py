@@ -305,9 +305,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first; the exception then propagates.  Called again, the
             workflow makes them anew.
-        progress: show on the terminal what a run is doing: the current step, how many there were,
-            and the time; nothing where stderr is no terminal.  By default as ``STEPWISE_PROGRESS``
-            says.
+        progress: show on the terminal, or in the notebook, what a run is doing: the current step,
+            how many there were, and the time; nothing where stderr is neither.  By default as
+            ``STEPWISE_PROGRESS`` says.
         store: where its runs are kept: a URL, a path or a store object.
         codec: ``"pickle"``, or ``"json"``: results are recorded as data only, shaped by the types
             that functions are annotated to return (pydantic models and the like with the extra

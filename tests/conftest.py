@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config, items):
 def home(tmp_path, monkeypatch):
     """``$STEPWISE_HOME``, which no test shares with another, let alone with the user."""
     folder = tmp_path / "home"
-    for name in ("STORE", "KEY", "FRESH", "ALLOW_NETWORK"):
+    for name in ("STORE", "KEY", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
         monkeypatch.delenv(f"STEPWISE_{name}", raising=False)
     monkeypatch.setenv("STEPWISE_HOME", str(folder))
     monkeypatch.setenv("STEPWISE_QUIET", "1")
@@ -49,6 +49,21 @@ def home(tmp_path, monkeypatch):
         run.close()
     for store in opened.values():
         store.close()
+
+
+@pytest.fixture
+def notebook(tmp_path, monkeypatch):
+    """A folder in which kernels execute the cells of a notebook, one kernel after the other."""
+    from kernels import Notebook
+
+    monkeypatch.delenv("STEPWISE_QUIET")
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    made = Notebook(folder)
+    yield made
+    made.close()
 
 
 @pytest.fixture

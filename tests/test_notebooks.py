@@ -233,7 +233,8 @@ def skipped(printed):
 def displayed(notebook, ident):
     """What a cell displayed."""
     outputs = notebook.nb.cells[notebook.index(ident)].outputs
-    return [dict(each.data) for each in outputs if "data" in each]
+    shown = [each for each in outputs if "data" in each and "stepwise" not in each.metadata]
+    return [dict(each.data) for each in shown]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
