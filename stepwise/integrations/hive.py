@@ -1,8 +1,9 @@
-"""For users of adenhq/hive: its graph executor, recorded.
+"""For users of adenhq/hive: its graph executor, recorded, and its checkpoint store, durable.
 
 :func:`executor_class` gives a subclass of hive's ``GraphExecutor`` that records each visit of a
 node, and each result of a tool when it returns: killed and called again, it repeats neither.
-hive's package ``framework`` is imported when it is asked for.
+:class:`CheckpointStore` takes the place of hive's class of that name.  hive's package ``framework``
+is imported when one of them is asked for.
 
 Imports: lifecycle, execute, steps, and what they import.
 """
@@ -34,10 +35,11 @@ from stepwise._run import current_scope
 from stepwise._snapshot import Surroundings
 from stepwise._steps import Step, known_steps
 from stepwise.errors import ConfigurationError, RunStopped
+from stepwise.integrations._hive_store import CheckpointStore, hive_module
 from stepwise.rewrite import Source
 from stepwise.stores import open_store
 
-__all__ = ["executor_class"]
+__all__ = ["CheckpointStore", "executor_class"]
 
 
 @functools.cache
@@ -53,14 +55,8 @@ def executor_class() -> Any:
     Raises:
         ConfigurationError: hive's package ``framework`` is not there.
     """
-    try:
-        from framework.graph.executor import GraphExecutor
-    except ImportError as error:
-        raise ConfigurationError(
-            "the package `framework` of adenhq/hive cannot be imported. It is not on the package "
-            "registry: clone https://github.com/adenhq/hive and `pip install -e hive/core`"
-        ) from error
-    return type("RecordedGraphExecutor", (_Recorded, GraphExecutor), {"__module__": __name__})
+    base = hive_module("graph.executor").GraphExecutor
+    return type("RecordedGraphExecutor", (_Recorded, base), {"__module__": __name__})
 
 
 class _Recorded:

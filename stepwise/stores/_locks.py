@@ -18,10 +18,11 @@ import os
 import struct
 import sys
 import threading
+from collections.abc import Iterator
 
 from stepwise.errors import StoreError
 
-__all__ = ["LockFile", "lock_file"]
+__all__ = ["LockFile", "exclusively", "lock_file"]
 
 # struct flock, for F_GETLK: Linux puts the type first, the BSDs and macOS the offsets.
 _FLOCK = struct.Struct("@hhqqi0q" if sys.platform.startswith("linux") else "@qqihh")
@@ -144,3 +145,25 @@ def _after_fork() -> None:
     _files_mutex = threading.Lock()
     for file in _files.values():
         file.forget()
+
+
+@contextlib.contextmanager
+def exclusively(path: str) -> Iterator[None]:
+    """Hold a whole lock file, waiting for other threads and processes that hold it.
+
+    Raises:
+        OSError: the lock file cannot be opened.
+    """
+    path = os.path.realpath(path)
+    if not _mutexes:
+        os.register_at_fork(after_in_child=_mutexes.clear)
+    with _mutexes.setdefault(path, threading.Lock()):  # so that one descriptor is open at a time
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)  # which gives the lock up
+
+
+_mutexes: dict[str, threading.Lock] = {}

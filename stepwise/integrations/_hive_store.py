@@ -1,0 +1,324 @@
+"""A checkpoint store for adenhq/hive: hive's methods and hive's files, but durable and verified.
+
+Imports: hive files, notices, locks and folder of the stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from stepwise._notices import notice
+from stepwise.errors import ConfigurationError, CorruptStoreError
+from stepwise.integrations._hive_files import (
+    DamagedFileError,
+    StrangeFileError,
+    file_name,
+    is_file,
+    make_folder,
+    read,
+    sealed,
+    write,
+)
+from stepwise.stores._folder import sync
+from stepwise.stores._locks import exclusively
+
+__all__ = ["CheckpointStore", "hive_module"]
+
+OnCorrupt = Literal["none", "raise", "fallback"]
+
+
+def hive_module(name: str) -> ModuleType:
+    """A module of hive's package ``framework``.
+
+    Raises:
+        ConfigurationError: it is not there.
+    """
+    try:
+        return importlib.import_module(f"framework.{name}")
+    except ImportError as error:
+        raise ConfigurationError(
+            "the package `framework` of adenhq/hive cannot be imported. It is not on the package "
+            "registry: clone https://github.com/adenhq/hive and `pip install -e hive/core`"
+        ) from error
+
+
+class CheckpointStore:
+    """Hive's ``CheckpointStore``: the same methods, the same files, in ``checkpoints/``.
+
+    Files of hive's own store are read too, and hive reads these.  Each is durable when the call
+    returns, and carries a checksum; several processes may use one folder.
+
+    Args:
+        base_path: folder of a session; by default ``$HOME/.hive``.
+        on_corrupt: what loading a damaged checkpoint gives: ``"none"``: ``None``, as hive does;
+            ``"raise"``: ``CorruptStoreError``; ``"fallback"``: the newest intact one before it.
+
+    Raises:
+        ConfigurationError: hive's package ``framework`` is not there, or there is no such
+            ``on_corrupt``.
+    """
+
+    def __init__(
+        self, base_path: str | os.PathLike[str] | None = None, *, on_corrupt: OnCorrupt = "none"
+    ) -> None:
+        if on_corrupt not in ("none", "raise", "fallback"):
+            raise ConfigurationError(
+                f"on_corrupt={on_corrupt!r}: it is 'none', 'raise' or 'fallback'"
+            )
+        self._schema = hive_module("schemas.checkpoint")
+        self.base_path = Path(base_path) if base_path is not None else Path.home() / ".hive"
+        self.checkpoints_dir = self.base_path / "checkpoints"
+        self.index_path = self.checkpoints_dir / "index.json"
+        self.on_corrupt = on_corrupt
+
+    async def save_checkpoint(
+        self, checkpoint: Any, *, max_retries: int = 3, backoff_base: float = 0.5
+    ) -> None:
+        """Keep a checkpoint as it is now; one of the same id is replaced.
+
+        Args:
+            max_retries: how often it is tried again when the disk fails.
+            backoff_base: seconds before the first of these; doubled each time.
+
+        Raises:
+            OSError: the disk failed each time; what was there before is still there.
+        """
+        data = sealed(checkpoint)
+        summary = self._schema.CheckpointSummary.from_checkpoint(checkpoint)
+        for attempt in range(max_retries + 1):
+            try:
+                return await asyncio.to_thread(self._save, summary, checkpoint.session_id, data)
+            except OSError as error:
+                if attempt >= max_retries:
+                    raise
+                notice(f"hive checkpoint {summary.checkpoint_id!r} is saved again: {error}")
+            await asyncio.sleep(backoff_base * 2**attempt)
+        return None
+
+    async def load_checkpoint(self, checkpoint_id: str | None = None) -> Any:
+        """A checkpoint, or the latest; ``None`` if there is none.
+
+        Raises:
+            CorruptStoreError: it is damaged or its file is gone, and ``on_corrupt="raise"``.
+        """
+        return await asyncio.to_thread(self._load, checkpoint_id)
+
+    async def verify_checkpoint(
+        self, checkpoint_id: str
+    ) -> Literal["verified", "unverified", "damaged"] | None:
+        """What is known of a checkpoint's file; ``None`` if there is none.
+
+        ``"unverified"``: hive wrote it, without a checksum, and it can be read.
+        """
+        return await asyncio.to_thread(self._verify, checkpoint_id)
+
+    async def load_index(self) -> Any:
+        """Hive's ``CheckpointIndex`` of what the folder holds; ``None`` if there is nothing."""
+        return await asyncio.to_thread(self._index)
+
+    async def list_checkpoints(
+        self, checkpoint_type: str | None = None, is_clean: bool | None = None
+    ) -> list[Any]:
+        """Hive's ``CheckpointSummary`` of each checkpoint, the oldest first.
+
+        Args:
+            checkpoint_type: only those of this type.
+            is_clean: only those that are so.
+        """
+        index = await self.load_index()
+        return [
+            each
+            for each in (index.checkpoints if index is not None else [])
+            if (not checkpoint_type or each.checkpoint_type == checkpoint_type)
+            and (is_clean is None or each.is_clean == is_clean)
+        ]
+
+    async def delete_checkpoint(self, checkpoint_id: str) -> bool:
+        """Delete a checkpoint; whether there was one."""
+        return await asyncio.to_thread(self._delete, [checkpoint_id]) == 1
+
+    async def prune_checkpoints(self, max_age_days: int = 7) -> int:
+        """Delete checkpoints that are older; how many there were."""
+        cutoff = (datetime.now() - timedelta(days=max_age_days)).timestamp()  # noqa: DTZ005
+        old = [
+            each.checkpoint_id
+            for each in await self.list_checkpoints()
+            if _when(each, cutoff) < cutoff
+        ]
+        return await asyncio.to_thread(self._delete, old) if old else 0
+
+    async def checkpoint_exists(self, checkpoint_id: str) -> bool:
+        """Whether there is a file for a checkpoint, damaged or not."""
+        return await asyncio.to_thread(lambda: self._path(checkpoint_id).exists())
+
+    # -- one checkpoint --------------------------------------------------------------------------
+
+    def _save(self, summary: Any, session_id: str, data: bytes) -> None:
+        with self._locked():
+            index = self._index() or self._schema.CheckpointIndex(session_id=session_id)
+            write(self._path(summary.checkpoint_id), data)
+            others = [e for e in index.checkpoints if e.checkpoint_id != summary.checkpoint_id]
+            self._write_index(index, [*others, summary])
+
+    def _load(self, wanted: str | None) -> Any:
+        checkpoint_id = wanted if wanted is not None else next(reversed(self._listed()), None)
+        if checkpoint_id is None:
+            return None
+        path = self._path(checkpoint_id)
+        try:
+            return self._read(checkpoint_id)[0]
+        except DamagedFileError as error:
+            if not path.exists() and checkpoint_id not in self._listed():
+                # It never was there, or has been deleted since the index was read.
+                return None if wanted is not None else self._load(None)
+            why = str(error)
+        notice(f"hive checkpoint {checkpoint_id!r} is damaged: {why} ({path})")
+        if self.on_corrupt == "raise":
+            raise CorruptStoreError(
+                f"hive checkpoint {checkpoint_id!r} is damaged: {why}. Its file is {path}: restore "
+                f"it from a backup, or call delete_checkpoint({checkpoint_id!r}), or load an older "
+                "one, which on_corrupt='fallback' does by itself",
+                path=str(path),
+                errno=None,
+            )
+        return self._before(checkpoint_id) if self.on_corrupt == "fallback" else None
+
+    def _before(self, checkpoint_id: str) -> Any:
+        """The newest intact checkpoint that is older."""
+        listed = self._listed()
+        older = listed[: listed.index(checkpoint_id)] if checkpoint_id in listed else listed
+        for each in reversed(older):
+            with contextlib.suppress(DamagedFileError):
+                found, _ = self._read(each)
+                notice(f"hive checkpoint {each!r} takes the place of {checkpoint_id!r}")
+                return found
+        return None
+
+    def _read(self, checkpoint_id: str) -> tuple[Any, bool]:
+        """A checkpoint, and whether a checksum says that it is what was written."""
+        checkpoint, verified = read(self._path(checkpoint_id), self._schema.Checkpoint)
+        if verified and checkpoint.checkpoint_id != checkpoint_id:
+            raise DamagedFileError(f"it is the file of {checkpoint.checkpoint_id!r}")
+        return checkpoint, verified
+
+    def _verify(self, checkpoint_id: str) -> Literal["verified", "unverified", "damaged"] | None:
+        try:
+            _, verified = self._read(checkpoint_id)
+        except DamagedFileError:
+            there = self._path(checkpoint_id).exists() or checkpoint_id in self._listed()
+            return "damaged" if there else None
+        return "verified" if verified else "unverified"
+
+    def _delete(self, checkpoint_ids: list[str]) -> int:
+        if not self.checkpoints_dir.exists():
+            return 0
+        with self._locked():
+            index, gone = self._index(), set(checkpoint_ids)
+            if index is not None and gone & {each.checkpoint_id for each in index.checkpoints}:
+                # Before the files: killed between, it is not deleted rather than damaged.
+                kept = [each for each in index.checkpoints if each.checkpoint_id not in gone]
+                self._write_index(index, kept)
+            deleted = 0
+            for each in gone:
+                with contextlib.suppress(FileNotFoundError):
+                    self._path(each).unlink()
+                    deleted += 1
+            sync(str(self.checkpoints_dir))
+            return deleted
+
+    def _path(self, checkpoint_id: str) -> Path:
+        ours = self.checkpoints_dir / f"{file_name(checkpoint_id)}.json"
+        if ours.stem == checkpoint_id or ours.exists() or "\0" in checkpoint_id:
+            return ours
+        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # it makes folders of slashes
+        odd = {"", ".", ".."} & set(checkpoint_id.split("/")) or checkpoint_id.casefold() == "index"
+        return hives if not odd and is_file(hives) else ours
+
+    # -- the index -------------------------------------------------------------------------------
+
+    def _listed(self) -> list[str]:
+        index = self._index()
+        return [each.checkpoint_id for each in index.checkpoints] if index is not None else []
+
+    def _index(self) -> Any:
+        """The index, with what it lacks: another process was killed before it wrote it down."""
+        index = None
+        if self.index_path.exists():
+            try:
+                index, _ = read(self.index_path, self._schema.CheckpointIndex)
+            except DamagedFileError as error:
+                notice(f"{self.index_path} is damaged ({error}); it is made anew of the files")
+        summaries = index.checkpoints if index is not None else []
+        known = {self.index_path, *(self._path(each.checkpoint_id) for each in summaries)}
+        found = [
+            path
+            for path in self.checkpoints_dir.glob("*.json")
+            if path not in known and not path.name.startswith(".")
+        ]
+        missing = [each for each in map(self._summary, found) if each is not None]
+        if index is None:
+            if not missing:
+                return None
+            session = next((sid for sid, _ in missing if sid), self.base_path.name)
+            index = self._schema.CheckpointIndex(session_id=session)
+        if missing:
+            latest = max((_when(each, 0) for each in summaries), default=0)
+            merged = [*summaries, *(each for _, each in missing)]
+            merged.sort(key=lambda each: _when(each, latest))
+            self._set(index, merged)
+        return index
+
+    def _summary(self, path: Path) -> tuple[str, Any] | None:
+        """Session and summary of a file that is not in the index; ``None`` if it is none of it."""
+        try:
+            checkpoint, _ = read(path, self._schema.Checkpoint)
+        except StrangeFileError:
+            return None
+        except DamagedFileError as error:
+            with contextlib.suppress(FileNotFoundError):
+                return "", self._schema.CheckpointSummary(
+                    checkpoint_id=path.name.removesuffix(".json"),
+                    checkpoint_type="damaged",
+                    created_at=_as_hive_writes(path.stat().st_mtime),
+                    is_clean=False,
+                    description=str(error),
+                )
+            return None
+        return checkpoint.session_id, self._schema.CheckpointSummary.from_checkpoint(checkpoint)
+
+    def _set(self, index: Any, summaries: list[Any]) -> None:
+        index.checkpoints = summaries
+        index.total_checkpoints = len(summaries)
+        index.latest_checkpoint_id = summaries[-1].checkpoint_id if summaries else None
+
+    def _write_index(self, index: Any, summaries: list[Any]) -> None:
+        self._set(index, summaries)
+        write(self.index_path, sealed(index))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folder(self.checkpoints_dir)
+        with exclusively(str(self.checkpoints_dir / ".lock")):
+            for path in self.checkpoints_dir.glob(".*.tmp"):  # of a process that was killed
+                path.unlink(missing_ok=True)
+            yield
+
+
+def _when(summary: Any, otherwise: float) -> float:
+    """When a checkpoint was made, in seconds; times of hive's are local and do not say so."""
+    try:
+        return datetime.fromisoformat(summary.created_at).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return otherwise
+
+
+def _as_hive_writes(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat()  # noqa: DTZ006
