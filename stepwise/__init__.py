@@ -8,6 +8,7 @@ The map, each layer importing only from those above it::
     errors                         every exception and warning, as one tree
     _config _notices _interrupts   settings; one-line messages; Ctrl-C held back
     _tasks _threads                what asyncio is doing; threads that belong to a run
+    _pieces                        large bytes that are never joined
     _digest_atoms _digest_types    equal values, equal digests
     _forms                         objects that pickle stores wrongly
     _digest _pickling              the same for all; code by value

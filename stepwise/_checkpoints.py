@@ -15,6 +15,7 @@ from stepwise import _codec
 from stepwise._display import facts_html
 from stepwise._journal import Journal, Position, read_one
 from stepwise._pickling import PYTHON
+from stepwise._pieces import Data
 from stepwise._records import Entry, RunFacts
 from stepwise._seal import DamagedError, Seal
 from stepwise.stores import Store
@@ -162,7 +163,7 @@ class Checkpoints:
             self._names.remove(name)
             self._refused.append(name)
 
-    def write(self, state: State, payload: bytes, facts: RunFacts) -> RunFacts:
+    def write(self, state: State, payload: Data, facts: RunFacts) -> RunFacts:
         """Keep a checkpoint, and prune; what a listing shows of the run afterwards."""
         name = _name(state)
         names = [*(each for each in self._names if each != name), name]
@@ -196,7 +197,7 @@ def _name(state: State) -> str:
     return f"{_PREFIX}{state.journal[0]:012d}"
 
 
-def sealed(seal: Seal, run_id: str, state: State, payload: bytes) -> dict[str, bytes]:
+def sealed(seal: Seal, run_id: str, state: State, payload: bytes) -> dict[str, Data]:
     """A checkpoint as a run keeps it, by its name."""
     name = _name(state)
     return {name: seal.close(f"{name}/{run_id}", vars(state), payload)[0]}

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from stepwise import _data
 from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump, dump_plain, too_deep
+from stepwise._pieces import Data
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
 __all__ = ["Codec", "Encoded", "decode", "decode_error", "encode", "encode_error"]
@@ -35,13 +36,13 @@ _GROUPS: tuple[Any, ...] = tuple(  # since Python 3.11
 
 
 class Encoded(NamedTuple):
-    """The bytes of a value.
+    """The bytes of a value, in pieces if they are many.
 
     ``form`` says what they are: ``None`` for a pickle; ``"json"``; for a pickle that holds code,
     the Python version, which alone reads it.
     """
 
-    data: bytes
+    data: Data
     form: str | None = None
 
 
@@ -131,15 +132,15 @@ def _encode(value: object) -> Encoded:
         return Encoded(dump(value, Reducers()), PYTHON)
 
 
-def decode(data: bytes, form: str | None = None, kind: Any = Any) -> Any:
+def decode(data: Data, form: str | None = None, kind: Any = Any) -> Any:
     """Load what :func:`encode` or :meth:`Codec.encode` made, from verified bytes.
 
     Raises:
         UnreadableValueError: it needs a class that is gone, or holds code of another Python.
     """
     if form == _JSON:
-        return _data.decode_data(data, kind)
-    return decode_with(lambda: pickle.loads(data), form)
+        return _data.decode_data(bytes(data), kind)
+    return decode_with(lambda: pickle.loads(bytes(data)), form)
 
 
 def decode_with(load: Callable[[], Any], python: str | None) -> Any:
@@ -314,7 +315,7 @@ def _surviving(error: BaseException) -> tuple[bytes | None, str | None]:
     except Exception:
         return None, None
     same = type(copy) is type(error) and _text(copy) == _text(error)
-    return (encoded.data, encoded.form) if same else (None, None)
+    return (bytes(encoded.data), encoded.form) if same else (None, None)
 
 
 def decode_error(data: bytes, form: str | None = None) -> BaseException:

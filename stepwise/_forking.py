@@ -24,6 +24,7 @@ from stepwise._journal import Journal, Lost, Position, facts_of, read
 from stepwise._lease import Lease
 from stepwise._matching import Pool, Recorded
 from stepwise._outcomes import outcome
+from stepwise._pieces import Data
 from stepwise._records import (
     Call,
     Entry,
@@ -244,7 +245,7 @@ def _write(
         updated_at=now,
     )
 
-    def checkpoint(positions: list[Position]) -> dict[str, bytes]:
+    def checkpoint(positions: list[Position]) -> dict[str, Data]:
         if loaded is None:
             return {}
         state = loaded.state
@@ -286,16 +287,16 @@ def _with_changes(
             )
     for name, value in variables.items():
         data, form = _codec.encode(value, f"the new value of {name!r}")
-        before += data
+        before += bytes(data)
         changed.append([name, form, len(data)])
     return before, changed
 
 
 def _items(
     source: _Source, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
-) -> tuple[list[tuple[Record, bytes]], dict[int, int]]:
+) -> tuple[list[tuple[Record, Data]], dict[int, int]]:
     """The records of the fork, and where each shared one of the source stands in it."""
-    items: list[tuple[Record, bytes]] = []
+    items: list[tuple[Record, Data]] = []
     numbers: dict[int, int] = {}
     handled = Handled(_handled_later(source, shared), now)
     known = [*shared, Entry(source.entries[-1].number + 1, handled, b"")]
@@ -379,7 +380,7 @@ def _fork_child(source: _Source, new_id: str, child: str) -> str:
 
 def _changed_results(
     source: _Source, shared: list[Entry], results: Mapping[int, Any]
-) -> Iterator[tuple[Record, bytes]]:
+) -> Iterator[tuple[Record, Data]]:
     codec = Codec(source.facts.codec)
     for number, value in results.items():
         last: Outcome | None = None

@@ -15,6 +15,7 @@ from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._notices import file_name, notice, warn
 from stepwise._origin import Helper
 from stepwise._others import name_of_another, others_alive
+from stepwise._pieces import Data
 from stepwise._resources import LetGo, is_reenterable
 from stepwise._run import ActiveRun
 from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
@@ -212,7 +213,7 @@ class WorkflowFrame(Frame):
         # What did not pickle the last time and is still there will not now.
         return all(values.get(name) is not value for name, value in self.culprits.items())
 
-    def _dump(self, values: dict[str, Any]) -> bytes:
+    def _dump(self, values: dict[str, Any]) -> Data:
         try:
             return dump_values(values, self.around)
         except UnpicklableError as error:

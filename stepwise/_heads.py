@@ -27,7 +27,8 @@ __all__ = ["derive_facts", "open_head", "seal_head"]
 def seal_head(seal: Seal, facts: RunFacts) -> Head:
     """The head of a run, as the store keeps it."""
     data, _ = seal.close(f"head/{facts.run_id}", asdict(facts))
-    return Head(facts.run_id, seal.index(facts.workflow), facts.status == "completed", data)
+    index = seal.index(facts.workflow)
+    return Head(facts.run_id, index, facts.status == "completed", bytes(data))
 
 
 def open_head(seal: Seal, head: Head) -> RunFacts | None:

@@ -19,6 +19,7 @@ from stepwise import _records
 from stepwise._heads import derive_facts, open_head, seal_head
 from stepwise._interrupts import Uninterrupted
 from stepwise._notices import notice
+from stepwise._pieces import Data
 from stepwise._records import (
     ANNOUNCES,
     Entry,
@@ -209,11 +210,11 @@ class Journal:
 
     def append(
         self,
-        *items: tuple[Record, bytes],
+        *items: tuple[Record, Data],
         durable: bool = True,
         head: RunFacts | None = None,
-    ) -> list[Entry]:
-        """Append records in one transaction, and return them in their places.
+    ) -> list[int]:
+        """Append records in one transaction, and return their numbers.
 
         Args:
             items: records with their payloads.
@@ -223,11 +224,10 @@ class Journal:
         with Uninterrupted(), self._lock:
             if not self._known:
                 self._catch_up()
-            at, sealed, entries = self._at, [], []
+            at, sealed = self._at, []
             for record, payload in items:
                 data, at = self._sealed(at, record, payload)
                 sealed.append((at.last, data))
-                entries.append(Entry(at.last, record, payload))
             self._known = False  # until the write has returned
             self.store.write(
                 self.run_id,
@@ -240,9 +240,9 @@ class Journal:
                 ),
             )
             self._at, self._known = at, True
-            return entries
+            return [number for number, _ in sealed]
 
-    def _sealed(self, at: Position, record: Record, payload: bytes) -> tuple[bytes, Position]:
+    def _sealed(self, at: Position, record: Record, payload: Data) -> tuple[Data, Position]:
         """A record as it follows a position, and the position that it makes."""
         number = at.last + 1
         data, link = self.seal.close(
@@ -256,8 +256,8 @@ class Journal:
 
     def begin_with(
         self,
-        items: Iterable[tuple[Record, bytes]],
-        put: Callable[[list[Position]], dict[str, bytes]],
+        items: Iterable[tuple[Record, Data]],
+        put: Callable[[list[Position]], dict[str, Data]],
         head: RunFacts,
     ) -> None:
         """Write the first records of a run and objects beside them, all of it or nothing.
@@ -286,7 +286,7 @@ class Journal:
         self,
         name: str,
         header: dict[str, Any],
-        payload: bytes,
+        payload: Data,
         *,
         delete: tuple[str, ...] = (),
         prune: int = 0,

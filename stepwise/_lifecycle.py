@@ -284,7 +284,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
     journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
     facts = facts_of(call.store, seal, call.run_id)
     is_new = facts is None
-    before = record_arguments(surroundings(call.bound, call.instance))
+    before = bytes(record_arguments(surroundings(call.bound, call.instance)))
     if facts is None:
         journal.load()  # there is nothing, or it says what is lost
         facts = _start(call, journal, before)

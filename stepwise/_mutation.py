@@ -12,6 +12,7 @@ from typing import Any
 from stepwise import _codec, _config, _digest
 from stepwise._codec import Encoded
 from stepwise._pickling import PYTHON
+from stepwise._pieces import Data
 from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
 from stepwise.errors import DigestError
 
@@ -25,7 +26,7 @@ def surroundings(bound: Mapping[str, Any], instance: object = None) -> Surroundi
     return Surroundings(arguments=Surroundings.mutable(bound, instance))
 
 
-def record_arguments(around: Surroundings) -> bytes:
+def record_arguments(around: Surroundings) -> Data:
     """The contents of the arguments, as far as they can be recorded."""
     left = around
     while left.arguments:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from stepwise._codec import Codec, Encoded, traceback_text
 from stepwise._counts import Progress
 from stepwise._mutation import encode_changed
+from stepwise._pieces import Data
 from stepwise._previews import preview
 from stepwise._records import Call, Ended, Outcome, Settled, StepStatus
 from stepwise._snapshot import Surroundings
@@ -31,7 +32,7 @@ def outcome(
     clean: bool = False,
     around: Surroundings | None = None,
     kind: Any = Any,
-) -> tuple[Outcome, bytes]:
+) -> tuple[Outcome, Data]:
     """How a call ended.
 
     Args:
@@ -71,7 +72,7 @@ def outcome(
 
 def settled(
     codec: Codec, call: Call, *, landed: bool, value: Any = None, kind: Any = Any
-) -> tuple[Settled, bytes]:
+) -> tuple[Settled, Data]:
     """What somebody who looked says of a call in doubt: that it happened, and what it returned.
 
     Raises:
@@ -95,7 +96,7 @@ def ended(
     changed: dict[str, str],
     retry: tuple[int, ...],
     spent: tuple[int, ...],
-) -> tuple[Ended, bytes]:
+) -> tuple[Ended, Data]:
     """How an attempt of the run ended.
 
     Args:

@@ -1,6 +1,6 @@
 """Pickling what plain pickle cannot: code by value, with the names of ``__main__`` kept as names.
 
-The only module that knows cloudpickle.  Imports: forms.
+The only module that knows cloudpickle.  Imports: forms, pieces.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from stepwise._forms import Forms
+from stepwise._pieces import Data, collected
 
 __all__ = [
     "PROTOCOL",
@@ -100,14 +101,14 @@ class Reducers:
         return self.forms.of(obj)
 
 
-def dump(value: object, reducers: Reducers) -> bytes:
+def dump(value: object, reducers: Reducers) -> Data:
     """Pickle a value, however deeply nested."""
     reducers.forms = Forms()
     data = _dump_once(value, reducers)
     return _dump_once(value, reducers) if reducers.forms.shares() else data
 
 
-def _dump_once(value: object, reducers: Reducers) -> bytes:
+def _dump_once(value: object, reducers: Reducers) -> Data:
     fast, deep = _picklers(reducers.identifies)
     try:
         return _dump(value, reducers, fast)
@@ -116,6 +117,28 @@ def _dump_once(value: object, reducers: Reducers) -> bytes:
             raise
         # The C pickler nests as deep as the C stack; the Python one as deep as it is allowed.
         return with_deep_stack(lambda: _dump(value, reducers, deep))
+
+
+class _Sink:
+    """What a pickler writes into: it hands over large buffers as they are."""
+
+    __slots__ = ("_written", "write")
+
+    def __init__(self) -> None:
+        self._written: list[bytes | memoryview | pickle.PickleBuffer] = []
+        self.write = self._written.append
+
+    def data(self) -> Data:
+        """All that was written."""
+        written = self._written
+        if len(written) == 1 and type(written[0]) is bytes:
+            return written[0]
+        return collected(
+            [
+                each.raw() if type(each) is pickle.PickleBuffer else memoryview(each)
+                for each in written
+            ]
+        )
 
 
 class _Plain(pickle.Pickler):
@@ -136,7 +159,7 @@ class _PlainDeep(pickle._Pickler):
         return self.forms.of(obj)
 
 
-def dump_plain(value: object) -> bytes:
+def dump_plain(value: object) -> Data:
     """Pickle a value as ``pickle.dumps`` does, however deeply nested.
 
     Code goes by name: what has none is not picklable.
@@ -145,18 +168,18 @@ def dump_plain(value: object) -> bytes:
     return _dump_plain(value, forms)[0] if forms is not None and forms.shares() else data
 
 
-def _dump_plain(value: object, forms: Forms | None) -> tuple[bytes, Forms | None]:
-    buffer = io.BytesIO()
-    pickler: Any = _Plain(buffer, PROTOCOL)
+def _dump_plain(value: object, forms: Forms | None) -> tuple[Data, Forms | None]:
+    sink = _Sink()
+    pickler: Any = _Plain(sink, PROTOCOL)
     pickler.forms = forms
     try:
         pickler.dump(value)
     except RecursionError:
-        buffer = io.BytesIO()
-        pickler = _PlainDeep(buffer, PROTOCOL)
+        sink = _Sink()
+        pickler = _PlainDeep(sink, PROTOCOL)
         pickler.forms = forms
         with_deep_stack(lambda: pickler.dump(value))
-    return buffer.getvalue(), pickler.forms
+    return sink.data(), pickler.forms
 
 
 def too_deep(error: BaseException) -> bool:
@@ -165,11 +188,11 @@ def too_deep(error: BaseException) -> bool:
     return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
 
 
-def _dump(value: object, reducers: Reducers, pickler: Any) -> bytes:
-    buffer = io.BytesIO()
+def _dump(value: object, reducers: Reducers, pickler: Any) -> Data:
+    sink = _Sink()
     reducers.begin()
-    pickler(buffer, reducers).dump(value)
-    return buffer.getvalue()
+    pickler(sink, reducers).dump(value)
+    return sink.data()
 
 
 @functools.cache
@@ -177,8 +200,8 @@ def _picklers(identifies: bool) -> tuple[Any, Any]:
     import cloudpickle  # on use: most values never need it
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO, reducers: Reducers) -> None:
-            super().__init__(file, PROTOCOL)
+        def __init__(self, sink: _Sink, reducers: Reducers) -> None:
+            super().__init__(sink, PROTOCOL)
             self._reduce = reducers.reduce
             self._identity = reducers.identity
 
@@ -195,8 +218,8 @@ def _picklers(identifies: bool) -> tuple[Any, Any]:
         _dynamic_function_reduce = cloudpickle.Pickler._dynamic_function_reduce
         _function_getnewargs = cloudpickle.Pickler._function_getnewargs
 
-        def __init__(self, file: io.BytesIO, reducers: Reducers) -> None:
-            super().__init__(file, PROTOCOL)
+        def __init__(self, sink: _Sink, reducers: Reducers) -> None:
+            super().__init__(sink, PROTOCOL)
             self._reduce = reducers.reduce
             self._identity = reducers.identity
             self.globals_ref: dict[int, Any] = {}

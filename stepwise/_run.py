@@ -30,6 +30,7 @@ from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._matching import Match, Pool, Recorded
 from stepwise._origin import Helper, Locator, Origin
+from stepwise._pieces import Data
 from stepwise._previews import preview
 from stepwise._records import (
     Call,
@@ -310,7 +311,7 @@ class ActiveRun:
             scope.inner.extend((number, *inner))
 
     def write(
-        self, *items: tuple[Record, bytes], durable: bool = True, head: RunFacts | None = None
+        self, *items: tuple[Record, Data], durable: bool = True, head: RunFacts | None = None
     ) -> None:
         """Append to the journal; if that fails, the run stops."""
         try:
@@ -400,7 +401,7 @@ class ActiveRun:
             retry=retry,
             spent=self.unwinding.spent(error) if error is not None else (),
         )
-        items: list[tuple[Record, bytes]] = [(record, payload)]
+        items: list[tuple[Record, Data]] = [(record, payload)]
         if handled:
             items.insert(0, (Handled(handled, record.at), b""))
         self.facts = replace(

@@ -17,7 +17,7 @@ ciphertext of it, with the identity and the front as associated data; the MAC is
 
 The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
 record is refused in any place but its own.  The key is made at first use and lives outside the
-store's folder.  Imports: errors, settings, cipher.
+store's folder.  Imports: errors, settings, cipher, pieces.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from stepwise import _config
 from stepwise._cipher import decrypt, encrypt
+from stepwise._pieces import Data, Pieces
 from stepwise.errors import ConfigurationError, StoreError
 
 __all__ = [
@@ -93,10 +94,10 @@ class Seal:
         self,
         identity: str,
         header: dict[str, Any],
-        payload: bytes = b"",
+        payload: Data = b"",
         previous: bytes = NO_LINK,
         effects: int = 0,
-    ) -> tuple[bytes, bytes]:
+    ) -> tuple[Data, bytes]:
         """Seal a header and a payload; the sealed bytes and the link for the next record."""
         flags = _ENCRYPTED if self.encrypts else 0
         front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
@@ -104,7 +105,10 @@ class Seal:
         back = _BACK.pack(len(text)) + text
         if self.encrypts:
             associated = _named(identity) + front
-            back, payload = encrypt(self.keys[0], associated, back + payload), b""
+            back, payload = encrypt(self.keys[0], associated, back + bytes(payload)), b""
+        if isinstance(payload, Pieces):
+            mac = _mac(self.keys[0], identity, front, back, *payload.views)
+            return payload.after(front + mac + back), mac[:16]
         mac = _mac(self.keys[0], identity, front, back, payload)
         return b"".join((front, mac, back, payload)), mac[:16]
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from stepwise._identity import attributes
 from stepwise._pickling import Reducers, by_name, dump
+from stepwise._pieces import Data
 from stepwise._resources import made_by
 
 __all__ = ["Surroundings", "UnpicklableError", "dump_values", "load_values"]
@@ -99,11 +100,8 @@ class Surroundings:
 
     def only(self, kinds: Mapping[str, str]) -> Surroundings:
         """With those arguments alone that were there, and of that kind."""
-        found = {
-            name: value
-            for name, value in self.arguments.items()
-            if kinds.get(name) == _kind(value)
-        }  # fmt: skip
+        held = self.arguments.items()
+        found = {name: value for name, value in held if kinds.get(name) == _kind(value)}
         return replace(self, arguments=found)
 
 
@@ -232,7 +230,7 @@ def _pickles(obj: object) -> bool:
     return True
 
 
-def dump_values(values: Mapping[str, Any], around: Surroundings) -> bytes:
+def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
     """Pickle local variables, and the contents of the arguments.
 
     Raises:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar
 import diskcache
 from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_BINARY, MODE_RAW
 
+from stepwise._pieces import Data
 from stepwise.stores._folder import damaged
 from stepwise.stores._transactions import BUSY_SECONDS, NORMAL, Transactions
 from stepwise.stores._values import IN_FILES, Values
@@ -135,10 +136,12 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def set(self, key: str, value: bytes) -> None:
-        row: tuple[object, ...] = (key, time.time(), 0, MODE_RAW, None, value)
+    def set(self, key: str, value: Data) -> None:
+        row: tuple[object, ...]
         if len(value) >= IN_FILES:
             row = (key, time.time(), len(value), MODE_BINARY, self.values.write(value), None)
+        else:
+            row = (key, time.time(), 0, MODE_RAW, None, bytes(value))
         if not self._con.execute(f"INSERT OR IGNORE {_INSERT}", row).rowcount:
             self.delete(key)
             self._con.execute(f"INSERT {_INSERT}", row)

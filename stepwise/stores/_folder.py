@@ -1,17 +1,19 @@
 """The folder of a disk store: who may use it, how files get onto the disk, what errors mean.
 
-Imports: errors.
+Imports: errors, pieces.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import sqlite3
 from collections.abc import Callable
 
+from stepwise._pieces import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 
 __all__ = ["check_path", "damaged", "inode", "make_folder", "store_error", "sync", "write_file"]
@@ -96,15 +98,14 @@ def _network_kind(path: str) -> str | None:
     return kind if kind.removeprefix("fuse.").startswith(_NETWORK) else None
 
 
-def write_file(path: str, value: bytes, top: str) -> None:
+def write_file(path: str, value: Data, top: str) -> None:
     """Write a new file under the folder ``top``, durably; nothing is left of it if that fails."""
     folder = os.path.dirname(path)
     descriptor = _create(path)
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
-            view = memoryview(value)
-            while view:
-                view = view[file.write(view) :]
+            for view in value.views if isinstance(value, Pieces) else (memoryview(value),):
+                _write(file, view)
             os.fsync(file.fileno())
         for each in (folder, os.path.dirname(folder), top):
             sync(each)
@@ -112,6 +113,11 @@ def write_file(path: str, value: bytes, top: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
         raise
+
+
+def _write(file: io.FileIO, view: memoryview) -> None:
+    while view:
+        view = view[file.write(view) :]
 
 
 def _create(path: str) -> int:

@@ -1,7 +1,7 @@
 """Large values, each in a file of its own beside the database, on the disk before the commit.
 
 A row holds the file's name.  What cannot be read whole is ``b""``, which never verifies; and a row
-that somebody changed leads to no other file.  Imports: the folder.
+that somebody changed leads to no other file.  Imports: the folder, pieces.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 
+from stepwise._pieces import Data
 from stepwise.stores._folder import write_file
 
 __all__ = ["IN_FILES", "Values"]
@@ -26,7 +27,7 @@ class Values:
         self._fresh: list[str] = []
         self._doomed: list[object] = []
 
-    def write(self, value: bytes) -> str:
+    def write(self, value: Data) -> str:
         """Write a new file, durably; its name."""
         digits = os.urandom(16).hex()
         name = f"{digits[:2]}/{digits[2:4]}/{digits[4:]}.val"

@@ -14,7 +14,7 @@ A store knows nothing of steps or pickles.  It keeps, for each run,
 Everything is drawn so that a database on another machine can serve it: a batch is one transaction,
 no call holds anything open between two others but the lease, and the owner is a record of the
 store, not of the operating system.  ``stepwise.testing.StoreContract`` is the executable form of
-this page.  Imports: errors only.
+this page.  Imports: errors, pieces.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
+
+from stepwise._pieces import Data
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
 
@@ -54,7 +56,8 @@ class Batch:
     """What one transaction writes.  Either all of it is there afterwards, or none.
 
     Args:
-        records: (sequence number, bytes).  Writing again what is there already, with the same
+        records: (sequence number, bytes).  Large ones come in pieces, which ``bytes()`` joins.
+            Writing again what is there already, with the same
             bytes, is no error: a caller that does not know whether a commit happened repeats it.
         put: objects to write, by name.
         delete: names of objects to delete; a name that is not there is no error.
@@ -65,8 +68,8 @@ class Batch:
             not a power cut, and is made durable by the next durable batch at the latest.
     """
 
-    records: tuple[tuple[int, bytes], ...] = ()
-    put: Mapping[str, bytes] = field(default_factory=dict)
+    records: tuple[tuple[int, Data], ...] = ()
+    put: Mapping[str, Data] = field(default_factory=dict)
     delete: tuple[str, ...] = ()
     prune: int = 0
     head: Head | None = None

@@ -7,6 +7,7 @@ hashes.  Imports: the store in a folder, cache.
 
 from __future__ import annotations
 
+from stepwise._pieces import Data
 from stepwise.stores._cache import CACHE, Cache, open_cache
 from stepwise.stores._local import PAGE, FolderStore, Page, hashed, pack, unpack
 from stepwise.stores.base import Head
@@ -46,7 +47,7 @@ class _CacheRows(Cache):
 
     # -- records ---------------------------------------------------------------------------------
 
-    def put_record(self, run_id: str, number: int, data: bytes) -> None:
+    def put_record(self, run_id: str, number: int, data: Data) -> None:
         self.set(_key(hashed(run_id), number), data)
 
     def prune(self, run_id: str, number: int) -> None:
@@ -60,7 +61,7 @@ class _CacheRows(Cache):
 
     # -- objects ---------------------------------------------------------------------------------
 
-    def put_object(self, run_id: str, name: str, data: bytes) -> None:
+    def put_object(self, run_id: str, name: str, data: Data) -> None:
         self.set(f"o/{hashed(run_id)}/{name}", data)
 
     def delete_object(self, run_id: str, name: str) -> None:

@@ -66,7 +66,8 @@ class MemoryStore:
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         with self._lock:
             run = self._held(run_id, epoch)
-            records, objects = dict(batch.records), dict(batch.put)  # all that can raise
+            records = {number: bytes(data) for number, data in batch.records}  # all that can raise
+            objects = {name: bytes(data) for name, data in batch.put.items()}
             run.records.update(records)
             run.objects.update(objects)
             for name in batch.delete:

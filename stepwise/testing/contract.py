@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from stepwise._pieces import Pieces
 from stepwise.errors import LeaseLostError, RunOwnedError
 from stepwise.stores import Batch, Head, Owner, Store
 
@@ -117,6 +118,14 @@ class StoreContract:
             assert store.head("run") == head
         assert [value for _, value in store.read("run")] == values
         assert [store.get("run", str(n)) for n in range(1, len(values) + 1)] == values
+
+    def test_values_in_pieces(self, tmp_path: Path) -> None:
+        """A value that comes in pieces is read back as one."""
+        store, epoch = self._begin(tmp_path)
+        views = [memoryview(each) for each in (b"a", _LARGE, b"", b"b" * 70_000)]
+        store.write("run", epoch, Batch(((1, Pieces(views)),), {"object": Pieces(views[2:])}))
+        assert list(store.read("run")) == [(1, b"".join(views))]
+        assert store.get("run", "object") == b"b" * 70_000
 
     def test_a_record_may_be_written_again(self, tmp_path: Path) -> None:
         """Writing a record that is there already, with the same bytes, changes nothing."""

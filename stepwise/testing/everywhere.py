@@ -238,10 +238,10 @@ class _Trials:
         """Run the workflow, and log every point that it passes."""
         with _watching(folder, point):
             try:
-                written = encode(_Ended(value=self._call()), "the result").data
+                written = bytes(encode(_Ended(value=self._call()), "the result").data)
             except BaseException as error:
                 ended = _Ended(error=type(error).__name__, trace=traceback.format_exc())
-                written = encode(ended).data
+                written = bytes(encode(ended).data)
         with open(path + ".new", "wb") as file:
             file.write(written)
         os.replace(path + ".new", path)
@@ -309,7 +309,7 @@ def _watching(folder: str, point: Point | None) -> Iterator[None]:
     log = os.open(os.path.join(folder, "log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
     def reached(passed: Passed) -> None:
-        data = encode(passed, f"what {passed.call.name} returned").data
+        data = bytes(encode(passed, f"what {passed.call.name} returned").data)
         os.write(log, len(data).to_bytes(8, "little") + data)
         if passed.point == point:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,127 @@
+"""Large values: written as they lie in memory, and read back whole."""
+
+import pickle
+import threading
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepwise import get_run, step, workflow
+from stepwise._codec import decode, encode
+from stepwise._pieces import Pieces, collected
+from stepwise._seal import Seal
+from stepwise.testing import fresh_store
+
+MB = 1 << 20
+numpy = pytest.importorskip("numpy")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path):
+    with fresh_store(tmp_path) as store:
+        yield store
+
+
+@step
+def download(megabytes: int) -> bytes:
+    return b"x" * (megabytes * MB)
+
+
+@pytest.mark.parametrize("where", ["result", "checkpoint"])
+def test_a_large_result_is_not_copied(where):
+    """Recording 32 MB, as a result or in a checkpoint, takes less than a fifth of it in memory."""
+    peaks = []
+
+    @step
+    def small():
+        return 1
+
+    @step
+    def large():
+        return held
+
+    @workflow(checkpoint_every=1 if where == "checkpoint" else 100)
+    def agent():
+        state = held if where == "checkpoint" else None
+        small()
+        tracemalloc.start()
+        large() if where == "result" else small()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        return len(state or b"")
+
+    held = download(32)
+    agent()
+    assert peaks[0] < 0.2 * len(held)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(b"ab" * MB, id="bytes"),
+        pytest.param("\N{SNOWMAN}" * MB, id="str"),
+        pytest.param(bytearray(b"ab" * MB), id="bytearray"),
+        pytest.param([{"content": "x" * 2000 + str(n)} for n in range(1000)], id="messages"),
+        pytest.param(numpy.arange(MB, dtype="float64").reshape(1024, 1024), id="array"),
+        pytest.param(numpy.asfortranarray(numpy.arange(MB).reshape(1024, 1024)), id="by columns"),
+        pytest.param(numpy.arange(2 * MB)[::2], id="every second"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_read_back_is_what_was_recorded(value, alone):
+    """Every kind of large value comes back equal, whether or not other threads are alive."""
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    if not alone:
+        other.start()
+
+    @step
+    def large():
+        return value
+
+    @workflow
+    def agent():
+        large()
+
+    try:
+        run = agent.execute()
+    finally:
+        done.set()
+    if not alone:
+        other.join()
+    (found,) = [each.result for each in get_run(run.id).steps]
+    assert type(found) is type(value)
+    assert pickle.dumps(found) == pickle.dumps(value)
+    assert run.verify().ok
+
+
+def test_what_another_thread_changes_meanwhile_is_recorded_as_it_was():
+    """Of a buffer that another thread could change while it is written, a copy is recorded."""
+    value = numpy.zeros(MB)
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    encoded = encode(value)
+    value[:] = 1
+    done.set()
+    other.join()
+    assert isinstance(encoded.data, Pieces)
+    assert not decode(*encoded).any()
+
+
+@given(
+    st.lists(st.binary(max_size=64) | st.sampled_from([b"a" * MB, b"b" * 70_000]), max_size=6),
+    st.binary(),
+)
+def test_pieces_are_sealed_as_if_they_were_one(parts, front):
+    """Whether a value is in pieces or not, its seal and its bytes are the same."""
+    data = collected([memoryview(part) for part in parts])
+    assert len(data) == sum(map(len, parts))
+    assert bytes(data) == b"".join(parts)
+    seal = Seal((b"k" * 32,))
+    in_pieces, link = seal.close("here", {"a": front.hex()}, data)
+    joined, same = seal.close("here", {"a": front.hex()}, b"".join(parts))
+    assert (bytes(in_pieces), link) == (joined, same)
+    assert seal.open("here", joined).payload == b"".join(parts)
