@@ -24,6 +24,7 @@ import pytest
 
 import stepwise
 from stepwise import ConfigurationError, Workflow, current_run, step, tool, workflow
+from stepwise.testing import fresh_store
 
 DECORATORS = {"step": step, "tool": tool, "workflow": workflow}
 BARE_AND_CALLED = [
@@ -607,6 +608,26 @@ def test_schemas():
             ["a", "a"],
             [search.__qualname__.rpartition(".")[2]],
         )
+
+
+def test_methods_of_a_pydantic_model(tmp_path):
+    """A pydantic model has steps as methods as they are, and workflows as an ignored type."""
+
+    class Agent(pydantic.BaseModel):
+        model_config = {"ignored_types": (Workflow,)}
+        name: str
+
+        @step
+        def greet(self):
+            return f"I am {self.name}"
+
+        @workflow
+        def run(self):
+            return self.greet()
+
+    with fresh_store(tmp_path):
+        run = Agent(name="Ada").run.execute()
+    assert (run.result, [each.name for each in run.steps]) == ("I am Ada", ["Agent.greet"])
 
 
 def test_mocks():
