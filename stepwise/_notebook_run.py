@@ -21,12 +21,14 @@ from typing import Any
 
 from stepwise import _codec, _config, _digest, _identity
 from stepwise._counts import Ordinals, Progress
+from stepwise._display import RunShown
 from stepwise._doing import Doing
 from stepwise._drive import drive
 from stepwise._execute import execute, execute_async
 from stepwise._journal import Position, holds, read, read_one
 from stepwise._lease import describe_owner
 from stepwise._lifecycle import Invocation, Opened, Recall, open_run
+from stepwise._listing import get_run
 from stepwise._matching import Pool
 from stepwise._mutation import Watch
 from stepwise._notices import count
@@ -35,7 +37,7 @@ from stepwise._perform import Core, perform
 from stepwise._progress import Display
 from stepwise._records import Entry, Outcome, Resumed
 from stepwise._run import ActiveRun, current_scope
-from stepwise._runs import seal_for
+from stepwise._runs import Run, seal_for
 from stepwise._seal import Seal
 from stepwise._steps import Step, known_steps
 from stepwise.errors import RunOwnedError
@@ -82,6 +84,28 @@ class Notebook:
         self._entries: list[Entry] = []
         self._at = Position()
         self._whole = False  # everything has been verified under the lease
+
+    def run(self) -> Run:
+        """It, as this kernel sees it.
+
+        Raises:
+            RunNotFoundError: no cell has been executed.
+        """
+        found = get_run(self.run_id)
+        return _NotebookRun(found.store, found.id, self)
+
+    def as_seen(self, shown: RunShown) -> RunShown:
+        """What is shown of it: which cells this kernel has skipped is not recorded."""
+        executed, skipped = self._progress.executed, self._progress.skipped
+        if not executed + skipped:
+            return shown
+        began = self._progress.resumed_from if self._begun else skipped
+        begun = (
+            shown.begun
+            if self._begun
+            else 1 + max((s._entry.number for s in shown.steps), default=0)
+        )
+        return replace(shown, executed=executed, skipped=skipped, resumed_from=began, begun=begun)
 
     # -- what is recorded ------------------------------------------------------------------------
 
@@ -219,6 +243,17 @@ class Notebook:
         else:
             active.write(durable=False, head=active.facts)
         active.progress = self._progress
+
+
+class _NotebookRun(Run):
+    """The run of this notebook."""
+
+    def __init__(self, store: Store, run_id: str, notebook: Notebook) -> None:
+        super().__init__(store, run_id)
+        self._notebook = notebook
+
+    def _shown(self, *, steps: bool = False) -> RunShown:
+        return self._notebook.as_seen(super()._shown(steps=steps))
 
 
 class _Piece(Opened):

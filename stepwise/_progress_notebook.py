@@ -25,7 +25,7 @@ __all__ = ["ID", "Output", "publisher"]
 ID = "stepwise-progress-"
 """How the ids of these outputs begin: they are not what a cell shows."""
 
-_PATIENCE = 0.5  # seconds that a run takes until it is shown
+_PATIENCE = 1.0  # seconds that a run takes until it is shown
 _AGAIN = 1.0  # seconds after which the time at least is another
 _LATE = 5  # seconds without a newer version: what it says may be over
 _CALLS, _LONG = 3, 160  # how many calls are named, and characters of each

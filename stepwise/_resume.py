@@ -245,7 +245,7 @@ class Body:
         around = self.arguments()
         if started is not None and started.payload:
             load_values(started.payload, around)
-        else:
+        elif around.arguments:
             notice(
                 f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
                 "the stopped attempt did to them stays"

@@ -109,8 +109,8 @@ class _Looks:
         )
 
     def _find(self, name: str) -> Run:
-        if name == ".":
-            name = self._notebook.run_id
+        if name in (".", self._notebook.run_id):
+            return self._notebook.run()
         try:
             return get_run(name)
         except RunNotFoundError:

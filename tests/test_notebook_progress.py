@@ -130,7 +130,7 @@ def test_captured(notebook, kernel):
     kernel.begin("""
         %%capture captured
         import threading
-        threading.Timer(1, lambda: open("fifo", "w").close()).start()
+        threading.Timer(1.5, lambda: open("fifo", "w").close()).start()
         count = agent(["<p2>"])
     """)
     messages = kernel.hear_end()
@@ -141,7 +141,7 @@ def test_captured(notebook, kernel):
 def test_only_where_it_is_wanted(notebook, kernel, monkeypatch):
     """``STEPWISE_PROGRESS`` turns it on for all workflows, and 0 turns it off for cells."""
     plain = DEFINE.replace("(progress=True)", "")
-    wait = "import threading; threading.Timer(1, lambda: open('fifo', 'w').close()).start()\n"
+    wait = "import threading; threading.Timer(1.5, lambda: open('fifo', 'w').close()).start()\n"
     kernel.run(plain)
     assert kernel.run(f"{wait}agent(['<p2>'])").progress == []
     kernel.run("%env STEPWISE_PROGRESS=0")
@@ -160,7 +160,7 @@ def test_quick(notebook):
         @stepwise.workflow(progress=True, checkpoint_every=10_000, durability="os")
         def many():
             began = time.monotonic()
-            while time.monotonic() < began + 1.5:
+            while time.monotonic() < began + 2.5:
                 read("a")
         many()
     """)

@@ -212,17 +212,142 @@ def test_edited_above(notebook):
     assert len(notebook.report()) == PAGES - 1
 
 
-def test_step_cells(tmp_path):
-    """Killed in its slow cell and run all, it executes that one and those that follow."""
-    notebook = Notebook(tmp_path, "step_cells.ipynb")
-    steps = ["contents", "first", "read", "count", "show"]
-    notebook.killed_at(f"read {BLOCKED}")
-    assert skipped(notebook.run_all()) == steps[:2]
-    shown = [displayed(notebook, each) for each in steps]
-    assert skipped(notebook.run_all()) == steps
-    assert [displayed(notebook, each) for each in steps] == shown
-    notebook.edit("words", "{5,}", "{7,}")
-    assert skipped(notebook.run_all()) == ["contents", "read"]
+# -- the tutorial ----------------------------------------------------------------------------------
+
+BIRDS = ["wren", "robin", "dunnock", "siskin", "linnet", "twite"]
+
+
+def test_tutorial(tmp_path):
+    """It kills its kernel; run again, it looks up three birds, and the rest happens once."""
+    notebook = Notebook(tmp_path, "tutorial.ipynb")
+    with pytest.raises(DeadKernelError):
+        notebook.run_all()
+    assert looked_up(notebook, "crash") == BIRDS[:3]
+    printed = notebook.run_all()
+    assert looked_up(notebook, "crash") == BIRDS[3:]
+    assert "goes on at cell:5, after 3 steps" in notebook.printed("crash")
+    assert len(displayed(notebook, "crash")[0]["text/plain"].splitlines()) == len(BIRDS)
+    assert "3 executed, 3 skipped" in displayed(notebook, "look")[0]["text/plain"]
+    assert raised(notebook) == {
+        "offline": "ConnectionError",
+        "order": "TimeoutError",
+        "in-doubt": "StepInDoubtError",
+    }
+    assert looked_up(notebook, "offline") == ["bittern"]
+    assert printed.count("posting") == printed.count("ordering") == 1
+    assert printed.count("looking up bittern") == 1
+    assert displayed(notebook, "settle") == [{"text/plain": "'order 1187'"}]
+    assert "could not be recorded" not in printed
+
+
+def test_tutorial_again(tmp_path):
+    """Run once more, nothing of it is executed: what was recorded answers."""
+    notebook = Notebook(tmp_path, "tutorial.ipynb")
+    with pytest.raises(DeadKernelError):
+        notebook.run_all()
+    notebook.run_all()
+    notes = displayed(notebook, "crash")
+    printed = notebook.run_all()
+    assert [each for each in ("looking up", "posting", "ordering") if each in printed] == []
+    assert displayed(notebook, "crash") == notes
+    assert raised(notebook) == {}
+
+
+def looked_up(notebook, ident):
+    """The birds that a cell has looked up."""
+    return re.findall(r"^looking up (\w+)$", notebook.printed(ident), re.MULTILINE)
+
+
+def raised(notebook):
+    """The names of the exceptions, by cell."""
+    return {
+        cell.id: each.ename
+        for cell in notebook.nb.cells
+        for each in cell.get("outputs", ())
+        if each.output_type == "error"
+    }
+
+
+# -- the data analysis -----------------------------------------------------------------------------
+
+CELLS = ["tidy", "seasons", "events", "history", "bootstrap", "histogram"]
+SLOW = 4  # of these; its pieces are steps
+
+
+class Analysis(Notebook):
+    """The analysis, with a place where it waits to be killed."""
+
+    def __init__(self, folder):
+        super().__init__(folder, "sea_temperature.ipynb")
+        self.edit("piece", "time.sleep(PAUSE)", "piece == 4 and open('wait').read()")
+        self._wait = self.folder / "wait"
+
+    def killed_at_piece_4(self):
+        os.mkfifo(self._wait)
+        with pytest.raises(DeadKernelError):
+            self.client(at="drawing, piece 4").execute()
+        self._wait.unlink()
+        self._wait.touch()
+
+    def executed(self):
+        """The cells and the pieces that the kernel has executed in the last run of all."""
+        told = skipped(self.printed())
+        again = self.printed("bootstrap")
+        pieces = [] if "bootstrap" in told else re.findall(r"drawing, piece (\d)", again)
+        return [each for each in CELLS if each not in told], list(map(int, pieces))
+
+
+def test_analysis_killed_half_way(tmp_path):
+    """Of six cells the four that were done are skipped, of ten pieces the four that were done."""
+    notebook = Analysis(tmp_path)
+    notebook.killed_at_piece_4()
+    assert notebook.executed() == (CELLS, [0, 1, 2, 3, 4])
+    before = [displayed(notebook, each) for each in CELLS[:SLOW]]
+    printed = notebook.run_all()
+    assert notebook.executed() == (CELLS[SLOW:], [4, 5, 6, 7, 8, 9])
+    assert skipped(printed) == CELLS[:SLOW]
+    assert [displayed(notebook, each) for each in CELLS[:SLOW]] == before
+    assert "17 events" in printed
+
+
+def test_analysis_again(tmp_path):
+    """Run all in a new kernel: no cell is executed, and all tables and figures are there again."""
+    notebook = Analysis(tmp_path)
+    notebook._wait.touch()
+    notebook.run_all()
+    shown = [displayed(notebook, each) for each in CELLS]
+    kinds = [list(each) for cell in shown for each in cell]
+    assert sum("image/png" in each for each in kinds) == 3
+    assert sum("text/html" in each for each in kinds) == 2
+    notebook.run_all()
+    assert notebook.executed() == ([], [])
+    assert [displayed(notebook, each) for each in CELLS] == shown
+    look = displayed(notebook, "look")[0]["text/plain"]
+    assert "0 executed, 6 skipped" in look
+    assert {each.split("(")[0].split()[-1] for each in re.findall(".*  skipped  ", look)} >= {
+        *CELLS
+    }
+
+
+def test_analysis_edited(tmp_path):
+    """After an edit those cells run that it concerns, and no others."""
+    notebook = Analysis(tmp_path)
+    notebook._wait.touch()
+    notebook.run_all()
+    notebook.edit("events", "len(each) >= 5", "len(each) >= 4")
+    notebook.run_all()
+    assert notebook.executed() == (["events"], [])
+    notebook.edit("unusual", 'transform("mean")', 'transform("median")')
+    notebook.run_all()
+    assert notebook.executed() == (["events", "history"], [])
+    data = notebook.folder / "data" / "sea_temperature.csv"
+    data.write_text(data.read_text(encoding="utf-8").replace("23.11", "23.12"), encoding="utf-8")
+    notebook.run_all()
+    # What is unusual in the middle of the Pacific is what it was, and "history" reads that only.
+    assert notebook.executed() == ([e for e in CELLS if e != "history"], list(range(10)))
+
+
+# -- all of them -----------------------------------------------------------------------------------
 
 
 def skipped(printed):
@@ -235,6 +360,12 @@ def displayed(notebook, ident):
     outputs = notebook.nb.cells[notebook.index(ident)].outputs
     shown = [each for each in outputs if "data" in each and "stepwise" not in each.metadata]
     return [dict(each.data) for each in shown]
+
+
+def test_all_notebooks_are_run():
+    """Every notebook is one that the tests above kill and run again."""
+    names = [path.stem for path in NOTEBOOKS]
+    assert names == ["durable_agent", "sea_temperature", "tutorial"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
