@@ -44,6 +44,8 @@ from stepwise.errors import ConfigurationError, RunStopped, RunWarning
 
 __all__ = ["CompletedCall", "compensate"]
 
+Item = tuple[Record, bytes]  # with its payload
+
 
 @dataclass(frozen=True)
 class CompletedCall:
@@ -125,7 +127,7 @@ class _Effects:
         self._codec = codec
         self.effects: dict[int, _Effect] = {}
         self.undone = False
-        self._around: dict[int, set[int]] = {}
+        self._around: dict[int, list[Call]] = {}
         for entry in entries:
             self._load(entry)
 
@@ -137,7 +139,7 @@ class _Effects:
             ).last = entry
         elif isinstance(record, Outcome):
             for inner in record.inner:
-                self._around.setdefault(inner, set()).add(record.call.number)
+                self._around.setdefault(inner, []).append(record.call)
             self._ended(record.call.number, entry)
         elif isinstance(record, Settled):
             self._settled(record, entry)
@@ -172,9 +174,15 @@ class _Effects:
         """In the order in which they are undone."""
         return sorted(self.effects.values(), key=lambda each: each.last.number, reverse=True)
 
-    def around(self, number: int) -> tuple[int, ...]:
-        """The steps in which a call was made, which would answer without making it again."""
-        return tuple(sorted(self._around.get(number, ())))
+    def forgotten_with(self, number: int) -> tuple[int, ...]:
+        """The steps in which a call was made, which would answer without making it again.
+
+        None, if one of them is a side effect: that happened, so it goes on to answer.
+        """
+        around = self._around.get(number, ())
+        if any(call.effect for call in around):
+            return ()
+        return tuple(sorted({call.number for call in around}))
 
 
 def compensate(journal: Journal, facts: RunFacts) -> Core:
@@ -211,6 +219,10 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
     return Result(done)
 
 
+def _touched(facts: RunFacts) -> RunFacts:
+    return replace(facts, updated_at=time.time())
+
+
 def _compensate_child(
     journal: Journal, facts: RunFacts, effects: _Effects, effect: _Effect
 ) -> Generator[Any, Result, int]:
@@ -220,7 +232,8 @@ def _compensate_child(
         undone = _Effects(child[0].load(Position(child[1].pruned, None)), Codec()).undone
         result = yield from compensate(*child)
     if undone or result.value:
-        _write(journal, facts, effects, effect, Compensated(effect.call.number, at=time.time()))
+        compensated = Compensated(effect.call.number, at=time.time())
+        journal.append(*_undoing(effects, effect.call, compensated), head=_touched(facts))
     if result.error is not None:
         raise result.error
     done: int = result.value or 0
@@ -265,7 +278,10 @@ def _compensate_one(
     if not happened:
         return 0
     key = compensation_key(call.key)
-    _write(journal, facts, effects, effect, Compensating(call.number, key, time.time()))
+    # The steps around it are forgotten now: if this process dies, and somebody who looked says that
+    # it was undone, nothing else would tell that they are to be made anew.
+    announced = Compensating(call.number, key, time.time())
+    journal.append(*_undoing(effects, call, announced), head=_touched(facts))
     question = CompletedCall(
         call.name,
         effect.arguments,
@@ -287,18 +303,15 @@ def _compensate_one(
         )
         raise result.error
     compensated = Compensated(call.number, preview(result.value), time.time())
-    _write(journal, facts, effects, effect, compensated)
+    journal.append((compensated, b""), head=_touched(facts))
     return 1
 
 
-def _write(
-    journal: Journal, facts: RunFacts, effects: _Effects, effect: _Effect, record: Record
-) -> None:
-    items: list[tuple[Record, bytes]] = [(record, b"")]
-    around = effects.around(effect.call.number)
-    if around and isinstance(record, Compensated):
-        items.append((Forgotten(around, time.time()), b""))
-    journal.append(*items, head=replace(facts, updated_at=time.time()))
+def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) -> list[Item]:
+    """A record of the undoing of a call, and that the steps around it no longer answer."""
+    around = effects.forgotten_with(call.number)
+    forgotten: list[Item] = [(Forgotten(around, record.at), b"")] if around else []
+    return [(record, b""), *forgotten]
 
 
 def _ask(tool: Step, effect: _Effect) -> Generator[Any, Result, tuple[bool | None, Any]]:

@@ -4,7 +4,7 @@ import os
 import signal
 
 import stepwise
-from stepwise import tool, workflow
+from stepwise import step, tool, workflow
 
 
 def here(place):
@@ -34,9 +34,14 @@ def child():
     return act("of child")
 
 
+@step
+def pack():
+    return act("packed")
+
+
 @workflow(compensate_on_failure=True)
 def order():
-    done = [act("book"), child(), act("charge")]
+    done = [act("book"), child(), pack(), act("charge")]
     if os.environ["FAIL"]:
         raise ValueError("sold out")
     return done
