@@ -35,7 +35,8 @@ The map, each layer importing only from those above it::
     _forking                       a new run from a point of another
     _runs _listing _context        looking at runs; finding them; current_step
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
-    _reports _lifecycle _execute   a run begins, resumes, ends
+    _reports _opened               what is told of it; a run that was taken up
+    _lifecycle _execute            how it is taken up; how it is executed
     _invoke _workflow              a call of a workflow; @workflow
     _demo                          what the command line demonstrates
     _classic agent                 checkpoints as objects; a step loop that recovers

@@ -1,6 +1,6 @@
 """Executes the workflow function of a run: plain, coroutine, generator or asynchronous generator.
 
-Imports: lifecycle, drivers, run, tasks.
+Imports: opened, drivers, run, tasks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise import _tasks
 from stepwise._drive import drive
-from stepwise._lifecycle import Opened
 from stepwise._notices import warn
+from stepwise._opened import Awaited, Called, Opened
 from stepwise._others import tasks_of
 from stepwise._reports import report_unused
 from stepwise._run import ActiveRun, Scope, scope_variable
@@ -49,7 +49,7 @@ class _Attempt:
         scope_variable.reset(self._token)
 
 
-def execute(opened: Opened) -> Any:
+def execute(opened: Opened[Called]) -> Any:
     """Run a plain workflow function to its end."""
     active = opened.active
     active.executor = sys._getframe()
@@ -75,7 +75,7 @@ def execute(opened: Opened) -> Any:
 # -- coroutines ----------------------------------------------------------------------------------
 
 
-async def execute_async(opened: Opened) -> Any:
+async def execute_async(opened: Opened[Awaited]) -> Any:
     """Run a coroutine workflow function to its end."""
     from stepwise._adrive import adrive  # a synchronous program does not load asyncio
 
@@ -95,7 +95,7 @@ async def execute_async(opened: Opened) -> Any:
     return value
 
 
-async def _inline(opened: Opened) -> Any:
+async def _inline(opened: Opened[Awaited]) -> Any:
     active = opened.active
     active.task = _tasks.current()
     active.unwinding.enter()
@@ -106,7 +106,7 @@ async def _inline(opened: Opened) -> Any:
         scope_variable.reset(token)
 
 
-async def _in_task(opened: Opened) -> Any:
+async def _in_task(opened: Opened[Awaited]) -> Any:
     """In a task of its own, so that a cancellation of the caller is told from one inside the run.
 
     Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
@@ -183,7 +183,7 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
 # -- generators: resumed by replay, so that they yield everything again --------------------------
 
 
-def execute_generator(opened: Opened) -> Generator[Any, Any, Any]:
+def execute_generator(opened: Opened[Called]) -> Generator[Any, Any, Any]:
     """Run a generator workflow function; its scope is entered for each piece of it."""
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
@@ -214,7 +214,7 @@ def execute_generator(opened: Opened) -> Generator[Any, Any, Any]:
     return value
 
 
-async def execute_async_generator(opened: Opened) -> AsyncGenerator[Any, Any]:
+async def execute_async_generator(opened: Opened[Called]) -> AsyncGenerator[Any, Any]:
     """Run an asynchronous generator workflow function; see :func:`execute_generator`."""
     from stepwise._adrive import adrive
 

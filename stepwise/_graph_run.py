@@ -21,16 +21,15 @@ from stepwise._graph_tokens import Token, Written, copied
 from stepwise._graph_visits import Visits
 from stepwise._graph_walk import Answer, Paused, Walk
 from stepwise._journal import Position, facts_of, holds
-from stepwise._lifecycle import Invocation, Opened, Recall, open_run
+from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._matching import Pool
-from stepwise._mutation import surroundings
 from stepwise._notices import count, notice
+from stepwise._opened import NothingGiven, Opened
 from stepwise._process import memory as process
 from stepwise._records import Resumed, RunFacts
-from stepwise._resume import go_on
+from stepwise._resume import Body, go_on
 from stepwise._runs import seal_for
 from stepwise._seal import DamagedError
-from stepwise._snapshot import Surroundings
 from stepwise._steps import known_steps
 from stepwise.errors import ConfigurationError
 from stepwise.rewrite import Source
@@ -110,7 +109,7 @@ class Execution:
 
     # -- which run -------------------------------------------------------------------------------
 
-    def _open(self, manager: CheckpointManager) -> Recall | Opened:
+    def _open(self, manager: CheckpointManager) -> Recall | Opened[Body]:
         store = manager.storage
         digest = digest_of(self.goal, self.data)
         function = next((n.function for n in self.graph.nodes if n.function is not None), None)
@@ -154,11 +153,10 @@ class Execution:
             "to_session_state() of a checkpoint; to start over: stepwise forget " + facts.run_id
         )
 
-    async def _recorded(self, opened: Opened, manager: CheckpointManager) -> ExecutionResult:
+    async def _recorded(self, opened: Opened[Any], manager: CheckpointManager) -> ExecutionResult:
         body = _Body(self, opened, manager)
-        opened.body = body
         try:
-            value = await execute_async(opened)
+            value = await execute_async(opened.executing(body))
         except Paused:
             return body.result()
         except Exception as error:
@@ -214,27 +212,18 @@ def session_of(walk: Walk, run_id: str) -> Written:
     }
 
 
-class _Body:
-    """The body of a run: the walk, which goes on at the newest checkpoint."""
+class _Body(NothingGiven):
+    """The body of a run: the walk, which goes on at the newest checkpoint.
 
-    def __init__(self, call: Execution, opened: Opened, manager: CheckpointManager) -> None:
+    Its nodes get copies, so that they change nothing that it was given.
+    """
+
+    def __init__(self, call: Execution, opened: Opened[Any], manager: CheckpointManager) -> None:
         self._call, self._manager = call, manager
         self._active, self._is_new = opened.active, opened.is_new
         self._recovered: int | None = None
         self._visits = Visits(call.graph, call.goal, call.runtime, opened.active)
         self._walk = Walk(call.graph, self._visits, call.answer, self._visited)
-
-    def arguments(self) -> Surroundings:
-        """There are none that could change: the nodes get copies."""
-        return surroundings({})
-
-    def changed(self, before: bytes) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
-    def run(self) -> Any:
-        """It is only ever awaited."""
-        raise NotImplementedError
 
     async def arun(self) -> Any:
         """Visit the nodes that have not been visited."""

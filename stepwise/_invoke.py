@@ -25,13 +25,15 @@ from stepwise._execute import (
     execute_generator,
 )
 from stepwise._journal import facts_of
-from stepwise._lifecycle import Invocation, Opened, Recall, open_run
+from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._mutation import surroundings
 from stepwise._notices import notice
+from stepwise._opened import Opened
 from stepwise._perform import Core, perform
 from stepwise._process import Given, memory
 from stepwise._progress import Display
 from stepwise._records import Call
+from stepwise._resume import Body
 from stepwise._run import ActiveRun, Scope, current_scope
 from stepwise._runs import Run, seal_for
 from stepwise._snapshot import Surroundings
@@ -87,7 +89,7 @@ class _Call:
         parent: ActiveRun | None = None,
         arguments_changed: bool = False,
         cut_off: bool = False,
-    ) -> Recall | Opened:
+    ) -> Recall | Opened[Body]:
         """Take up the run of that id."""
         return open_run(
             Invocation(
@@ -123,7 +125,7 @@ class _TopLevel(_Call):
 
     display: Display | None = None
 
-    def __enter__(self) -> Recall | Opened:
+    def __enter__(self) -> Recall | Opened[Body]:
         options = self.options
         self.store = open_store(options.store if options.store is not None else _config.store())
         self.base = _first_id(self)
@@ -204,7 +206,7 @@ class _Child(_Call):
     name: str
     module: str
     child: str
-    opened: Recall | Opened | None = None
+    opened: Recall | Opened[Body] | None = None
 
     def watch(self, bound: Mapping[str, Any]) -> _ChildWatch:
         """What notices that the call changes its arguments."""

@@ -1,9 +1,8 @@
-"""How a run begins, resumes and ends, whatever form its workflow function has.
+"""How a call of a workflow takes its run up, whatever form its function has.
 
-:func:`open_run` gives either what a completed run returned or the run to execute;
-:func:`conclude` records what came of it.
+:func:`open_run` gives either what a completed run returned or the run to execute.
 
-Imports: run, runs, steps (the names of those defined), arguments, journal, matching, origin.
+Imports: run, runs, opened, resume, mutation, journal, origin.
 """
 
 from __future__ import annotations
@@ -12,23 +11,20 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from stepwise import _codec
 from stepwise._codec import Codec
-from stepwise._compensation import compensate
 from stepwise._data import returned_type
 from stepwise._journal import Journal, facts_of, read_one
 from stepwise._lease import Lease
 from stepwise._mutation import (
-    encode_changed,
     record_arguments,
     replay_changed,
     surroundings,
 )
-from stepwise._notices import notice, warn
+from stepwise._notices import notice
+from stepwise._opened import Opened
 from stepwise._origin import Locator
-from stepwise._perform import Core, Result
 from stepwise._previews import preview_arguments
 from stepwise._process import command as process_command
 from stepwise._records import Ended, RunFacts, Started
@@ -37,17 +33,14 @@ from stepwise._resume import Body, CheckpointPolicy
 from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for
 from stepwise._seal import Seal
-from stepwise._snapshot import Surroundings
 from stepwise.errors import (
-    NotRecordableError,
     RunConflictError,
     RunOwnedError,
-    RunWarning,
 )
 from stepwise.rewrite import Points, Rewritten, Source, fingerprint
 from stepwise.stores import Store
 
-__all__ = ["Executes", "Invocation", "Recall", "conclude", "open_run"]
+__all__ = ["Invocation", "Recall", "open_run"]
 
 
 @dataclass(frozen=True)
@@ -118,75 +111,7 @@ class Recall:
     changed: bool = False
 
 
-class Executes(Protocol):
-    """What a run executes: a workflow function, or a loop of steps."""
-
-    def run(self) -> Any:
-        """Execute it, from where the run stopped."""
-
-    async def arun(self) -> Any:
-        """The same for a coroutine function."""
-
-    def arguments(self) -> Surroundings:
-        """The mutable objects that it was called with."""
-
-    def changed(self, before: bytes) -> dict[str, str]:
-        """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
-
-
-@dataclass
-class Opened:
-    """A run to execute.
-
-    Args:
-        before: the contents of the arguments, encoded.
-        is_new: nothing of it had been recorded.
-        compensates: its side effects are undone when it fails.
-        changed: it turned out to change them.
-        returns: the type that its function is annotated to return.
-    """
-
-    active: ActiveRun
-    body: Executes
-    before: bytes
-    is_new: bool
-    compensates: bool = False
-    changed: bool = False
-    returns: Any = Any
-
-    def undo_first(self) -> Core:
-        """Finish the undoing at which an attempt before died, so that no half of it stays."""
-        active = self.active
-        if active.facts.undoing:
-            notice(f"{active.run_id}: its side effects were being undone; that is finished first")
-            result = yield from compensate(active.journal, active.facts)
-            if result.error is not None:
-                raise result.error
-            active.facts = replace(active.facts, undoing=False)
-        return Result()
-
-    def undo_after(self) -> Core:
-        """Undo what a run that failed did, if its workflow is to."""
-        active = self.active
-        if self.compensates and active.facts.status == "failed":
-            result = yield from compensate(active.journal, active.facts)
-            if result.error is not None:
-                warn(
-                    f"run {active.run_id!r} failed, and undoing its side effects did too: "
-                    f"{result.error!r}. What is older than that one was not undone; call "
-                    f"stepwise.get_run({active.run_id!r}).compensate()",
-                    RunWarning,
-                )
-        return Result()
-
-    def conclude(
-        self, value: Any, error: BaseException | None = None, *, again: bool = False
-    ) -> None:
-        """Record how the attempt ended; see :func:`conclude`."""
-        self.changed = bool(conclude(self, value, error, again=again))
-
-
-def open_run(call: Invocation) -> Recall | Opened:
+def open_run(call: Invocation) -> Recall | Opened[Body]:
     """Take a run up: recall its result, resume it, or start it.
 
     Raises:
@@ -280,7 +205,7 @@ def _check_conflict(call: Invocation, facts: RunFacts) -> None:
 # -- taking a run up -----------------------------------------------------------------------------
 
 
-def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened:
+def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
     journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
     facts = facts_of(call.store, seal, call.run_id)
     is_new = facts is None
@@ -348,58 +273,3 @@ def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
     payload = b"" if Codec(call.codec).data_only else arguments
     journal.append((started, payload), durable=False, head=facts)
     return facts
-
-
-# -- the end -------------------------------------------------------------------------------------
-
-
-def conclude(
-    opened: Opened, value: Any, error: BaseException | None, *, again: bool = False
-) -> dict[str, str]:
-    """Record how an attempt ended.
-
-    Args:
-        again: what it gave cannot be recalled, only made again (the items of a generator).
-
-    Returns:
-        the objects that it was given, if it changed them.
-
-    Raises:
-        RunStopped: the workflow went on although the run had stopped.
-    """
-    active = opened.active
-    if active.stopped is not None:
-        if error is active.stopped:
-            raise error
-        raise active.stopped from error
-    changed: dict[str, str] = {}
-    if error is None and again:
-        active.finish("completed", value, None)
-    elif error is None:
-        encoded, changed = _encode_result(opened, value)
-        active.finish("completed", value, encoded, changed=changed)
-    elif isinstance(error, Exception) and active.begun and not active.interrupted:
-        active.finish("failed", error, active.codec.encode_error(error))
-        if active.parent is not None:  # answered with this error, it has done to them the same
-            changed = opened.body.changed(opened.before)
-    # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
-    return changed
-
-
-def _encode_result(opened: Opened, value: Any) -> tuple[_codec.Encoded | None, dict[str, str]]:
-    changed = opened.body.changed(opened.before)
-    if changed and not opened.active.codec.data_only:
-        encoded = encode_changed(value, opened.body.arguments())
-        if encoded is not None:
-            return encoded, changed
-    label = opened.active.facts.label
-    try:
-        kind = opened.returns
-        return opened.active.codec.encode(value, f"the result of {label!r}", kind), {}
-    except NotRecordableError as problem:
-        warn(
-            f"{problem}. The run is complete; when it is called again, its journal makes the "
-            "result anew",
-            RunWarning,
-        )
-        return None, {}

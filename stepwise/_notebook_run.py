@@ -27,11 +27,12 @@ from stepwise._drive import drive
 from stepwise._execute import execute, execute_async
 from stepwise._journal import Position, holds, read, read_one
 from stepwise._lease import describe_owner
-from stepwise._lifecycle import Invocation, Opened, Recall, open_run
+from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._listing import get_run
 from stepwise._matching import Pool
 from stepwise._mutation import Watch
 from stepwise._notices import count
+from stepwise._opened import NothingGiven, Opened
 from stepwise._origin import Locator, Origin
 from stepwise._perform import Core, perform
 from stepwise._progress import Display
@@ -178,7 +179,7 @@ class Notebook:
             if display is not None:
                 display.close()
 
-    def _open(self, cell: Cell) -> Opened:
+    def _open(self, cell: Cell) -> _Piece:
         try:
             opened = open_run(
                 Invocation(
@@ -203,8 +204,8 @@ class Notebook:
                 owner=error.owner,
             ) from None
         assert not isinstance(opened, Recall)  # its results are never recorded
-        opened.body = _Body(self, opened.active, cell, opened.body)  # type: ignore[assignment]
-        return _Piece(**vars(opened))
+        body = _Body(self, opened.active, cell, is_new=opened.is_new)
+        return _Piece(opened.active, body, opened.before, opened.is_new)
 
     def go_on(self, active: ActiveRun, *, is_new: bool) -> None:
         """Be where the cells that are done have left the run."""
@@ -256,7 +257,7 @@ class _NotebookRun(Run):
         return self._notebook.as_seen(super()._shown(steps=steps))
 
 
-class _Piece(Opened):
+class _Piece(Opened["_Body"]):
     """The executing of one cell."""
 
     def conclude(
@@ -266,18 +267,14 @@ class _Piece(Opened):
         super().conclude(value, error, again=True)
 
 
-class _Body:
+class _Body(NothingGiven):
     """What is executed of the run: one cell."""
 
-    def __init__(self, notebook: Notebook, active: ActiveRun, cell: Cell, body: Any) -> None:
+    def __init__(self, notebook: Notebook, active: ActiveRun, cell: Cell, *, is_new: bool) -> None:
         self._notebook, self._active, self._cell = notebook, active, cell
-        self._is_new: bool = body._is_new
+        self._is_new = is_new
         self._locator = _Locator(_notebook.__code__, cell.site)
         active._locator = self._locator
-
-    def changed(self, before: bytes) -> dict[str, str]:
-        """Nothing: there are no arguments."""
-        return {}
 
     def run(self) -> None:
         """Execute the cell."""

@@ -25,12 +25,11 @@ from stepwise._execute import execute_async
 from stepwise._journal import Position, holds
 from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._matching import Pool
-from stepwise._mutation import surroundings
 from stepwise._notices import notice
+from stepwise._opened import NothingGiven
 from stepwise._records import Resumed
 from stepwise._resume import go_on
 from stepwise._run import ActiveRun, current_scope
-from stepwise._snapshot import Surroundings
 from stepwise._steps import Step, known_steps, step_of
 from stepwise._unwinding import Unwinding
 from stepwise.errors import ConfigurationError, OutsideRunError
@@ -169,8 +168,8 @@ class RecoverableAgent:
         if isinstance(opened, Recall):
             recalled: dict[str, Any] = opened.value
             return recalled
-        opened.body = _Recoveries(self, opened.active, task, at, is_new=opened.is_new)
-        done: dict[str, Any] = await execute_async(opened)
+        recoveries = _Recoveries(self, opened.active, task, at, is_new=opened.is_new)
+        done: dict[str, Any] = await execute_async(opened.executing(recoveries))
         return done
 
     async def _run_from_checkpoint(
@@ -222,7 +221,7 @@ class RecoverableAgent:
         store.prune(ctx.run_id, self.retention, self.keep)
 
 
-class _Recoveries:
+class _Recoveries(NothingGiven):
     """The body of a run: the step loop, begun again after each exception."""
 
     def __init__(
@@ -238,18 +237,6 @@ class _Recoveries:
         self.run_id = active.run_id
         self.recovered_from: int | None = None
         self._agent, self._active, self._task, self._at = agent, active, task, at
-
-    def arguments(self) -> Surroundings:
-        """There are none that could change."""
-        return surroundings({})
-
-    def changed(self, before: bytes) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
-    def run(self) -> Any:
-        """It is only ever awaited."""
-        raise NotImplementedError
 
     async def arun(self) -> Any:
         """Run the steps; go on at the newest checkpoint after an exception."""

@@ -26,13 +26,12 @@ from stepwise import _config, _digest, _identity
 from stepwise._adrive import adrive
 from stepwise._execute import execute_async
 from stepwise._journal import Position
-from stepwise._lifecycle import Invocation, Opened, Recall, open_run
+from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._matching import Pool
-from stepwise._mutation import surroundings
+from stepwise._opened import NothingGiven, Opened
 from stepwise._process import memory as process
 from stepwise._records import Forgotten
 from stepwise._run import current_scope
-from stepwise._snapshot import Surroundings
 from stepwise._steps import Step, known_steps
 from stepwise.errors import ConfigurationError, RunStopped
 from stepwise.integrations._hive_store import CheckpointStore, hive_module
@@ -124,9 +123,9 @@ class _Recorded:
                 *args,
                 **kwargs,
             )
-            opened.body = _Execution(opened, call, side_effects=self._side_effects)
+            execution = _Execution(opened, call, side_effects=self._side_effects)
             try:
-                result = await execute_async(opened)
+                result = await execute_async(opened.executing(execution))
             except _Unfinished as unfinished:
                 return unfinished.result
         if self._run_id is None:
@@ -186,10 +185,10 @@ class _Visit:
         self.number = 0
 
 
-class _Execution:
+class _Execution(NothingGiven):
     """The body of a run: hive's own loop, whose nodes and tools ask the journal first."""
 
-    def __init__(self, opened: Opened, call: Any, *, side_effects: bool) -> None:
+    def __init__(self, opened: Opened[Any], call: Any, *, side_effects: bool) -> None:
         self.active, self._is_new, self._call = opened.active, opened.is_new, call
         self.side_effects = side_effects
         self.stopped: RunStopped | None = None
@@ -198,18 +197,6 @@ class _Execution:
         self._attempts: Counter[str] = Counter()
         self._visits: Counter[str] = Counter()
         self._open: dict[tuple[str, int], _Visit] = {}
-
-    def arguments(self) -> Surroundings:
-        """There are none that could change."""
-        return surroundings({})
-
-    def changed(self, before: bytes) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
-    def run(self) -> Any:
-        """It is only ever awaited."""
-        raise NotImplementedError
 
     async def arun(self) -> Any:
         """Run hive's loop from its entry; nodes that are done are answered."""
