@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help install test test-all sweeps lint format types wheel examples demo bench clean
+.PHONY: help install test test-all sweeps lint format types wheel examples demo clean
+.PHONY: bench bench-peers bench-page
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,13 +47,14 @@ examples: install  ## run the examples, each killed once and run again
 demo: install  ## see a program killed in the middle, run again, and go on
 	$(BIN)/stepwise demo
 
-bench: install  ## measure, side by side with the physical limits
-	$(BIN)/python benchmarks/steps.py
-	$(BIN)/python benchmarks/recovery.py
-	$(BIN)/python benchmarks/checkpoint_cost.py
-	$(BIN)/python benchmarks/growth.py
-	$(BIN)/python benchmarks/start.py
-	$(BIN)/python benchmarks/rewrite_cost.py
+bench: install  ## measure against the physical limits; docs/benchmarks.md (QUICK=--quick)
+	$(BIN)/python benchmarks/bench.py $(QUICK)
+
+bench-peers: install  ## the same, and other libraries, each in an environment of its own
+	$(BIN)/python benchmarks/bench.py --peers $(QUICK)
+
+bench-page: install  ## write docs/benchmarks.md again, of the figures that there are
+	$(BIN)/python benchmarks/page.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

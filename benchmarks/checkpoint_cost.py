@@ -81,7 +81,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
     rows = []
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
-        for size in _SIZES:
+        for size in _SIZES[: 2 if arguments.quick else None]:
             messages, tails = talk(size), []
 
             def ours(size: int = size, tails: list[float] = tails) -> float:

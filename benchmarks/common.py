@@ -4,7 +4,7 @@ A machine is never quiet, so a figure is taken side by side with what it is comp
 take turns, and the ratio is formed within each turn.  A median stands with its smallest and largest
 value.
 
-    python benchmarks/NAME.py [--rounds N] [--whole] [--json FILE]
+    python benchmarks/NAME.py [--rounds N] [--whole] [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -141,6 +141,24 @@ def folder() -> Iterator[pathlib.Path]:
         yield pathlib.Path(path)
 
 
+def peak() -> float:
+    """The most megabytes that this process has taken.
+
+    The kernel's own mark begins with the program; ``getrusage`` begins with the process that
+    started it, whose memory would hide ours.
+    """
+    with contextlib.suppress(OSError):
+        found = re.search(
+            r"VmHWM:\s*(\d+) kB", pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+        )
+        if found is not None:
+            return int(found[1]) * 1024 / 1e6
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6
+
+
 def now() -> float:
     """Seconds of a clock that all processes share."""
     return time.monotonic()
@@ -172,9 +190,13 @@ def main(measure: Callable[[argparse.Namespace], list[Row]], title: str) -> None
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--rounds", type=int, default=5, help="how often each figure is taken")
     parser.add_argument("--whole", action="store_true", help="also what takes minutes")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds = min(2, arguments.rounds)
     os.environ.setdefault("STEPWISE_QUIET", "1")
+    began = time.monotonic()
     rows = measure(arguments)
     print(f"{title}  [{', '.join(machine().values())}]")
     for row in rows:
@@ -182,5 +204,11 @@ def main(measure: Callable[[argparse.Namespace], list[Row]], title: str) -> None
         facts = [f"{row.ours} {row.unit}", row.other, row.verdict, row.note]
         print(f"  {row.what}: {ratio}{'; '.join(fact for fact in facts if fact)}")
     if arguments.json is not None:
-        facts = {"title": title, "machine": machine(), "rows": [asdict(row) for row in rows]}
+        facts = {
+            "title": title,
+            "machine": machine(),
+            "quick": arguments.quick,
+            "seconds": round(time.monotonic() - began),
+            "rows": [asdict(row) for row in rows],
+        }
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -32,7 +32,7 @@ _memory: list[float] = []
 @stepwise.step
 def think(number: int) -> bytes:
     (_first if len(_first) < _WINDOW else _last).append(time.perf_counter())
-    if number % 1000 == 0:
+    if number % 100 == 0:
         _memory.append(resident())
     return number.to_bytes(4, "big") * 256
 
@@ -71,16 +71,22 @@ def run(count: int) -> tuple[float, float]:
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
-        found = [run(5_000) for _ in range(arguments.rounds)]
+        count = 450 if arguments.quick else 5_000
+        found = [run(count) for _ in range(arguments.rounds)]
         early, late = (common.Spread.of(values) for values in zip(*found, strict=True))
         ratio = common.Spread.of([b / a for a, b in found])
         rows = [
             common.Row(
-                "step 5,000 against step 50", late, "us", ratio, f"step 50: {early}", limit=_TWICE
+                f"step {count:,} against step 50",
+                late,
+                "us",
+                ratio,
+                f"step 50: {early} us",
+                limit=_TWICE,
             )
         ]
         _memory.clear()
-        count = 100_000 if arguments.whole else 20_000
+        count = 100_000 if arguments.whole and not arguments.quick else 4 * count
         early_us, late_us = run(count)
         first, last = _memory[len(_memory) // 10], _memory[-1]
         rows += [
@@ -89,7 +95,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                 common.Spread.of([late_us]),
                 "us",
                 common.Spread.of([late_us / early_us]),
-                f"step 50: {early_us:.0f}",
+                f"step 50: {early_us:.0f} us",
                 limit=_TWICE,
             ),
             common.Row(
@@ -97,7 +103,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                 common.Spread.of([last]),
                 "MB",
                 common.Spread.of([last / first]),
-                f"after a tenth of it: {first:.1f}",
+                f"after a tenth of it: {first:.1f} MB",
                 limit=_MEMORY,
             ),
         ]

@@ -106,7 +106,7 @@ _KINDS = (
 
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
-    rows = []
+    rows, count = [], 50 if arguments.quick else 1000
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
         for what, workflow, durability, synchronous, limit, options in _KINDS:
@@ -116,30 +116,32 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                     what,
                     "us",
                     lambda w=workflow, d=durability, e=every, c=clock: steps(
-                        w, d, path, 1000, c, checkpoint_every=e
+                        w, d, path, count, c, checkpoint_every=e
                     ),
-                    lambda s=synchronous, c=clock: inserts(s, path, 1000, c),
+                    lambda s=synchronous, c=clock: inserts(s, path, count, c),
                     f"SQLite WAL {synchronous}",
                     rounds=arguments.rounds,
                     limit=limit,
-                    note=_flushes(workflow, durability),
+                    note=""
+                    if clock is time.process_time
+                    else _flushes(workflow, durability, count),
                 )
             )
     return rows
 
 
-def _flushes(workflow, durability: str) -> str:
+def _flushes(workflow, durability: str, count: int) -> str:
     """Flushes per step: the difference between a long and a short run."""
-    counts = []
-    for count in (100, 300):
+    counts, short = [], max(20, count // 10)
+    for steps_made in (short, 3 * short):
         with common.folder() as path:
             found = common.flushes(
-                __file__, workflow.__name__, durability, str(count), STEPWISE_HOME=str(path)
+                __file__, workflow.__name__, durability, str(steps_made), STEPWISE_HOME=str(path)
             )
         if found is None:
             return "flushes not counted: no strace"
         counts.append(found)
-    return f"{(counts[1] - counts[0]) / 200:.2f} flushes per step"
+    return f"{(counts[1] - counts[0]) / (2 * short):.2f} flushes per step"
 
 
 if __name__ == "__main__":

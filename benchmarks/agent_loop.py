@@ -1,0 +1,89 @@
+"""W3: an agent whose messages grow by 2 KB at every step, with a checkpoint at every step.
+
+Each step takes all the messages so far, as a language model does.  The bytes that the store takes
+in the end are compared with those of the messages themselves, and the time of the last steps with
+that of the fiftieth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import pathlib
+import random
+import statistics
+import string
+import sys
+import time
+
+import common
+
+import stepwise
+
+_SIZE = 2048
+_GROWTH = 2.0
+_DISK = 1.5
+_LETTERS = "".join(random.Random(7).choices(string.ascii_letters + string.digits, k=1 << 16))
+_times: list[float] = []
+
+
+@stepwise.step
+def say(messages: list[dict[str, str]]) -> dict[str, str]:
+    _times.append(time.perf_counter())
+    start = len(messages) * 1009 % (len(_LETTERS) - _SIZE)
+    return {"role": "assistant", "content": _LETTERS[start : start + _SIZE]}
+
+
+@stepwise.workflow(durability="os")
+def agent(count: int) -> int:
+    messages: list[dict[str, str]] = []
+    for _ in range(count):
+        messages.append(say(messages))
+    return len(messages)
+
+
+def run(path: pathlib.Path, count: int) -> tuple[float, float, float]:
+    """Microseconds of a step about the 50th and of the last ones; bytes over the messages' own."""
+    _times.clear()
+    store = path / f"store{count}-{time.monotonic_ns()}"
+    agent.options(store=f"disk:{store}")(count)
+    gaps = [(b - a) * 1e6 for a, b in itertools.pairwise(_times)]
+    size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+    return statistics.median(gaps[25:75]), statistics.median(gaps[-50:]), size / (count * _SIZE)
+
+
+def _rows(count: int, found: list[tuple[float, float, float]]) -> list[common.Row]:
+    early, late, disk = (common.Spread.of(values) for values in zip(*found, strict=True))
+    growth = common.Spread.of([b / a for a, b, _ in found])
+    return [
+        common.Row(
+            f"bytes on disk after {count:,} steps, over the messages' own", disk, "x", limit=_DISK
+        ),
+        common.Row(
+            f"step {count:,} against step 50",
+            late,
+            "us",
+            growth,
+            f"step 50: {early} us",
+            limit=_GROWTH,
+        ),
+    ]
+
+
+def measure(arguments: argparse.Namespace) -> list[common.Row]:
+    count = 100 if arguments.quick else 500
+    with common.folder() as path:
+        os.environ["STEPWISE_HOME"] = str(path)
+        found = [run(path, count) for _ in range(min(3, arguments.rounds))]
+        rows = _rows(count, found)
+        if not arguments.quick:
+            # What grows with the square of the steps would take hours.
+            growth = statistics.median(late / early for early, late, _ in found)
+            if growth < 2 * _GROWTH or arguments.whole:
+                rows += _rows(5_000, [run(path, 5_000)])
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(common.main(measure, "W3: messages that grow"))

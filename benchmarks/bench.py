@@ -1,0 +1,81 @@
+"""All benchmarks by one command, and the page that shows them.
+
+    python benchmarks/bench.py [--peers] [--quick] [--only NAME] [--rounds N] [--results FOLDER]
+
+Each script leaves its figures in ``results/NAME.json``; ``page.py`` then writes docs/benchmarks.md
+and its plots.  A script that fails is reported, and the others run nevertheless; its former figures
+stay.  With ``--peers`` the same work is done by other libraries as well, each in an environment of
+its own (`peers/environments.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import time
+
+import common
+
+# name, rounds, more arguments
+SCRIPTS = (
+    ("steps", 5, ()),
+    ("recovery", 5, ("--whole",)),
+    ("agent_loop", 3, ()),
+    ("values", 3, ()),
+    ("start", 5, ()),
+    ("concurrency", 5, ()),
+    ("overhead", 3, ()),
+    ("growth", 2, ("--whole",)),
+    ("checkpoint_cost", 3, ()),
+    ("rewrite_cost", 3, ()),
+)
+RESULTS = common.HERE / "results"
+
+
+def _run(title: str, *command: str) -> bool:
+    print(f"\n== {title}  {time.strftime('%H:%M:%S')}", flush=True)
+    done = subprocess.run([sys.executable, *command], check=False)
+    if done.returncode:
+        print(f"{title} FAILED with exit code {done.returncode}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", action="store_true", help="also the other libraries")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
+    parser.add_argument("--only", help="one script, or 'versus' for the other libraries")
+    parser.add_argument("--rounds", type=int, help="how often each figure is taken")
+    parser.add_argument("--minutes", type=float, default=18, help="for the other libraries")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--no-page", action="store_true", help="figures only")
+    arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    quick, began, failed = ["--quick"] * arguments.quick, time.monotonic(), []
+
+    for name, rounds, more in SCRIPTS:
+        script = common.HERE / f"{name}.py"
+        if arguments.only not in (None, name) or not script.exists():
+            continue
+        how = ["--rounds", str(arguments.rounds or rounds), *quick, *more]
+        if not _run(name, str(script), *how, "--json", str(arguments.results / f"{name}.json")):
+            failed.append(name)
+    if arguments.peers and arguments.only in (None, "versus"):
+        peers = common.HERE / "peers"
+        _run("environments of the peers", str(peers / "environments.py"))
+        how = ["--rounds", str(arguments.rounds or 3), "--minutes", str(arguments.minutes), *quick]
+        found = arguments.results / "versus.json"
+        if not _run("versus", str(peers / "versus.py"), *how, "--json", str(found)):
+            failed.append("versus")
+    if not arguments.no_page:
+        page = ["--results", str(arguments.results)]
+        if not _run("the page", str(common.HERE / "page.py"), *page):
+            failed.append("page")
+    print(f"\n{(time.monotonic() - began) / 60:.0f} minutes; failed: {', '.join(failed) or 'none'}")
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

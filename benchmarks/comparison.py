@@ -1,0 +1,148 @@
+"""stepwise and its peers from ``versus.json``: ratios formed within a round, in tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from common import Spread
+
+Report = dict[str, Any]
+
+OURS = {  # what survives: the variant of ours that keeps as much
+    "power cut": "stepwise/disk-fsync",
+    "power cut, later": "stepwise/disk-fsync",
+    "killed process": "stepwise/disk-os",
+}
+
+
+class Figure(NamedTuple):
+    """One of a workload's figures.
+
+    Args:
+        key: its name in the JSON.
+        head: what stands above it.
+        compared: whether a ratio to ours is formed.
+    """
+
+    key: str
+    head: str
+    compared: bool = False
+
+
+FIGURES = {
+    "w1": (Figure("us", "us per step", compared=True), Figure("cpu_us", "processor time, us")),
+    "w2": (
+        Figure("ms", "ms to the first new step", compared=True),
+        Figure("ran_again", "steps run again"),
+    ),
+    "w3": (
+        Figure("disk_ratio", "bytes on disk over the messages' own", compared=True),
+        Figure("growth", "last steps over the first"),
+        Figure("late_us", "us per step in the end"),
+    ),
+    "w4": (Figure("ms", "ms to save it", compared=True), Figure("copies", "memory over its size")),
+    "w5": (
+        Figure("ms", "ms to import", compared=True),
+        Figure("distributions", "distributions"),
+        Figure("mb", "MB"),
+    ),
+    "w6": (Figure("ms", "ms", compared=True),),
+}
+
+
+class Line(NamedTuple):
+    """What one contender did in one workload."""
+
+    who: str
+    survives: str
+    flushes: float | None
+    ratio: Spread | None
+    figures: dict[str, Spread]
+
+
+def workloads(report: Report, name: str) -> list[str]:
+    """The sizes at which a workload was measured: "w2 --n 100", "w2 --n 1000"."""
+    found = (turn["what"] for turn in report["turns"])
+    return list(dict.fromkeys(what for what in found if what.split()[0] == name))
+
+
+def measured(report: Report, what: str) -> list[Line]:
+    """Everybody's figures of one workload; ours first, then by what they survive."""
+    figures = FIGURES[what.split(maxsplit=1)[0]]
+    by_who: dict[str, dict[int, Report]] = defaultdict(dict)
+    for turn in report["turns"]:
+        if turn["what"] == what and figures[0].key in turn:
+            by_who[turn["who"]][turn["round"]] = turn
+    flushes = {turn["who"]: turn.get("flushes") for turn in report["turns"] if "flushes" in turn}
+    lines = []
+    for who, turns in by_who.items():
+        survives = next(iter(turns.values()))["survives"]
+        ours = by_who.get(OURS.get(survives, "stepwise/disk-fsync"), {})
+        key = figures[0].key
+        ratios = [turns[n][key] / ours[n][key] for n in turns if n in ours]
+        lines.append(
+            Line(
+                who,
+                survives,
+                flushes.get(who),
+                Spread.of(ratios) if ratios and figures[0].compared else None,
+                {
+                    figure.key: Spread.of([turn[figure.key] for turn in turns.values()])
+                    for figure in figures
+                },
+            )
+        )
+    return sorted(lines, key=lambda line: (_rank(line), line.figures[figures[0].key].median))
+
+
+def _rank(line: Line) -> tuple[int, int]:
+    """At most what survives a power cut; ours, the limits, and the others."""
+    group = 0 if line.who.startswith("stepwise") else 1 if line.who.startswith("raw") else 2
+    return [*OURS, ""].index(line.survives), group
+
+
+def name(who: str) -> str:
+    """For people: "raw/sqlite-full" is the limit, "joblib/default" is joblib."""
+    peer, _, variant = who.partition("/")
+    if peer == "raw":
+        return f"*limit: {variant}*"
+    label = peer if variant == "default" else f"{peer} {variant}"
+    return f"**{label}**" if peer == "stepwise" else label
+
+
+def lines(report: Report, name_: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and the lines of a workload's table."""
+    figures = FIGURES[name_]
+    whats = workloads(report, name_)
+    head = ("", "survives", "flushes per step", "times ours", *(f.head for f in figures))
+    if name_ == "w5":
+        head = ("", "times ours", *(f.head for f in figures))
+    found = []
+    for what in whats:
+        for line in measured(report, what):
+            size = f", {what.split()[-1]}" if len(whats) > 1 else ""
+            ratio = f"**{short(line.ratio)}**" if line.ratio else ""
+            level = (line.survives, "" if line.flushes is None else f"{line.flushes:.2f}")
+            cells = (short(line.figures[figure.key]) for figure in figures)
+            found.append((name(line.who) + size, *(() if name_ == "w5" else level), ratio, *cells))
+    return head, found
+
+
+def short(spread: Spread) -> str:
+    return str(spread) if spread.high > spread.low else str(spread).split(" ", maxsplit=1)[0]
+
+
+def skipped(report: Report) -> str:
+    """Who could not run what, and why."""
+    why: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for turn in report["turns"]:
+        for word in ("skipped", "failed"):
+            if word in turn and "as the first" not in turn[word]:
+                reason = " ".join(str(turn[word]).split())[:160]
+                told = reason if word == "skipped" else f"failed: {reason}"
+                why[turn["who"], told].append(turn["what"].split()[0].upper())
+    return "\n".join(
+        f"- {name(who)}, {', '.join(dict.fromkeys(whats))}: {told}"
+        for (who, told), whats in why.items()
+    )

@@ -1,0 +1,131 @@
+"""docs/benchmarks.md and its plots, made of ``results/*.json`` and the prose of ``page.md``.
+
+    python benchmarks/page.py [--results FOLDER] [--to FILE]
+
+In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{peers:WORKLOAD}}`` that of a
+workload of the peers, ``{{targets}}`` all targets, ``{{machine}}`` what the figures depend on, and
+``{{skipped}}`` who could not run, and why.  So no figure on the page is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+from typing import Any
+
+import comparison
+from common import HERE, Spread
+
+_ROOT = HERE.parent
+_MISSING = "*Not measured yet: `make bench` does it.*"
+
+Report = dict[str, Any]
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def spread(values: list[float] | None) -> str:
+    """A median with its smallest and largest value, where these differ."""
+    if values is None:
+        return ""
+    found = Spread(*values)
+    return str(found) if found.high > found.low else str(found).split(" ", maxsplit=1)[0]
+
+
+def judged(row: Report) -> str:
+    if row["limit"] is None:
+        return ""
+    value = (row["ratio"] or row["ours"])[0]
+    return f"{row['limit']:g}: {'met' if value <= row['limit'] else '**missed**'}"
+
+
+def rows(report: Report) -> str:
+    """The table of a script: the ratio first."""
+    lines = []
+    for row in report["rows"]:
+        ratio = f"**{spread(row['ratio'])}**" if row["ratio"] else ""
+        ours = f"{spread(row['ours'])} {row['unit']}".strip()
+        lines.append((row["what"], ratio, ours, row["other"], judged(row), row["note"]))
+    return table(("", "ratio", "stepwise", "compared with", "target", ""), lines)
+
+
+def targets(reports: dict[str, Report]) -> str:
+    """Every figure that has a target."""
+    lines = [
+        (name, row["what"], spread(row["ratio"] or row["ours"]), judged(row))
+        for name, report in reports.items()
+        for row in report.get("rows", ())
+        if row["limit"] is not None
+    ]
+    return table(("script", "", "measured", "at most"), lines)
+
+
+def machine(reports: dict[str, Report]) -> str:
+    """What the figures depend on; the load of each script."""
+    facts = [report["machine"] for report in reports.values()]
+    if not facts:
+        return _MISSING
+    newest = max(facts, key=lambda fact: fact["at"])
+    loads = ", ".join(f"{n} {r['machine']['load']}" for n, r in reports.items())
+    whole = f"{newest['cpu']}, {newest['system']}, CPython {newest['python']}"
+    dates = sorted({fact["at"][:10] for fact in facts})
+    text = f"{whole}, SQLite {newest['sqlite']}; {' and '.join(dates)}. Load average: {loads}."
+    small = [name for name, report in reports.items() if report.get("quick")]
+    return text + (f" **Small sizes (`--quick`): {', '.join(small)}.**" if small else "")
+
+
+def render(prose: str, reports: dict[str, Report]) -> str:
+    """The page."""
+    versus = reports.get("versus")
+
+    def put(found: re.Match[str]) -> str:
+        kind, _, name = found[1].partition(":")
+        if kind == "rows":
+            return rows(reports[name]) if name in reports else _MISSING
+        if kind == "targets":
+            return targets(reports)
+        if kind == "machine":
+            return machine(reports)
+        if versus is None:
+            return _MISSING
+        if kind == "skipped":
+            return comparison.skipped(versus)
+        head, lines = comparison.lines(versus, name)
+        return table(head, lines) if lines else _MISSING
+
+    return re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, prose)
+
+
+def read(folder: pathlib.Path) -> dict[str, Report]:
+    """What the scripts have left, by their names."""
+    paths = sorted(folder.glob("*.json"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
+    parser.add_argument("--to", type=pathlib.Path, default=_ROOT / "docs" / "benchmarks.md")
+    arguments = parser.parse_args()
+    reports = read(arguments.results)
+    prose = (HERE / "page.md").read_text(encoding="utf-8")
+    arguments.to.write_text(render(prose, reports), encoding="utf-8")
+    print(arguments.to)
+    if "versus" not in reports:
+        return
+    try:
+        import plots
+    except ImportError as error:
+        print(f"no plots: {error} (pip install 'stepwise-agents[bench]')")
+        return
+    for path in plots.draw(reports, arguments.to.with_suffix("")):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""stepwise: the workloads as its users would write them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+
+import harness
+import workloads
+from harness import Peer, abody, body
+
+import stepwise
+from stepwise.stores import open_store
+
+
+@stepwise.step
+def step(number):
+    return body(number)
+
+
+@stepwise.step
+def say(messages, number):
+    return body(number)
+
+
+@stepwise.step
+async def astep(number):
+    return await abody(number)
+
+
+@stepwise.workflow
+def loop(count):
+    for number in range(count):
+        step(number)
+
+
+@stepwise.workflow
+def agent(count):
+    messages = []
+    for number in range(count):
+        messages.append(say(messages, number))
+
+
+@stepwise.workflow
+async def fanout(count):
+    await asyncio.gather(*(astep(number) for number in range(count)))
+
+
+class Stepwise(Peer):
+    """Variants: store, durability, and a checkpoint at every step or at every hundredth."""
+
+    name = "stepwise"
+    variants = (
+        "disk-fsync",
+        "disk-os",
+        "disk-fsync-100",
+        "disk-os-100",
+        "sqlite-fsync",
+        "sqlite-os",
+        "sqlite-fsync-100",
+        "sqlite-os-100",
+    )
+    distribution = "stepwise-agents"
+    imports = "import stepwise"
+    survives = {v: harness.POWER if "fsync" in v else harness.PROCESS for v in variants}
+
+    def open(self):
+        os.environ.update(STEPWISE_HOME=str(self.store / "home"), STEPWISE_QUIET="1")
+        scheme, durability, *every = self.variant.split("-")
+        self.options = {
+            "store": f"{scheme}:{self.store / 'runs'}",
+            "durability": durability,
+            "checkpoint_every": int(every[0]) if every else 1,
+        }
+
+    def loop(self, run_id, count):
+        loop.options(run_id=run_id, **self.options)(count)
+
+    def agent(self, run_id, count):
+        agent.options(run_id=run_id, **self.options)(count)
+
+    def fanout(self, run_id, count):
+        asyncio.run(fanout.options(run_id=run_id, **self.options)(count))
+
+    @classmethod
+    def refusal(cls, variant, workload):
+        if variant.endswith("-100") and workload in ("w4", "w6"):
+            return "one checkpoint at most: as without -100"
+        if variant.startswith("sqlite"):
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    open_store(f"sqlite:{folder}/runs")
+            except stepwise.ConfigurationError as error:
+                return f"this version has no such store: {error}"
+        return super().refusal(variant, workload)
+
+
+if __name__ == "__main__":
+    workloads.main(Stepwise)

@@ -1,0 +1,117 @@
+"""A PostgreSQL of our own on loopback, with its defaults, for the peers that need one.
+
+    python postgres.py stop
+
+It stays up from the first peer to that call.  The server refuses to run as root: it then runs as
+the user ``postgres`` that Debian's package makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import glob
+import os
+import pathlib
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+
+_DATA = pathlib.Path(tempfile.gettempdir(), "stepwise-bench-postgres")
+_PORT = int(os.environ.get("BENCH_POSTGRES_PORT", "55437"))
+_ROOT = os.geteuid() == 0
+_USER = "postgres" if _ROOT else getpass.getuser()
+
+
+def missing() -> str | None:
+    """Why there can be no server here; ``None`` if there can."""
+    if _tool("initdb") is None:
+        return "PostgreSQL is not installed (Debian: apt-get install postgresql)"
+    return None
+
+
+def _tool(name: str) -> str | None:
+    """Debian keeps the server's tools out of the path."""
+    debian = sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"))
+    return debian[-1] if debian else shutil.which(name)
+
+
+def _run(name: str, *arguments: object, check: bool = True) -> int:
+    account = pwd.getpwnam(_USER)
+    who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": ()} if _ROOT else {}
+    done = subprocess.run(
+        [str(_tool(name)), *map(str, arguments)],
+        cwd="/",
+        check=check,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **who,
+    )
+    return done.returncode
+
+
+def _running() -> bool:
+    return (_DATA / "PG_VERSION").exists() and not _run(
+        "pg_ctl", "-D", _DATA, "status", check=False
+    )
+
+
+def start() -> None:
+    if not (_DATA / "PG_VERSION").exists():
+        _DATA.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _ROOT:
+            shutil.chown(_DATA, _USER)
+        _run("initdb", "-D", _DATA, "-U", _USER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
+    if not _running():
+        options = f"-c listen_addresses=127.0.0.1 -c port={_PORT} -c unix_socket_directories="
+        _run("pg_ctl", "-D", _DATA, "-o", options, "-l", _DATA / "log", "-w", "start")
+
+
+def stop() -> None:
+    """End the server and remove its data."""
+    if _running():
+        _run("pg_ctl", "-D", _DATA, "-m", "fast", "-w", "stop")
+    shutil.rmtree(_DATA, ignore_errors=True)
+
+
+def url(database: str, driver: str = "postgresql") -> str:
+    return f"{driver}://{_USER}@127.0.0.1:{_PORT}/{database}"
+
+
+def query(sql: str, database: str = "postgres"):
+    import psycopg
+
+    with psycopg.connect(url(database), autocommit=True) as connection:
+        cursor = connection.execute(sql)
+        return cursor.fetchone()[0] if cursor.description else None
+
+
+@contextlib.contextmanager
+def database() -> Iterator[str]:
+    """A fresh database, dropped afterwards."""
+    start()
+    name = "peer_" + uuid.uuid4().hex[:12]
+    query(f"CREATE DATABASE {name}")
+    try:
+        yield name
+    finally:
+        query(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def size(database: str) -> int:
+    """Bytes of the database's own files, its write-ahead log not counted."""
+    return int(query(f"SELECT pg_database_size('{database}')"))
+
+
+def flushes() -> int:
+    """How often the server has flushed its write-ahead log so far."""
+    query("SELECT pg_stat_force_next_flush()")
+    return int(query("SELECT wal_sync FROM pg_stat_wal"))
+
+
+if __name__ == "__main__":
+    sys.exit(stop() if sys.argv[1:] == ["stop"] else __doc__)

@@ -1,0 +1,169 @@
+"""stepwise and its peers side by side: the same work, in turn, round after round.
+
+    python benchmarks/peers/versus.py [--rounds N] [--quick] [--minutes M] [--json FILE]
+                                      [--workload GLOB] [--only GLOB ...]
+
+A round takes every workload once, and in it every contender once, in the other order than the round
+before; ratios are formed within a round.  A contender that cannot run is skipped with its reason.
+Prefect, which takes minutes, takes part in the first round only.  When the minutes are over, no
+further measurement begins; what there is stays in the JSON, which grows with each measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent)]  # after this folder, where the peers find their harness
+
+import common  # noqa: E402
+import environments  # noqa: E402
+
+CONTENDERS = {
+    "stepwise": (
+        *("disk-fsync", "disk-fsync-100", "disk-os", "disk-os-100"),
+        *("sqlite-fsync", "sqlite-fsync-100", "sqlite-os", "sqlite-os-100"),
+    ),
+    "raw": ("sqlite-full", "sqlite-normal", "file-fdatasync", "diskcache-full"),
+    "joblib": ("default",),
+    "dbos": ("sqlite", "postgres"),
+    "langgraph": ("functional", "functional-sync", "graph", "graph-sync", "graph-delta"),
+    "absurd": ("default",),
+    "restate": ("default",),
+    "prefect": ("default",),
+    "temporal": ("default",),
+    "resonate": ("default",),
+}
+_WORKLOADS = (  # name, arguments, the same for --quick, the most rounds
+    ("flushes", "--n 100", "--n 20", 1),
+    ("w1", "--n 1000", "--n 100", 9),
+    ("w2", "--n 100", "--n 20", 9),
+    ("w2", "--n 1000", None, 9),
+    ("w3", "--n 500", "--n 60", 9),
+    ("w4", "--bytes 10000000", "--bytes 1000000", 9),
+    ("w6", "--n 200", "--n 20", 9),
+    ("w5", "", "", 3),
+)
+_OURS = ("stepwise", "raw")  # they run in any environment that has stepwise
+_SLOW = ("prefect",)
+
+Found = dict[str, Any]
+
+
+def _who(patterns: list[str] | None) -> list[tuple[str, str]]:
+    everyone = ((name, variant) for name, variants in CONTENDERS.items() for variant in variants)
+    return [
+        each
+        for each in everyone
+        if any(fnmatch.fnmatch("/".join(each), pattern) for pattern in patterns or ["*"])
+    ]
+
+
+def _python(name: str, workload: str) -> pathlib.Path | str:
+    """The interpreter for a contender, or why there is none."""
+    home = environments.OURS if name in _OURS else name
+    why = environments.reason(home)
+    if why is None:
+        return environments.python(home)
+    if name in _OURS and workload != "w5":  # which asks what a clean environment weighs
+        return pathlib.Path(sys.executable)
+    return why
+
+
+def _measure(name: str, variant: str, workload: str, arguments: str, timeout: float) -> Found:
+    if workload == "w5" and variant != CONTENDERS[name][0]:
+        return {"skipped": "as the first variant"}
+    if workload == "flushes" and shutil.which("strace") is None:
+        return {"skipped": "no strace to count them (Debian: apt-get install strace)"}
+    python = _python(name, workload)
+    if isinstance(python, str):
+        return {"skipped": python}
+    script = str(HERE / f"peer_{name}.py")
+    command = [str(python), script, workload, "--variant", variant, "--timeout", str(timeout)]
+    try:
+        done = subprocess.run(
+            [*command, *arguments.split()],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=2 * timeout + 60,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        said = "" if isinstance(error, subprocess.TimeoutExpired) else done.stderr[-300:]
+        return {"failed": f"{type(error).__name__}: {said or error}"}
+
+
+def _told(found: Found) -> str:
+    for word in ("skipped", "failed"):
+        if word in found:
+            return f"{word}: {str(found[word]).splitlines()[0][:90]}"
+    figures = (f"{k} {v:.4g}" for k, v in found.items() if isinstance(v, (int, float)))
+    return ", ".join(figures)
+
+
+def measure(arguments: argparse.Namespace) -> Found:
+    """Every measurement; written to the file after each, if there is one."""
+    report: Found = {
+        "title": "stepwise and its peers",
+        "machine": common.machine(),
+        "quick": arguments.quick,
+        "turns": [],
+    }
+    ends = time.monotonic() + arguments.minutes * 60
+    rounds = 1 if arguments.quick else arguments.rounds
+    for turn in range(1, rounds + 1):
+        for workload, usual, quick, most in _WORKLOADS:
+            how = quick if arguments.quick else usual
+            if how is None or turn > most or not fnmatch.fnmatch(workload, arguments.workload):
+                continue
+            for name, variant in _who(arguments.only)[:: 1 if turn % 2 else -1]:
+                if (turn > 1 and name in _SLOW) or time.monotonic() > ends:
+                    continue
+                found = _measure(name, variant, workload, how, arguments.timeout)
+                if turn > 1 and "skipped" in found:
+                    continue  # said in the first round
+                what = f"{workload} {how}".strip()
+                report["turns"].append(
+                    {"round": turn, "what": what, "who": f"{name}/{variant}", **found}
+                )
+                load = os.getloadavg()[0]
+                report["machine"]["load"] = f"{load:.1f} at the end"
+                print(
+                    f"  {time.strftime('%H:%M:%S')} load {load:4.1f}  {turn}/{rounds}  "
+                    f"{what:20} {name}/{variant:18} {_told(found)}",
+                    flush=True,
+                )
+                if arguments.json is not None:
+                    text = json.dumps(report, indent=1) + "\n"
+                    arguments.json.write_text(text, encoding="utf-8")
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of the smallest sizes")
+    parser.add_argument("--only", action="append", help="contenders, for example 'dbos/*'")
+    parser.add_argument("--workload", default="*", help="for example 'w1'")
+    parser.add_argument("--minutes", type=float, default=18, help="begin nothing after them")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for one process")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    try:
+        measure(arguments)
+    finally:
+        subprocess.run([sys.executable, str(HERE / "postgres.py"), "stop"], check=False)
+
+
+if __name__ == "__main__":
+    main()

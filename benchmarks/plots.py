@@ -1,0 +1,79 @@
+"""The plots of the page: bars on a logarithmic scale, readable on light and on dark."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import comparison
+import matplotlib as mpl
+
+mpl.use("svg")
+
+import matplotlib.pyplot as plt
+
+Report = dict[str, Any]
+
+_GREY = "#7d8590"  # legible on white and on black
+_COLOURS = {"stepwise": "#2da44e", "raw": _GREY}
+_OTHERS = "#4c8dd6"
+_TITLES = {
+    "w1": "W1: a step, us",
+    "w2": "W2: from the start of a process to the first new step, ms",
+    "w3": "W3: bytes on disk over the messages' own",
+    "w4": "W4: saving one large result, ms",
+    "w6": "W6: 200 concurrent async steps of 10 ms, ms",
+}
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: small files
+    "svg.hashsalt": "stepwise",  # the same figures give the same file
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": _GREY,
+    "axes.labelcolor": _GREY,
+    "axes.edgecolor": _GREY,
+    "xtick.color": _GREY,
+    "ytick.color": _GREY,
+}
+
+
+def _bars(title: str, lines: list[comparison.Line], key: str, path: pathlib.Path) -> None:
+    lines = sorted(lines, key=lambda line: -line.figures[key].median)
+    with mpl.rc_context(_STYLE):
+        figure, axes = plt.subplots(figsize=(7, 0.6 + 0.24 * len(lines)))
+        for place, line in enumerate(lines):
+            median, low, high = line.figures[key]
+            colour = _COLOURS.get(line.who.split("/")[0], _OTHERS)
+            pale = 1.0 if line.survives == "power cut" else 0.5
+            axes.barh(place, median, color=colour, alpha=pale, height=0.7)
+            axes.plot([low, high], [place, place], color=_GREY, linewidth=1)
+            axes.annotate(
+                f"{median:,.3g}" if median < 100 else f"{median:,.0f}",
+                (max(median, high), place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        labels = [line.who.replace("/default", "").replace("/", " ") for line in lines]
+        axes.set_yticks(range(len(lines)), labels)
+        axes.set_xscale("log")
+        axes.set_xmargin(0.12)
+        axes.set_title(f"{title} (pale: does not survive a power cut at once)", fontsize=9)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
+        plt.close(figure)
+
+
+def draw(reports: dict[str, Report], folder: pathlib.Path) -> list[pathlib.Path]:
+    """A plot for each workload that the peers were measured with; the files."""
+    versus = reports.get("versus")
+    paths = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, title in _TITLES.items():
+        whats = comparison.workloads(versus, name) if versus is not None else []
+        lines = comparison.measured(versus, whats[-1]) if whats else []
+        if lines:
+            paths.append(folder / f"{name}.svg")
+            _bars(title, lines, comparison.FIGURES[name][0].key, paths[-1])
+    return paths

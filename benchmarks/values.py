@@ -1,0 +1,179 @@
+"""W4: a large value, as the result of a step and as a local variable in a checkpoint.
+
+Saving is compared with ``pickle.dumps(protocol=5)``, write and fsync of the same value, in turn.  A
+result: from the return of the step's body until the workflow has it.  A checkpoint: from the return
+of a small step until the body of the next one is entered; *again* is the next checkpoint, where the
+variable has not changed.  The most memory is that of a child process, over what it took before it
+made the value, for one save; the value itself is a part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import pathlib
+import pickle
+import statistics
+import sys
+import time
+from typing import Any
+
+import common
+
+import stepwise
+
+_LIMIT = 1.3
+_MEMORY = 1.2
+_times: list[float] = []
+_made: list[Any] = []
+
+
+def make(kind: str, size: int) -> Any:
+    """A value of about ``size`` bytes."""
+    if kind == "bytes":
+        return os.urandom(size)
+    if kind == "array":
+        import numpy as np
+
+        return np.random.default_rng(7).random(size // 8)
+    return [
+        {"role": "user", "content": f"{n:08d} " * 110, "tokens": n} for n in range(size // 1000)
+    ]
+
+
+@stepwise.step
+def give(kind: str, size: int) -> Any:
+    _times.append(time.perf_counter())
+    return _made[-1]
+
+
+@stepwise.step
+def small(number: int) -> int:
+    _times.append(time.perf_counter())
+    return number
+
+
+@stepwise.workflow(checkpoint_every=1_000_000)
+def results(kind: str, size: int) -> float:
+    give(kind, size)
+    _times.append(time.perf_counter())
+    return 0.0
+
+
+@stepwise.workflow(checkpoint_every=1)
+def variables(kind: str, size: int) -> int:
+    value = _made[-1]
+    for number in range(4):
+        small(number)
+    return len(value)
+
+
+def result(kind: str, size: int) -> float:
+    """Milliseconds to save a result."""
+    _times.clear()
+    results.options(fresh=True)(kind, size)
+    return (_times[1] - _times[0]) * 1e3
+
+
+def checkpoints(kind: str, size: int) -> tuple[float, float]:
+    """Milliseconds of the first checkpoint that holds the value, and of those after it."""
+    _times.clear()
+    variables.options(fresh=True)(kind, size)
+    first, *later = ((b - a) * 1e3 for a, b in itertools.pairwise(_times))
+    return first, statistics.median(later)
+
+
+def plain(value: Any, path: pathlib.Path) -> float:
+    """Milliseconds of pickle, write and fsync."""
+    began = time.perf_counter()
+    with open(path / "plain", "wb") as file:
+        file.write(pickle.dumps(value, 5))
+        file.flush()
+        os.fsync(file.fileno())
+    return (time.perf_counter() - began) * 1e3
+
+
+def memory(kind: str, size: int, how: str) -> float:
+    """In a child: the most memory, over the value's size."""
+    make(kind, 1000)
+    _made.append(b"x")
+    save = {"result": result, "checkpoint": checkpoints, "plain": _plainly}[how]
+    save("warm", 1)
+    before = common.peak()
+    _made.append(make(kind, size))
+    save(kind, size)
+    return (common.peak() - before) * 1e6 / size
+
+
+def _plainly(_kind: str, _size: int) -> float:
+    return plain(_made[-1], pathlib.Path(os.environ["STEPWISE_HOME"]))
+
+
+def _memory(kind: str, size: int, how: str) -> float:
+    with common.folder() as path:
+        said = common.child(__file__, "memory", kind, str(size), how, STEPWISE_HOME=str(path))
+    return float(said)
+
+
+def _rows(kind: str, size: int, rounds: int, path: pathlib.Path) -> list[common.Row]:
+    _made[:] = [make(kind, size)]
+    name = f"{size / 1e6:g} MB of {'a list of dicts' if kind == 'dicts' else kind}"
+    again: list[float] = []
+
+    def checkpoint() -> float:
+        first, later = checkpoints(kind, size)
+        again.append(later)
+        return first
+
+    rows = []
+    for what, ours in (("result", lambda: result(kind, size)), ("checkpoint", checkpoint)):
+        row = common.compare(
+            f"{name}, {what}",
+            "ms",
+            ours,
+            lambda: plain(_made[-1], path),
+            "pickle, write, fsync",
+            rounds=rounds,
+            limit=_LIMIT,
+            note=f"again, unchanged: {common.Spread.of(again)} ms" if again else "",
+        )
+        rows.append(row)
+    return [*rows[:1], _noted(rows[1], f"again, unchanged: {common.Spread.of(again)} ms")]
+
+
+def _noted(row: common.Row, note: str) -> common.Row:
+    return common.Row(row.what, row.ours, row.unit, row.ratio, row.other, row.limit, note)
+
+
+def measure(arguments: argparse.Namespace) -> list[common.Row]:
+    sizes = (1_000_000,) if arguments.quick else (1_000_000, 10_000_000, 100_000_000)
+    rounds = min(3, arguments.rounds)
+    rows = []
+    with common.folder() as path:
+        os.environ["STEPWISE_HOME"] = str(path)
+        for kind in ("bytes", "array", "dicts"):
+            for size in sizes:
+                rows += _rows(kind, size, rounds if size < 100_000_000 else 1, path)
+        _made.clear()
+    size = 10_000_000 if arguments.quick else sizes[-1]
+    for kind in ("bytes",) if arguments.quick else ("bytes", "array", "dicts"):
+        for how in ("result", "checkpoint"):
+            other = common.Spread.of([_memory(kind, size, "plain")])
+            rows.append(
+                common.Row(
+                    f"the most memory over the size of {size / 1e6:g} MB, {kind}, {how}",
+                    common.Spread.of([_memory(kind, size, how)]),
+                    "x",
+                    other=f"pickle, write, fsync: {other} x",
+                    limit=None if kind == "dicts" else _MEMORY,
+                )
+            )
+    return rows
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["memory"]:
+        print(memory(sys.argv[2], int(sys.argv[3]), sys.argv[4]))
+    else:
+        sys.exit(common.main(measure, "W4: large values"))
