@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from typing import Any
 
 import pytest
@@ -811,37 +810,15 @@ def test_the_last_record_counts():
 # -- large journals --------------------------------------------------------------------------------
 
 
-def seconds_for(count, shift):
-    """CPU time to match and take ``count`` equal calls; ``shift``: ordinals that never agree."""
-    journal = [Entry(n, done(a_call(n, ordinal=n)), b"") for n in range(1, count + 1)]
-    pool = Pool(journal)
-    asked = [a_call(ordinal=n + shift) for n in range(1, count + 1)]
-    begin = time.process_time()
-    for call in asked:
-        match = pool.match(call, directly=True, alone=lambda: True)
-        assert match.verdict is Verdict.ANSWER
-        pool.take(match.recorded[0])
-    assert len(pool) == 0
-    return time.process_time() - begin
-
-
-@pytest.mark.parametrize("shift", [0, 20_000, -1], ids=["same", "other", "one off"])
-def test_many_equal_calls(shift):
-    """Twice as many equal calls take about twice the time: 20,000 of them are no problem."""
-    ratios = []
-    for _ in range(5):
-        ratios.append(seconds_for(20_000, shift) / seconds_for(10_000, shift))
-        if ratios[-1] < 3:  # quadratic would be 4, every time
-            return
-    raise AssertionError(f"20,000 calls take {ratios} times as long as 10,000")
-
-
-def test_many_equal_calls_are_looked_at_once(monkeypatch):
-    """To find the record of one of many equal calls, one record is looked at."""
+@pytest.mark.parametrize("shift", [0, 2_000, -1], ids=["same", "other", "one off"])
+def test_many_equal_calls(shift, monkeypatch):
+    """To find the record of one of many equal calls, one or two records are looked at."""
     looked = []
     fits = Pool._fits
     monkeypatch.setattr(Pool, "_fits", lambda *args: looked.append(1) or fits(*args))
-    pool = pool_of(*(done(a_call(n, ordinal=n)) for n in range(1, 501)))
-    for n in range(1, 501):
-        use(pool, a_call(ordinal=1_000 - n))
-    assert len(looked) == 500
+    pool = pool_of(*(done(a_call(n, ordinal=n)) for n in range(1, 2_001)))
+    for n in range(1, 2_001):
+        verdict, _ = use(pool, a_call(ordinal=n + shift))
+        assert verdict is Verdict.ANSWER
+    assert len(pool) == 0
+    assert len(looked) <= 2 * 2_000
