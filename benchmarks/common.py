@@ -171,9 +171,20 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
+        "disk": _filesystem(os.environ.get("BENCH_FOLDER") or tempfile.gettempdir()),
         "load": f"{os.getloadavg()[0]:.1f}",
         "at": time.strftime("%Y-%m-%d %H:%M"),
     }
+
+
+def _filesystem(path: str) -> str:
+    """The kind of file system that a folder is on."""
+    with contextlib.suppress(OSError):
+        mounts = pathlib.Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+        points = {place: kind for _, place, kind, *_ in map(str.split, mounts)}
+        place = pathlib.Path(path).resolve()
+        return next(points[str(p)] for p in (place, *place.parents) if str(p) in points)
+    return "unknown"
 
 
 def _cpu() -> str:

@@ -72,7 +72,7 @@ def machine(reports: dict[str, Report]) -> str:
         return _MISSING
     newest = max(facts, key=lambda fact: fact["at"])
     loads = ", ".join(f"{n} {r['machine']['load']}" for n, r in reports.items())
-    whole = f"{newest['cpu']}, {newest['system']}, CPython {newest['python']}"
+    whole = f"{newest['cpu']}, {newest['system']}, {newest['disk']}, CPython {newest['python']}"
     dates = sorted({fact["at"][:10] for fact in facts})
     text = f"{whole}, SQLite {newest['sqlite']}; {' and '.join(dates)}. Load average: {loads}."
     small = [name for name, report in reports.items() if report.get("quick")]

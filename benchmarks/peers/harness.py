@@ -18,8 +18,11 @@ import json
 import os
 import pathlib
 import random
+import re
 import statistics
 import string
+import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -104,8 +107,44 @@ class Peer:
 
     @classmethod
     def service_flushes(cls, service: Job) -> int:
-        """In the parent: how often the services have waited for the disk so far."""
-        return 0
+        """In the parent: how often the services have waited for the disk so far.
+
+        A process that ``services`` names by its ``pid`` is traced from the first call to the next.
+        """
+        if "pid" not in service:
+            return 0
+        if "tracer" not in service:
+            service["tracer"] = _Tracer(service["pid"])
+            return 0
+        return service.pop("tracer").count()
+
+
+FLUSHES = "fsync,fdatasync,msync,sync_file_range"
+
+
+def count_flushes(trace: pathlib.Path) -> int:
+    """How many there are in what strace wrote."""
+    calls = rf" (?:{FLUSHES.replace(',', '|')})\("
+    return len(re.findall(calls, trace.read_text(encoding="utf-8", errors="replace")))
+
+
+class _Tracer:
+    """strace, attached to a process that runs already."""
+
+    def __init__(self, pid: int) -> None:
+        self.trace = pathlib.Path(tempfile.mkstemp(prefix="stepwise-bench-")[1])
+        command = ["strace", "-f", "-e", f"trace={FLUSHES}", "-o", str(self.trace), "-p", str(pid)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        assert self.process.stderr is not None
+        self.process.stderr.readline()  # it says when it is attached
+
+    def count(self) -> int:
+        """End it; what it has counted."""
+        self.process.terminate()
+        self.process.communicate()
+        found = count_flushes(self.trace)
+        self.trace.unlink()
+        return found
 
 
 def tree_bytes(root: pathlib.Path) -> int:

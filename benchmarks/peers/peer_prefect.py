@@ -108,7 +108,7 @@ class Prefect(Peer):
             )
         try:
             _await(f"{url}/health", server, store.parent / "server.log")
-            yield {"url": url}
+            yield {"url": url, "pid": server.pid}
         finally:
             server.terminate()
             server.wait(30)

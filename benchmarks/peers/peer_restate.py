@@ -12,10 +12,8 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -146,25 +144,6 @@ class Restate(Peer):
         finally:
             server.terminate()
             server.wait(60)
-
-    @classmethod
-    def service_flushes(cls, service):
-        """By a tracer that is attached to the server at the first call, and read at the second."""
-        trace = pathlib.Path(tempfile.gettempdir(), f"restate-{service['pid']}.trace")
-        if "tracer" not in service:
-            command = ["strace", "-f", "-e", "trace=fsync,fdatasync,sync_file_range", "-o", trace]
-            service["tracer"] = subprocess.Popen(
-                [*command, "-p", str(service["pid"])],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            ).pid
-            time.sleep(2)
-            return 0
-        time.sleep(1)
-        os.kill(service["tracer"], 15)
-        count = len(re.findall(r" (?:fsync|fdatasync|sync_file_range)\(", trace.read_text()))
-        trace.unlink()
-        return count
 
 
 def _retried(ask):

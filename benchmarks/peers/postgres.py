@@ -21,7 +21,9 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 
-_DATA = pathlib.Path(tempfile.gettempdir(), "stepwise-bench-postgres")
+_DATA = pathlib.Path(
+    os.environ.get("BENCH_FOLDER") or tempfile.gettempdir(), "stepwise-bench-postgres"
+)
 _PORT = int(os.environ.get("BENCH_POSTGRES_PORT", "55437"))
 _ROOT = os.geteuid() == 0
 _USER = "postgres" if _ROOT else getpass.getuser()
@@ -31,6 +33,8 @@ def missing() -> str | None:
     """Why there can be no server here; ``None`` if there can."""
     if _tool("initdb") is None:
         return "PostgreSQL is not installed (Debian: apt-get install postgresql)"
+    if _ROOT and not any(account.pw_name == _USER for account in pwd.getpwall()):
+        return f"PostgreSQL does not run as root, and there is no user {_USER!r}"
     return None
 
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -16,9 +15,18 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from harness import JOBS, Figures, Job, Peer, answer, fresh_id, now, tree_bytes
-
-_FLUSHES = "fsync,fdatasync,msync,sync_file_range"
+from harness import (
+    FLUSHES,
+    JOBS,
+    Figures,
+    Job,
+    Peer,
+    answer,
+    count_flushes,
+    fresh_id,
+    now,
+    tree_bytes,
+)
 
 
 class Bench:
@@ -132,10 +140,9 @@ class Bench:
     def _flushes_of(self, count: int) -> int:
         with self.store() as (root, service):
             trace, before = root / "trace", self.peer.service_flushes(service)
-            wrap = ("strace", "-f", "-e", f"trace={_FLUSHES}", "-o", str(trace))
+            wrap = ("strace", "-f", "-e", f"trace={FLUSHES}", "-o", str(trace))
             self.child(root, service, "loop", wrap=wrap, n=count, warm=False)
-            own = len(re.findall(rf" (?:{_FLUSHES.replace(',', '|')})\(", trace.read_text()))
-            return own + self.peer.service_flushes(service) - before
+            return count_flushes(trace) + self.peer.service_flushes(service) - before
 
 
 _DEFAULTS = {
