@@ -111,12 +111,12 @@ class Peer:
 
         A process that ``services`` names by its ``pid`` is traced from the first call to the next.
         """
-        if "pid" not in service:
-            return 0
-        if "tracer" not in service:
-            service["tracer"] = _Tracer(service["pid"])
-            return 0
-        return service.pop("tracer").count()
+        pid = service.get("pid")
+        if pid in _tracers:
+            return _tracers.pop(pid).count()
+        if pid is not None:
+            _tracers[pid] = _Tracer(pid)
+        return 0
 
 
 FLUSHES = "fsync,fdatasync,msync,sync_file_range"
@@ -126,6 +126,9 @@ def count_flushes(trace: pathlib.Path) -> int:
     """How many there are in what strace wrote."""
     calls = rf" (?:{FLUSHES.replace(',', '|')})\("
     return len(re.findall(calls, trace.read_text(encoding="utf-8", errors="replace")))
+
+
+_tracers: dict[int, _Tracer] = {}
 
 
 class _Tracer:
