@@ -6,13 +6,15 @@ Imports: journal, checkpoints, run, lease, codec, digest.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from stepwise import _codec, _digest
@@ -25,9 +27,12 @@ from stepwise._previews import preview
 from stepwise._run import ActiveRun, live_runs
 from stepwise._runs import seal_for
 from stepwise._seal import DamagedError, Seal
-from stepwise.errors import ConfigurationError
+from stepwise.errors import ConfigurationError, DigestError
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Checkpoint", "CheckpointStore", "place_of"]
 
@@ -128,16 +133,19 @@ class CheckpointStore:
         *,
         durable: bool = True,
         keep: int = 0,
+        checksum: bool = True,
     ) -> None:
         """Keep a checkpoint.
 
         Args:
             place: where the run then was; ``None`` if nobody can go on there.
             keep: delete all but the newest so many; 0 for none.
+            checksum: now; else when it is loaded, since the seal is over all of it.
         """
         run_id = checkpoint.run_id
         checkpoint.checkpoint_id = checkpoint.checkpoint_id or uuid4().hex
-        checkpoint.checksum = checkpoint.checksum or checkpoint.compute_checksum()
+        if checksum and not checkpoint.checksum:
+            checkpoint.checksum = checkpoint.compute_checksum()
         encoded = _codec.encode(vars(checkpoint), f"checkpoint {checkpoint.checkpoint_id!r}")
         header = {
             "step": checkpoint.step_number,
@@ -150,8 +158,9 @@ class CheckpointStore:
         name = f"{_PREFIX}{checkpoint.step_number:012d}/{serial:012d}"
         names = sorted([*names, name])
         pruned = [each for each in names[:-keep] if each != name] if keep else []
-        with _Owned(self, run_id, self._active(run_id)) as journal:
-            journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
+        with _Owned(self, run_id) as owned:
+            owned.journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
+            owned.names = [each for each in names if each not in pruned]
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
         """The checkpoint of the highest step that verifies; of two of one step the later one."""
@@ -209,7 +218,9 @@ class CheckpointStore:
     # -- inside ----------------------------------------------------------------------------------
 
     def _names(self, run_id: str) -> _Names:
-        return self.store.names(run_id, _PREFIX)
+        active = self._active(run_id)
+        names = _names_in.get(active) if active is not None else None
+        return names if names is not None else self.store.names(run_id, _PREFIX)
 
     def _load(self, run_id: str, name: str) -> tuple[Checkpoint, State | None] | None:
         """A checkpoint, and where in the run it was taken; ``None`` if it does not verify."""
@@ -219,7 +230,10 @@ class CheckpointStore:
             return None
         checkpoint = Checkpoint(**_codec.decode(opened.payload, opened.header["form"]))
         place = opened.header["run"]
-        if not self.validate(checkpoint):
+        if not checkpoint.checksum:
+            with contextlib.suppress(DigestError):
+                checkpoint.checksum = checkpoint.compute_checksum()
+        elif not self.validate(checkpoint):
             return None
         return checkpoint, State(**place) if place is not None else None
 
@@ -234,8 +248,8 @@ class CheckpointStore:
 
     def _delete(self, run_id: str, names: _Names) -> int:
         if names:
-            with _Owned(self, run_id, self._active(run_id)) as journal:
-                journal.drop(tuple(names))
+            with _Owned(self, run_id) as owned:
+                owned.journal.drop(tuple(names))
         return len(names)
 
     def _active(self, run_id: str) -> ActiveRun | None:
@@ -245,23 +259,41 @@ class CheckpointStore:
         return None
 
 
-class _Owned:
-    """The journal of a run: of the agent that is being executed here, else under a lease."""
+_names_in: weakref.WeakKeyDictionary[ActiveRun, _Names] = weakref.WeakKeyDictionary()
+"""The checkpoints of runs that are being executed here, where nobody else can change them."""
 
-    def __init__(self, store: CheckpointStore, run_id: str, active: ActiveRun | None) -> None:
-        self._store, self._run_id, self._active = store, run_id, active
+
+class _Owned:
+    """The journal of a run: of the agent that is being executed here, else under a lease.
+
+    Attributes:
+        journal: to write to.
+        names: set it to the names of all checkpoints there are then, if they are known.
+    """
+
+    journal: Journal
+    names: _Names | None = None
+
+    def __init__(self, store: CheckpointStore, run_id: str) -> None:
+        self._store, self._run_id, self._active = store, run_id, store._active(run_id)
         self._lease: Lease | None = None
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         if self._active is not None:
-            return self._active.journal
+            _names_in.pop(self._active, None)
+            self.journal = self._active.journal
+            return self
         store = self._store
         self._lease = Lease(store.store, self._run_id).acquire()
-        return Journal(store.store, store._seal, self._run_id, self._lease.epoch, fsync=True)
+        epoch = self._lease.epoch
+        self.journal = Journal(store.store, store._seal, self._run_id, epoch, fsync=True)
+        return self
 
     def __exit__(self, *exception: object) -> None:
         if self._lease is not None:
             self._lease.release()
+        elif self._active is not None and self.names is not None:
+            _names_in[self._active] = self.names
 
 
 def _step_of(name: str) -> int:

@@ -263,7 +263,7 @@ class CheckpointManager:
             state=checkpoint.model_dump(mode="json"),
             timestamp=checkpoint.created_at,
         )
-        self._store._save(kept, place, keep=self.config.keep, **how)
+        self._store._save(kept, place, keep=self.config.keep, checksum=False, **how)
         return checkpoint.id
 
     def save_if_possible(self, checkpoint: GraphCheckpoint, place: State | None) -> bool:

@@ -296,14 +296,13 @@ class _Body(NothingGiven):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def _visited(self, walk: Walk, token: Token) -> None:
-        path, config = walk.path, self._manager.config
-        if not self._manager.should_checkpoint(len(path)):
+        config = self._manager.config
+        if not self._manager.should_checkpoint(walk.steps):
             return
         if config.keep == 1 and not walk.quiet:
             return  # it would take the place of one at which the run can go on
         context = session_of(walk, self._active.run_id)
-        memory = context.pop("memory")
-        del context["execution_path"]
+        memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
         checkpoint = GraphCheckpoint(
             id=uuid4().hex,

@@ -87,7 +87,6 @@ class Visits:
         what = f"node {node.id!r}"
         visit = _Visit(node, token, Attempts(node.retries, node.retry_on, node.backoff, what))
         self._open[token.key] = visit
-        self._count_anew(token)
         calls: list[int] = []
         number = 0
         try:
@@ -109,6 +108,7 @@ class Visits:
                 await asyncio.sleep(max(0.0, record["until"] - time.time()))
         finally:
             del self._open[token.key]
+            self._count_anew(token)
 
     def _node(self, node_id: str) -> Node:
         node = self._graph.get_node(node_id)

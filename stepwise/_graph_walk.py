@@ -77,6 +77,7 @@ class Walk:
         self._tasks: dict[asyncio.Task[_Finished], Token] = {}
         self._stopped: BaseException | None = None
         self._trail: list[tuple[int, int, str]] = []  # clock, place in the graph, node; sorted
+        self._straight = True  # there was one branch: its path says it all
         self._failures: list[str] = []
         self.tokens = 0
         self.latency_ms = 0
@@ -94,8 +95,11 @@ class Walk:
             for each in state["frontier"]
         ]
         self._ended = [Token(**each) for each in state["ended"]]
-        self._trail = []
-        for clock, node in state["trail"]:
+        trail = state["trail"]
+        if trail is None:
+            trail = enumerate(state["execution_path"], 1)
+        self._trail, self._straight = [], True
+        for clock, node in trail:
             self._note(clock, node)
         self._visits.retries = dict(state["retries"])
         self._failures = list(state["failures"])
@@ -110,7 +114,7 @@ class Walk:
             "memory": self.memory,
             "frontier": frontier,
             "ended": [dict(vars(token)) for token in self._ended],
-            "trail": [[clock, node] for clock, _, node in self._trail],
+            "trail": None if self._straight else [[c, node] for c, _, node in self._trail],
             "retries": dict(self._visits.retries),
             "failures": list(self._failures),
             "total_tokens": self.tokens,
@@ -125,6 +129,11 @@ class Walk:
     def quiet(self) -> bool:
         """Whether all that was done is in the state: no visit has begun without an end."""
         return not (self._tasks or self._failed or self._halted)
+
+    @property
+    def steps(self) -> int:
+        """How many visits there were."""
+        return len(self._trail)
 
     @property
     def path(self) -> list[str]:
@@ -241,9 +250,10 @@ class Walk:
                 finished.record = await self._visits.visit(token)
                 if finished.record["error"] is not None:
                     return finished
-                token = token.wrote(finished.record)
             node = self._graph.get_node(token.node)
             if node is not None and node.pause:
+                if finished.record is not None:
+                    token = token.wrote(finished.record)
                 offered = self._answer.take(token) if self._answer is not None else None
                 finished.answer = await self._visits.answer(token, offered)
         except BaseException as error:  # raised by run(), once the others have ended
@@ -276,6 +286,7 @@ class Walk:
         return replace(token.wrote(record), paused=pauses)
 
     def _note(self, clock: int, node_id: str) -> None:
+        self._straight = self._straight and clock == len(self._trail) + 1
         bisect.insort(self._trail, (clock, self._graph.order(node_id), node_id))
 
     def _go_on(self, token: Token, finished: _Finished) -> None:
