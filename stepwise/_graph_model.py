@@ -135,6 +135,7 @@ class Graph:
     max_steps: int = 1000
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
     _order: dict[str, int] = field(init=False, repr=False, compare=False)
+    _from: dict[str, list[Edge]] = field(init=False, repr=False, compare=False)
     _reach: dict[str, frozenset[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -151,7 +152,8 @@ class Graph:
             raise ConfigurationError(f"max_steps={self.max_steps!r} of {self.name!r} is 1 or more")
         reach = {node: frozenset(_reachable(node, edges)) for node in by_id}
         order = {node.id: number for number, node in enumerate(nodes)}
-        facts = {"nodes": nodes, "edges": edges, "entry": entry}
+        leaving = {node: [edge for edge in edges if edge.source == node] for node in by_id}
+        facts = {"nodes": nodes, "edges": edges, "entry": entry, "_from": leaving}
         for name, value in {**facts, "_by_id": by_id, "_order": order, "_reach": reach}.items():
             object.__setattr__(self, name, value)
 
@@ -168,19 +170,15 @@ class Graph:
         return list(
             dict.fromkeys(
                 edge.target
-                for edge in self.edges
-                if edge.source == node_id
-                and not edge.on_failure
-                and (edge.when is None or edge.when(memory))
+                for edge in self._from.get(node_id, ())
+                if not edge.on_failure and (edge.when is None or edge.when(memory))
             )
         )
 
     def following_failure(self, node_id: str) -> list[str]:
         """The nodes that follow one that has failed."""
         return list(
-            dict.fromkeys(
-                edge.target for edge in self.edges if edge.source == node_id and edge.on_failure
-            )
+            dict.fromkeys(edge.target for edge in self._from.get(node_id, ()) if edge.on_failure)
         )
 
     def reaches(self, source: str, target: str) -> bool:

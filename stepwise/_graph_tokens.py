@@ -63,10 +63,10 @@ class Token:
         if self.entered:
             return self
         tokens = [self, *others]
-        visits = {
-            node: max(token.visits.get(node, 0) for token in tokens)
-            for node in dict.fromkeys(node for token in tokens for node in token.visits)
-        }
+        visits = dict(self.visits)
+        for token in others:
+            for node, count in token.visits.items():
+                visits[node] = max(visits.get(node, 0), count)
         visits[self.node] = visits.get(self.node, 0) + 1
         way = [f"{token.origin}>{token.key}" for token in tokens]
         key = f"{visits[self.node]}-{_digest.combine(self.node, *sorted(way))[:16]}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import time
 from collections.abc import Callable, Mapping
@@ -75,6 +76,7 @@ class Visits:
         self._active = active
         self._open: dict[str, _Visit] = {}
         self._steps: dict[str, Step] = {}
+        self._pattern = Step(self._execute, kind="step")
         self._answers: dict[str, Step] = {}
 
     async def visit(self, token: Token) -> Written:
@@ -126,12 +128,19 @@ class Visits:
         scope = current_scope()
         if self._active is None or scope is None:
             return cast("Written", await self._execute(token.key, number))
-        step = self._steps.get(token.node)
-        if step is None:
-            step = self._steps[token.node] = Step(self._execute, kind="step", name=token.node)
+        step = self._steps.get(token.node) or self._step_of(token.node)
         scope = scope._replace(branch=token.key)
         result = await adrive(step.core(scope, (token.key, number), {}))
         return cast("Written", result.unwrap())
+
+    def _step_of(self, node_id: str) -> Step:
+        """The step that a node is: all of them execute one function, which is looked at once."""
+        step = copy.copy(self._pattern)
+        step.name = node_id
+        step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
+        step._make_known()
+        self._steps[node_id] = step
+        return step
 
     async def _execute(self, visit: str, attempt: int) -> Any:
         """One attempt, on a copy of the memory."""

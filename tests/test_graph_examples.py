@@ -94,7 +94,6 @@ def test_a_killed_example_goes_on(example, lines, folder):
 
     resumed = run(command, folder)
     if "StepInDoubtError" in resumed.errors:
-        assert lines == 99
         [stopped] = [each for each in stepwise.runs() if each.status != "completed"]
         stopped.resolve("append", did_not_happen=True)
         resumed = run(command, folder)
