@@ -42,6 +42,7 @@ from stepwise._lease import Lease
 from stepwise.stores import Batch, Head, Owner, _folder, _transactions, open_store
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
+from stepwise.stores.sqlite import SqliteStore
 from stepwise.testing import StoreContract, fresh_store
 
 ME = Owner(os.getpid(), socket.gethostname(), 1.5, "thread a")
@@ -55,12 +56,18 @@ class TestMemoryStore(StoreContract):
 
 
 class TestDiskStore(StoreContract):
+    kind = DiskStore
+
     def make_store(self, tmp_path):
-        return DiskStore(tmp_path / "store")
+        return self.kind(tmp_path / "store")
 
     def reopen(self, store):
         store.close()
-        return DiskStore(store.path)
+        return self.kind(store.path)
+
+
+class TestSqliteStore(TestDiskStore):
+    kind = SqliteStore
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Stores, chosen by URL: ``memory:``, ``memory:NAME``, ``disk:/path``, or a path alone.
+"""Stores, chosen by URL: ``memory:``, ``memory:NAME``, ``disk:/path``, ``sqlite:/path``, a path.
 
 Imports: the protocol; a store's own module when it is asked for.
 """
@@ -38,14 +38,14 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
 def _split(text: str) -> tuple[str, str]:
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?(.*)", text, re.DOTALL)
     scheme, rest = match.groups() if match else ("disk", text)
-    if scheme not in ("memory", "disk"):
+    if scheme not in ("memory", "disk", "sqlite"):
         raise ConfigurationError(
-            f"no store for {text!r}: the URL begins with 'disk:' (disk:/path/to/folder) or "
-            "'memory:'"
+            f"no store for {text!r}: the URL begins with 'disk:' (disk:/path/to/folder), 'sqlite:' "
+            "or 'memory:'"
         )
-    if scheme == "disk":
+    if scheme != "memory":
         if not rest:
-            raise ConfigurationError("the store's URL has no path: write disk:/path/to/folder")
+            raise ConfigurationError(f"the store's URL has no path: write {scheme}:/path/to/folder")
         rest = os.path.realpath(os.path.expanduser(rest))
     return scheme, rest
 
@@ -55,6 +55,10 @@ def _make(scheme: str, rest: str) -> Store:
         from stepwise.stores.memory import MemoryStore
 
         return MemoryStore(rest)
+    if scheme == "sqlite":
+        from stepwise.stores.sqlite import SqliteStore
+
+        return SqliteStore(rest)
     from stepwise.stores.disk import DiskStore
 
     return DiskStore(rest)

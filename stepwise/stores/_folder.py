@@ -11,7 +11,6 @@ import io
 import os
 import re
 import sqlite3
-from collections.abc import Callable
 
 from stepwise._pieces import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
@@ -32,12 +31,8 @@ def check_path(path: str) -> None:
         )
 
 
-def make_folder(database: str, fill: Callable[[str], None]) -> None:
-    """Make a store's folder and its database, readable by their owner only, if they are missing.
-
-    Args:
-        fill: makes an empty file the database, before it takes its name.
-    """
+def make_folder(database: str) -> None:
+    """Make a store's folder and an empty database, readable by their owner only, if missing."""
     path = os.path.dirname(database)
     check_path(path)
     os.makedirs(path, 0o700, exist_ok=True)
@@ -60,11 +55,11 @@ def make_folder(database: str, fill: Callable[[str], None]) -> None:
         )
     if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite could not say so
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-    _make_database(database, fill)
+    _make_database(database)
 
 
-def _make_database(path: str, fill: Callable[[str], None]) -> None:
-    """A file that only its owner can read; SQLite gives its other files the same mode.
+def _make_database(path: str) -> None:
+    """An empty file that only its owner can read; SQLite gives its other files the same mode.
 
     It is made under another name: closing any descriptor of the database itself would drop the
     locks that SQLite holds on it in this process.
@@ -74,7 +69,6 @@ def _make_database(path: str, fill: Callable[[str], None]) -> None:
     draft = f"{path}.{os.urandom(8).hex()}"
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        fill(draft)
         with contextlib.suppress(FileExistsError):  # another one was first
             os.link(draft, path)
     finally:

@@ -62,7 +62,7 @@ class Rows(Protocol):
 
     def put_object(self, run_id: str, name: str, data: Data) -> None: ...
     def delete_object(self, run_id: str, name: str) -> None: ...
-    def object(self, run_id: str, name: str) -> bytes | None: ...
+    def get_object(self, run_id: str, name: str) -> bytes | None: ...
     def names(self, run_id: str, prefix: str) -> list[str]: ...
 
     def put_head(self, head: Head) -> None: ...
@@ -129,9 +129,6 @@ class FolderStore:
         self._drafts: dict[str, Batch] = {}  # what the next transaction of a run takes along
         _stores.add(self)
         _watch_forks()
-
-    def _make_database(self, path: str) -> None:
-        """Fill a new, empty file, so that it is a database with no rows."""
 
     def _open_rows(self) -> Rows:
         """Open the database."""
@@ -279,7 +276,7 @@ class FolderStore:
         draft = self._draft(rows, run_id)
         if draft is not None and draft.name == name:
             return draft.data
-        return rows.object(run_id, name)
+        return rows.get_object(run_id, name)
 
     @_locked
     def names(self, run_id: str, prefix: str = "") -> list[str]:
@@ -345,7 +342,7 @@ class FolderStore:
                     path=self.path,
                     errno=errno.ENOENT,
                 )
-        make_folder(self._database, self._make_database)
+        make_folder(self._database)
         check_path(self.path)
         self._rows = self._open_rows()
         self._inode = inode(self._database)

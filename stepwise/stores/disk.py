@@ -67,7 +67,7 @@ class _CacheRows(Cache):
     def delete_object(self, run_id: str, name: str) -> None:
         self.delete(f"o/{hashed(run_id)}/{name}")
 
-    def object(self, run_id: str, name: str) -> bytes | None:
+    def get_object(self, run_id: str, name: str) -> bytes | None:
         return self.get(f"o/{hashed(run_id)}/{name}")
 
     def names(self, run_id: str, prefix: str) -> list[str]:
