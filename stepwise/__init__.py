@@ -21,7 +21,7 @@ The map, each layer importing only from those above it::
     _injected _identity            what frameworks inject; calls and runs told apart
     _process _resources _counts    what a process remembers; what is made anew; counting
     rewrite                        functions that can be entered in the middle
-    stores                         where runs are kept: memory, disk
+    stores                         where runs are kept: memory, disk, sqlite
     _heads _lease _journal         listings; one owner per run; the append-only records
     _matching _unwinding _origin   which record answers; failures; where a call is made
     _snapshot _mutation _outcomes  variables to bytes; changed arguments; how a call ended

@@ -18,6 +18,7 @@ from stepwise._run import live_runs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
+from store_tools import KINDS, ME
 from sweeping import SEED
 
 SECONDS = 60  # for a script of a test, at most
@@ -139,3 +140,27 @@ def start(tmp_path):
     yield start_script
     for script in scripts:
         script.close()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Each of the stores in a folder."""
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(kind, folder):
+    store = kind(folder)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def begun(store):
+    """A store and the epoch of a run in it."""
+    return store, store.acquire("run", ME)

@@ -7,6 +7,7 @@ import pytest
 
 import stepwise
 from stepwise import Landed, StepInDoubtError, step, tool, workflow
+from stepwise.stores import open_store
 from stepwise.testing import CrashReport, SimulatedCrash, crash_at, fresh_store
 
 # -- crash_at ------------------------------------------------------------------------------------
@@ -274,3 +275,98 @@ def test_fresh_store_decorates():
         return an_agent(done)[0](1) and len(stepwise.runs())
 
     assert [plain(), plain(), asyncio.run(coroutine())] == [1, 1, 1]
+
+
+# -- fresh_store ---------------------------------------------------------------------------------
+
+
+def double():
+    calls = []
+
+    @stepwise.step
+    def work(x):
+        calls.append(x)
+        return 2 * x
+
+    @stepwise.workflow
+    def agent(x):
+        return work(x)
+
+    return agent, calls
+
+
+def test_a_fresh_store_knows_nothing(tmp_path):
+    """Each block has a store that is empty, and does what a new process would do."""
+    agent, calls = double()
+    ids = set()
+    for _ in range(3):
+        with fresh_store() as store:
+            assert agent(1) == 2
+            assert [run.status for run in stepwise.runs()] == ["completed"]
+            ids |= {head.run_id for head in store.heads()}
+    assert calls == [1, 1, 1]
+    assert len(ids) == 1
+
+
+def test_a_fresh_store_on_disk_outlives_its_block(tmp_path):
+    """Two blocks with one folder are a program and its next start."""
+    agent, calls = double()
+    for _ in range(2):
+        with fresh_store(tmp_path / "runs"):
+            assert agent(1) == 2
+    assert calls == [1]
+    with fresh_store(tmp_path / "runs"):
+        assert len(list(stepwise.runs())) == 1
+
+
+def test_after_the_block_all_is_as_before(home):
+    """The store, strictness and memory that were set before the block hold again after it."""
+    agent, calls = double()
+    stepwise.configure(store="memory:mine", strict=False)
+    before = vars(stepwise._config._settings).copy()
+    agent(1)
+    with pytest.raises(ZeroDivisionError), fresh_store():
+        stepwise.configure(store="memory:other", quiet=True)
+        agent(1)
+        raise ZeroDivisionError
+    assert vars(stepwise._config._settings) == before
+    agent(1)
+    assert len(list(stepwise.runs())) == 2
+    assert calls == [1, 1, 1]
+    assert not home.exists()
+
+
+def test_blocks_nest():
+    """An inner block has a store of its own, and the outer one's comes back after it."""
+    with fresh_store() as outer:
+        with fresh_store() as inner:
+            assert open_store(stepwise._config.store()) is inner
+        assert open_store(stepwise._config.store()) is outer is not inner
+
+
+def test_a_decorated_function_has_a_fresh_store():
+    """Decorated, a function and a coroutine function have a new store in each call."""
+
+    @fresh_store()
+    def look(x, *, y):
+        """Doc."""
+        return x, y, stepwise._config.store()
+
+    @fresh_store()
+    async def look_later(x):
+        await asyncio.sleep(0)
+        return x, stepwise._config.store()
+
+    assert (look.__name__, look.__doc__) == ("look", "Doc.")
+    assert asyncio.iscoroutinefunction(look_later)
+    one, two = look(1, y=2), look(1, y=2)
+    assert one[:2] == (1, 2)
+    assert one[2] is not two[2]
+    assert asyncio.run(look_later(1))[1].url.startswith("memory:")
+    assert stepwise._config._settings.store is None
+
+
+def test_the_test_tools_do_not_need_pytest(start):
+    """Importing ``stepwise.testing`` imports no pytest."""
+    source = "import sys, stepwise.testing; print('pytest' in sys.modules)"
+    assert start(source).finish() == "False"

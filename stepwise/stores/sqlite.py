@@ -21,6 +21,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
+from stepwise._pieces import Data
 from stepwise.errors import StoreError
 from stepwise.stores import _transactions
 from stepwise.stores._folder import damaged
@@ -163,7 +164,7 @@ class _Tables(Transactions):
 
     # -- records ---------------------------------------------------------------------------------
 
-    def put_record(self, run_id: str, number: int, data: bytes) -> None:
+    def put_record(self, run_id: str, number: int, data: Data) -> None:
         row = (self._run(run_id) << _RUN_AT | number, self._store(data))
         if not self._con.execute("INSERT OR IGNORE INTO records VALUES (?, ?)", row).rowcount:
             self._give_up(_RECORD, row[:1])
@@ -183,7 +184,7 @@ class _Tables(Transactions):
 
     # -- objects ---------------------------------------------------------------------------------
 
-    def put_object(self, run_id: str, name: str, data: bytes) -> None:
+    def put_object(self, run_id: str, name: str, data: Data) -> None:
         run, key, value = self._run(run_id), name.encode(), self._store(data)
         at = run << _RUN_AT | _place(key)
         sql = "INSERT OR IGNORE INTO objects VALUES (?, ?, ?)"
@@ -262,7 +263,7 @@ class _Tables(Transactions):
 
     # -- values ----------------------------------------------------------------------------------
 
-    def _store(self, data: bytes) -> bytes | str:
+    def _store(self, data: Data) -> bytes | str:
         if len(data) < IN_FILES:
             return bytes(data)
         return f"{self.values.write(data)} {len(data)}"

@@ -1,0 +1,77 @@
+"""What the tests of stores share."""
+
+import contextlib
+import os
+import socket
+import sqlite3
+import sys
+
+import pytest
+
+from stepwise import RunStopped
+from stepwise.stores import Batch, Head, Owner
+from stepwise.stores.disk import DiskStore
+from stepwise.stores.sqlite import SqliteStore
+
+ME = Owner(os.getpid(), socket.gethostname(), 1.5, "thread a")
+LARGE = bytes(range(256)) * (8 << 10)  # 2 MiB, kept in a file
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+
+KINDS = {"disk": DiskStore, "sqlite": SqliteStore}
+
+
+def edit(store, sql, *parameters):
+    """Change the database as any other program could."""
+    store.close()
+    connection = sqlite3.connect(store._database)
+    rows = connection.execute(sql, parameters).fetchall()
+    connection.commit()
+    connection.close()
+    return rows
+
+
+def pragma(store, name):
+    return store._rows._con.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def records(*numbers):
+    return Batch(tuple((number, b"%d" % number) for number in numbers))
+
+
+def files(folder, pattern="*"):
+    return sorted(path for path in folder.rglob(pattern) if path.is_file())
+
+
+def use_all_of(store):
+    """Call every method; what makes no sense may raise an error of ours, and no other."""
+    for read in (
+        lambda: list(store.read("run")),
+        lambda: [store.get("run", name) for name in store.names("run")],
+        lambda: store.head("run"),
+        lambda: list(store.heads()),
+        lambda: list(store.heads("flow", unfinished=True)),
+        lambda: store.owner("run"),
+        lambda: store.marks("run"),
+        lambda: rewrite(store),
+    ):
+        with contextlib.suppress(RunStopped):
+            read()
+
+
+def rewrite(store):
+    epoch = store.acquire("run", ME)
+    try:
+        head = Head("run", "flow", False, b"head")
+        store.write("run", epoch, Batch(((1, b"1"), (2, b"2")), {"a": b"a"}, ("b",), head=head))
+        store.delete("run", epoch)
+    finally:
+        store.release("run", epoch)
+
+
+HOLDER = """
+import os, signal, socket, sys, time
+from stepwise.stores import Batch, Owner, open_store
+store = open_store(sys.argv[1])
+epoch = store.acquire("run", Owner(os.getpid(), socket.gethostname(), 42.0, "thread main"))
+store.write("run", epoch, Batch(((1, b"1"),)))
+"""

@@ -1,0 +1,151 @@
+"""What the ``disk:`` store does about the hazards of diskcache: eviction, pickles, settings."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import diskcache
+import pytest
+from store_tools import ME, edit, pragma, records, use_all_of
+
+from stepwise.stores import Batch, Head
+from stepwise.stores.disk import DiskStore
+
+
+@pytest.fixture
+def kind():
+    return DiskStore
+
+
+# -- eviction, settings ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "while open"])
+def test_nothing_is_evicted(store, folder, when):
+    """Past the limits of size that another opener left in the database, every record stays."""
+    epoch = store.acquire("run", ME) if when == "while open" else 0
+    diskcache.Cache(
+        str(folder), size_limit=1, cull_limit=100, eviction_policy="least-recently-stored"
+    ).close()
+    epoch = epoch or store.acquire("run", ME)
+    for first in range(1, 2001, 100):
+        numbers = range(first, first + 100)
+        store.write("run", epoch, Batch(tuple((n, bytes(1000)) for n in numbers), durable=False))
+    assert len(list(store.read("run"))) == 2000
+
+
+def test_settings_are_repaired_at_open(begun):
+    """Settings that another opener changed in the database are ours again after the next open."""
+    store, epoch = begun
+    edit(store, "SELECT 1")
+    before = dict(edit(store, "SELECT key, value FROM Settings"))
+    changed = {
+        "eviction_policy": "least-recently-used",
+        "cull_limit": 10,
+        "size_limit": 1000,
+        "sqlite_synchronous": 0,
+        "sqlite_journal_mode": "delete",
+        "sqlite_mmap_size": 1 << 26,
+        "disk_min_file_size": 10,
+        "statistics": 1,
+    }
+    for key, value in changed.items():
+        edit(store, "UPDATE Settings SET value = ? WHERE key = ?", value, key)
+    edit(store, "PRAGMA journal_mode=delete")
+    store.write("run", epoch, records(1))
+    assert pragma(store, "journal_mode") == "wal"
+    assert pragma(store, "mmap_size") == 0
+    after = dict(edit(store, "SELECT key, value FROM Settings"))
+    assert {key: after[key] for key in changed} == {key: before[key] for key in changed}
+    assert (after["eviction_policy"], after["cull_limit"]) == ("none", 0)
+    assert after["size_limit"] > 1 << 60
+
+
+# -- tampered rows -------------------------------------------------------------------------------
+
+
+class Payload:
+    """Unpickling this makes a folder."""
+
+    def __init__(self, canary):
+        self.canary = str(canary)
+
+    def __reduce__(self):
+        return os.mkdir, (self.canary,)
+
+
+@pytest.mark.parametrize(
+    ("letter", "mode"),
+    [(letter, mode) for letter in "rohul" for mode in (0, 1, 2, 3, 4, 5, None, b"1")],
+)
+def test_nothing_is_unpickled(begun, tmp_path, letter, mode):
+    """A row that was changed into somebody's pickle is never loaded, whatever row it is."""
+    store, epoch = begun
+    head = Head("run", "flow", False, b"head")
+    store.write("run", epoch, Batch(((1, b"1"),), {"a": b"a"}, head=head))
+    store.release("run", epoch)
+    payload = pickle.dumps(Payload(tmp_path / "canary"))
+    (tmp_path / "store" / "payload").write_bytes(payload)
+    sql = "UPDATE Cache SET mode = ?, value = ?, filename = 'payload' WHERE key LIKE ?"
+    edit(store, sql, mode, payload, f"{letter}/%")
+    if letter in "ro":
+        found = (
+            [data for _, data in store.read("run")] if letter == "r" else [store.get("run", "a")]
+        )
+        assert found == [payload if mode == 1 else b""]
+    use_all_of(store)
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.val",
+        "aa/bb/../../../secret.val",
+        "{outside}/secret.val",
+        "aa/bb/" + "c" * 28 + ".val\n",
+        "cache.db",
+        "leases",
+        "",
+        "aa/bb/\0" + "c" * 27 + ".val",
+    ],
+)
+def test_no_file_outside_is_touched(begun, tmp_path, name):
+    """A row that names a file elsewhere neither reads nor deletes it."""
+    store, epoch = begun
+    secret = tmp_path / "secret.val"
+    secret.write_bytes(b"secret")
+    batch = Batch(((1, b"1"), (2, b"2")), {"a": b"a", "b": b"b"})
+    store.write("run", epoch, batch)
+    sql = "UPDATE Cache SET mode = 2, value = NULL, filename = ? WHERE key LIKE 'r/%' OR key LIKE ?"
+    edit(store, sql, name.format(outside=tmp_path), "o/%")
+    assert [data for _, data in store.read("run")] == [b"", b""]
+    assert [store.get("run", each) for each in "ab"] == [b"", b""]
+    store.write("run", epoch, Batch(((2, b"2"),), {"a": b"a"}, ("b",), prune=1))
+    store.delete("run", epoch)
+    assert secret.read_bytes() == b"secret"
+    assert {"cache.db", "leases"} <= set(os.listdir(store.path))
+
+
+def test_a_file_name_that_is_no_text(begun):
+    """A row whose file name was changed into a BLOB reads as damaged, and can be replaced."""
+    store, epoch = begun
+    store.write("run", epoch, Batch(((1, b"1"),), {"a": b"a"}))
+    edit(store, "UPDATE Cache SET mode = 2, filename = x'00ff' WHERE key NOT LIKE 'l/%'")
+    assert list(store.read("run")) == [(1, b"")]
+    assert store.get("run", "a") == b""
+    store.write("run", epoch, Batch(((1, b"1"),), {"a": b"a"}))
+    assert list(store.read("run")) == [(1, b"1")]
+
+
+@pytest.mark.parametrize("name", ["_directory", "set", "disk__directory", "disk_fetch"])
+def test_strange_settings_do_nothing(begun, tmp_path, name):
+    """Settings in the database that diskcache does not know neither break nor redirect a store."""
+    store, epoch = begun
+    store.write("run", epoch, records(1))
+    (tmp_path / "elsewhere").mkdir()
+    edit(store, "INSERT INTO Settings VALUES (?, ?)", name, str(tmp_path / "elsewhere"))
+    assert list(store.read("run")) == [(1, b"1")]
+    store.write("run", epoch, records(2))
+    assert os.listdir(tmp_path / "elsewhere") == []
