@@ -23,7 +23,8 @@ The map, each layer importing only from those above it::
     rewrite                        functions that can be entered in the middle
     stores                         where runs are kept: memory, disk, sqlite
     _heads _lease _journal         listings; one owner per run; the append-only records
-    _matching _unwinding _origin   which record answers; failures; where a call is made
+    _matching _summary             which record answers; what a long journal comes to
+    _unwinding _origin             failures; where a call is made
     _snapshot _mutation _outcomes  variables to bytes; changed arguments; how a call ended
     _checkpoints _verification     positions with variables; whether all of a run verifies
     _inspection                    looking into variables
@@ -33,6 +34,7 @@ The map, each layer importing only from those above it::
     _options _steps                what options take; @step and @tool
     _map _compensation             many calls at once; undoing
     _forking                       a new run from a point of another
+    _overview _settling            what is to be said of a run; what somebody says of a step
     _runs _listing _context        looking at runs; finding them; current_step
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
     _reports _opened               what is told of it; a run that was taken up

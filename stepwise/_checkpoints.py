@@ -20,7 +20,16 @@ from stepwise._records import Entry, RunFacts
 from stepwise._seal import DamagedError, Seal
 from stepwise.stores import Store
 
-__all__ = ["Checkpoint", "Checkpoints", "Loaded", "Retention", "State", "checkpoints_of", "sealed"]
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Loaded",
+    "Retention",
+    "State",
+    "checkpoints_of",
+    "newest_checkpoint",
+    "sealed",
+]
 
 Retention = Literal["latest_only", "prune_old", "all"]
 _PREFIX = "checkpoint/"
@@ -209,6 +218,17 @@ def _load(store: Store, seal: Seal, run_id: str, name: str) -> Loaded | None:
         return Loaded(name, State(**opened.header), opened.payload)
     except (DamagedError, TypeError):
         return None
+
+
+def newest_checkpoint(
+    store: Store, seal: Seal, run_id: str, at: int | None = None
+) -> Loaded | None:
+    """The newest checkpoint that verifies; of those after so many steps or fewer, if ``at``."""
+    for name in reversed(store.names(run_id, _PREFIX)):
+        loaded = _load(store, seal, run_id, name)
+        if loaded is not None and (at is None or loaded.state.step <= at):
+            return loaded
+    return None
 
 
 def checkpoints_of(store: Store, seal: Seal, run_id: str) -> list[tuple[Checkpoint, Loaded | None]]:

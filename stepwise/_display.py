@@ -11,11 +11,12 @@ import html
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
     "RunShown",
+    "duration_text",
     "facts_html",
     "printable",
     "run_html",
@@ -25,8 +26,6 @@ __all__ = [
     "step_html",
 ]
 
-_ROWS = 100  # of a table; of a run's steps, the first few and the last ones
-_FIRST = 10
 _SHORT, _LONG = 60, 20_000  # characters in a row of a table, and unfolded
 _GAP = 0.03  # of a timeline is the most that a time without a step takes
 
@@ -40,6 +39,10 @@ class RunShown:
         resumed_from: steps that were done where the last attempt went on; ``None`` for the first.
         begun: number of the record that began the last attempt; what is older was skipped by it.
         error: of a failed run.
+        steps: the newest ones, of as many as there are (``total``, by status).
+        saved: seconds that the steps took that the last attempt did not execute.
+        lost: seconds between its attempts.
+        unreadable: how many of its records do not verify.
     """
 
     id: str
@@ -55,12 +58,47 @@ class RunShown:
     skipped: int = 0
     begun: int = 0
     error: str = ""
+    total: int = 0
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    saved: float = 0.0
+    lost: float = 0.0
+    unreadable: int = 0
+
+    @property
+    def earlier(self) -> int:
+        """How many steps there are before those that are shown."""
+        return self.total - len(self.steps)
+
+    @property
+    def counts(self) -> str:
+        """How many steps there are of each status, in words."""
+        told = [f"{n:,} {status.replace('_', ' ')}" for status, n in sorted(self.statuses.items())]
+        if len(told) < 2:
+            return "".join(told) or "none"
+        return f"{self.total:,} ({', '.join(told)})"
 
     @property
     def attempt(self) -> str:
-        """What the last attempt did, in words."""
-        told = f"{self.executed} executed, {self.skipped} skipped"
-        return told if self.resumed_from is None else f"{told} in the last attempt"
+        """What the last of several attempts did, in words; empty if there was one."""
+        if self.resumed_from is None:
+            return ""
+        told = f"{self.executed:,} executed, {self.skipped:,} skipped"
+        return f"{told}, which saved {duration_text(self.saved)}" if self.saved else told
+
+    @property
+    def gaps(self) -> str:
+        """What was lost between attempts, in words; empty if nothing was."""
+        if not self.lost:
+            return ""
+        return f"{duration_text(self.lost)} from the last record of an attempt to the next attempt"
+
+    @property
+    def damage(self) -> str:
+        """What cannot be read, in words; empty if all can be."""
+        if not self.unreadable:
+            return ""
+        noun = "record" if self.unreadable == 1 else "records"
+        return f"{self.unreadable:,} {noun} cannot be read: stepwise verify {self.id}"
 
 
 def printable(text: str, limit: int = _LONG) -> str:
@@ -88,7 +126,8 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _duration(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
+    """Some seconds, in words."""
     if seconds is None:
         return ""
     if seconds < 1:
@@ -99,37 +138,33 @@ def _duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def _few(steps: Sequence[Any]) -> tuple[list[Any], int]:
-    """The steps that are listed, and how many are left out after the first ``_FIRST``."""
-    if len(steps) <= _ROWS:
-        return list(steps), 0
-    return [*steps[:_FIRST], *steps[_FIRST - _ROWS :]], len(steps) - _ROWS
-
-
 # -- text ----------------------------------------------------------------------------------------
 
 
 def run_text(run: RunShown) -> str:
     """A run and its steps, in lines."""
+    told = "; ".join(filter(None, (run.attempt and f"last attempt: {run.attempt}", run.gaps)))
     lines = [
         f"{_line(run.call, 200)}: {run.status}{f', {run.owner}' if run.owner else ''}",
-        f"  run {run.id}, begun {_when(run.created_at)}; steps: {run.attempt}",
+        f"  run {run.id}, begun {_when(run.created_at)}; steps: {run.counts}",
+        *([f"  {told}"] if told else []),
     ]
     if run.error:
         lines.append(f"  error {_line(run.error, 200)}")
-    steps, left_out = _few(run.steps)
+    if run.damage:
+        lines.append(f"  {run.damage}")
     rows = [
         [
             str(each.number),
             _line(f"{each.name}({each.arguments})"),
             _did(each, run),
-            _duration(each.duration),
+            duration_text(each.duration),
             _line(each.preview, 40),
         ]
-        for each in steps
+        for each in run.steps
     ]
-    if left_out:
-        rows.insert(_FIRST, ["...", f"{left_out} more", "", "", ""])
+    if run.earlier and rows:
+        rows.insert(0, ["...", f"{run.earlier:,} earlier steps", "", "", ""])
     return "\n".join(lines + _table(["STEP", "CALL", "STATUS", "TIME", "RESULT"], rows))
 
 
@@ -196,7 +231,7 @@ background:currentColor}
 .stepwise .sw-completed{color:var(--sw-good)}
 .stepwise .sw-failed,.stepwise .sw-crashed{color:var(--sw-bad)}
 .stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated{color:var(--sw-doubt)}
-.stepwise .sw-running,.stepwise .sw-started{color:var(--sw-now)}
+.stepwise .sw-running,.stepwise .sw-started,.stepwise .sw-ready{color:var(--sw-now)}
 .stepwise .sw-skipped{color:var(--sw-soft)}
 .stepwise .sw-track.sw-skipped i{opacity:.5}
 </style>"""
@@ -222,8 +257,10 @@ def run_html(run: RunShown) -> str:
         f"<div><b>{html.escape(_line(run.call, 200))}</b> {_status(run.status)}{owner}</div>",
         f"<small>run <code>{_escaped(run.id)}</code> of {_escaped(run.workflow)}, ",
         f"begun {_when(run.created_at)}, updated {_when(run.updated_at)}; ",
-        f"steps: {run.attempt}</small>",
+        f"steps: {run.counts}</small>",
     ]
+    told = {"last attempt": run.attempt, "lost": run.gaps, "damage": run.damage}
+    parts += [f"<div><small>{k}: {_escaped(v)}</small></div>" for k, v in told.items() if v]
     if run.error:
         parts.append(f"<pre>{_escaped(run.error)}</pre>")
     if run.steps:
@@ -232,7 +269,7 @@ def run_html(run: RunShown) -> str:
 
 
 def _steps_table(run: RunShown) -> str:
-    steps, left_out = _few(run.steps)
+    steps = run.steps
     now = time.time() if run.status == "running" else run.updated_at
     bars = _timeline([(s.started_at, s.finished_at or max(now, s.started_at)) for s in steps])
     rows = []
@@ -242,12 +279,11 @@ def _steps_table(run: RunShown) -> str:
             f'<tr><td>{step.number}</td><td class="sw-wide">{_unfolding(step)}</td>'
             f'<td>{_status(did)}</td><td class="sw-when"><span class="sw-track sw-{did}">'
             f'<i style="left:{left:.2f}%;width:{width:.2f}%"></i></span></td>'
-            f"<td>{_duration(step.duration)}</td></tr>"
+            f"<td>{duration_text(step.duration)}</td></tr>"
         )
-    if left_out:
-        rows.insert(
-            _FIRST, f'<tr><td>…</td><td colspan="4"><small>{left_out} more</small></td></tr>'
-        )
+    if run.earlier:
+        told = f"{run.earlier:,} earlier steps"
+        rows.insert(0, f'<tr><td>…</td><td colspan="4"><small>{told}</small></td></tr>')
     head = "<tr><th>step</th><th>call</th><th>status</th><th>timeline</th><th>time</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
 
@@ -314,7 +350,7 @@ def step_html(step: Any) -> str:
     """One step, with its arguments and result."""
     return _framed(
         f"<div>{_status(step.status)} <small>step {step.number}, "
-        f"{_duration(step.duration) or 'unfinished'}</small></div>{_unfolding(step)}"
+        f"{duration_text(step.duration) or 'unfinished'}</small></div>{_unfolding(step)}"
     )
 
 

@@ -4,7 +4,7 @@ The records up to that point are copied, sealed anew for the new run, so that no
 again and deleting either run leaves the other whole; what comes after is not.  Side effects that
 the fork makes itself get idempotency keys of their own; what it shares is the other run's to undo.
 
-Imports: checkpoints, journal, matching, history, inspection, lease, codec, identity.
+Imports: checkpoints, journal, matching, history, summary, inspection, lease, codec, identity.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from stepwise._records import (
     Started,
 )
 from stepwise._seal import Seal
+from stepwise._summary import sealed_summary
 from stepwise.errors import (
     CodeChangedError,
     ConfigurationError,
@@ -245,9 +246,11 @@ def _write(
         updated_at=now,
     )
 
-    def checkpoint(positions: list[Position]) -> dict[str, Data]:
+    def beside(positions: list[Position]) -> dict[str, Data]:
+        entries = [Entry(n, record, b"") for n, (record, _) in enumerate(items, 1)]
+        objects = sealed_summary(source.seal, new_id, zip(entries, positions[1:], strict=True))
         if loaded is None:
-            return {}
+            return objects
         state = loaded.state
         last = max((new for old, new in numbers.items() if old <= state.journal[0]), default=1)
         at = positions[last]
@@ -259,12 +262,12 @@ def _write(
             ],
             changed=changed,
         )
-        return sealed(source.seal, new_id, state, payload)
+        return {**objects, **sealed(source.seal, new_id, state, payload)}
 
     lease = Lease(source.store, new_id).acquire()
     try:
         journal = Journal(source.store, source.seal, new_id, lease.epoch, fsync=True)
-        journal.begin_with(items, checkpoint, head)
+        journal.begin_with(items, beside, head)
     finally:
         lease.release()
 

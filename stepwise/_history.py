@@ -1,4 +1,4 @@
-"""What the journal says happened: the steps of a run, its last attempt, what is in doubt.
+"""What the journal says happened: the steps of a run, what is in doubt.
 
 Imports: records, matching, codec, display.
 """
@@ -17,7 +17,6 @@ from stepwise._records import (
     Call,
     Compensated,
     Compensating,
-    Ended,
     Entry,
     Forgotten,
     Intent,
@@ -31,10 +30,10 @@ __all__ = [
     "Program",
     "StepRecord",
     "in_doubt",
-    "last_attempt",
     "program_of",
-    "resumes_of",
+    "step_record",
     "steps_of",
+    "steps_with",
 ]
 
 
@@ -128,7 +127,11 @@ def steps_of(entries: list[Entry], *, owned: bool) -> list[StepRecord]:
     Args:
         owned: somebody is executing the run, so that what is open is not in doubt yet.
     """
-    doubtful = set() if owned else {each.call.number for each in in_doubt(entries)}
+    return steps_with(entries, () if owned else {each.call.number for each in in_doubt(entries)})
+
+
+def steps_with(entries: list[Entry], doubtful: Iterable[int]) -> list[StepRecord]:
+    """The same, where it is known which are in doubt."""
     calls: dict[int, Call] = {}
     last: dict[int, Entry] = {}
     undone: set[int] = set()
@@ -153,11 +156,13 @@ def steps_of(entries: list[Entry], *, owned: bool) -> list[StepRecord]:
                 calls.pop(number, None)
     derived = {**dict.fromkeys(doubtful, "in_doubt"), **dict.fromkeys(undone, "compensated")}
     return [
-        _step(call, last[number], derived.get(number)) for number, call in sorted(calls.items())
+        step_record(call, last[number], derived.get(number))
+        for number, call in sorted(calls.items())
     ]
 
 
-def _step(call: Call, entry: Entry, derived: str | None) -> StepRecord:
+def step_record(call: Call, entry: Entry, derived: str | None) -> StepRecord:
+    """A call, its last record, and what follows from others."""
     record = entry.record
     status, shown, attempts, finished = "started", "", 1, None
     if isinstance(record, Outcome):
@@ -201,12 +206,6 @@ class Program:
     file: str
 
 
-def resumes_of(entries: Iterable[Entry]) -> list[tuple[float, str]]:
-    """Each time a run was gone on with: when, in seconds since 1970, and where."""
-    records = [entry.record for entry in entries if isinstance(entry.record, Resumed)]
-    return [(record.at, record.how) for record in records]
-
-
 def program_of(entries: Iterable[Entry]) -> Program | None:
     """How the program was started the last time; ``None`` if nothing tells."""
     command: tuple[str, ...] = ()
@@ -218,18 +217,3 @@ def program_of(entries: Iterable[Entry]) -> Program | None:
         if isinstance(record, (Started, Resumed)) and record.command:
             command, cwd = record.command, record.cwd
     return Program(command, cwd, file) if command or file else None
-
-
-def last_attempt(entries: Iterable[Entry]) -> tuple[int | None, int, int]:
-    """Of the last attempt: where it resumed, the steps it executed, those it skipped."""
-    resumed: int | None = None
-    executed = skipped = 0
-    for entry in entries:
-        record = entry.record
-        if isinstance(record, Resumed):
-            resumed, executed, skipped = record.step, 0, 0
-        elif isinstance(record, Outcome):
-            executed += 1
-        elif isinstance(record, Ended):
-            resumed, executed, skipped = record.resumed_from, record.executed, record.skipped
-    return resumed, executed, skipped

@@ -12,8 +12,9 @@ from stepwise import _config
 from stepwise._display import RunShown, runs_html, runs_text
 from stepwise._heads import open_head
 from stepwise._journal import facts_of
+from stepwise._overview import RunStatus, status_of
 from stepwise._records import RunFacts
-from stepwise._runs import Run, RunStatus, seal_for
+from stepwise._runs import Run, seal_for
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import open_store
 
@@ -101,9 +102,8 @@ def listed(
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
         if facts is None or wanted not in (None, facts.workflow, facts.label):
             continue
-        derived: RunStatus = facts.status
-        if derived == "running" and opened.owner(facts.run_id) is None:
-            derived = "crashed"
+        running = facts.status == "running"
+        derived = status_of(facts, owned=running and opened.owner(facts.run_id) is not None)
         if status in (None, derived):
             found.append(Listed(Run(opened, facts.run_id, seal), facts, derived))
     return sorted(found, key=lambda each: each.facts.created_at, reverse=True)

@@ -34,6 +34,7 @@ from stepwise._mutation import Watch
 from stepwise._notices import count
 from stepwise._opened import NothingGiven, Opened
 from stepwise._origin import Locator, Origin
+from stepwise._overview import Overview
 from stepwise._perform import Core, perform
 from stepwise._progress import Display
 from stepwise._records import Entry, Outcome, Resumed
@@ -106,7 +107,9 @@ class Notebook:
             if self._begun
             else 1 + max((s._entry.number for s in shown.steps), default=0)
         )
-        return replace(shown, executed=executed, skipped=skipped, resumed_from=began, begun=begun)
+        done = {"executed": executed, "skipped": skipped, "resumed_from": began, "begun": begun}
+        saved = sum(s.duration or 0.0 for s in shown.steps if s._entry.number < begun)
+        return replace(shown, **done, saved=saved)
 
     # -- what is recorded ------------------------------------------------------------------------
 
@@ -253,8 +256,8 @@ class _NotebookRun(Run):
         super().__init__(store, run_id)
         self._notebook = notebook
 
-    def _shown(self, *, steps: bool = False) -> RunShown:
-        return self._notebook.as_seen(super()._shown(steps=steps))
+    def _shown(self, seen: Overview | None = None) -> RunShown:
+        return self._notebook.as_seen(super()._shown(seen))
 
 
 class _Piece(Opened["_Body"]):

@@ -1,6 +1,6 @@
 """What is said when a run begins beside another, or ends without meeting what is recorded.
 
-Imports: run, journal, heads, notices.
+Imports: run, summary, heads, notices.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import Counter
 
 from stepwise._heads import open_head
-from stepwise._journal import read
 from stepwise._notices import notice, warn
-from stepwise._records import Entry, Intent
 from stepwise._run import ActiveRun
 from stepwise._seal import Seal
+from stepwise._summary import course_of
 from stepwise.errors import UnusedRecordWarning
 from stepwise.stores import Store
 
@@ -31,13 +30,7 @@ def tell_of_unfinished(store: Store, seal: Seal, workflow: str, run_id: str) -> 
     if not unfinished:
         return
     newest = max(unfinished, key=lambda facts: facts.updated_at)
-    effects = Counter(
-        entry.record.call.name
-        for entry, _ in read(store, seal, newest.run_id)
-        if isinstance(entry, Entry)
-        and isinstance(entry.record, Intent)
-        and not entry.record.call.child
-    )
+    effects = Counter(course_of(store, seal, newest).effects)
     told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
     more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
     notice(

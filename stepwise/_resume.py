@@ -23,7 +23,7 @@ from stepwise._run import ActiveRun
 from stepwise._snapshot import Surroundings, load_values
 from stepwise._steps import known_steps
 from stepwise.errors import CodeChangedError
-from stepwise.rewrite import Rewritten, Source, pending, prefix_fingerprint
+from stepwise.rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
 
 __all__ = ["Body", "CheckpointPolicy", "go_on"]
 
@@ -210,9 +210,12 @@ class Body:
 
     def _fill(self, state: State, entries: list[Entry]) -> None:
         go_on(self.active, state, entries)
+        node = self._source.node()
+        line = following_line(node, state.position) if node is not None else None
+        where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
         edited = bool(self._code) and self._code != self.active.facts.code
         self._told = (
-            f"goes on at {state.where}, after {count(state.step, 'step')}"
+            f"goes on {where}, after {count(state.step, 'step')}"
             f"{' (the code below it was edited)' if edited else ''}"
         )
 

@@ -41,6 +41,7 @@ from stepwise._records import (
     StepStatus,
 )
 from stepwise._snapshot import Surroundings
+from stepwise._summary import SummaryKeeper
 from stepwise._unwinding import Unwinding
 from stepwise.errors import OutsideRunError, RunStopped
 
@@ -122,6 +123,7 @@ class ActiveRun:
         self._locator = locator
         self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
         self.ordinals = Ordinals()
+        self._summary = SummaryKeeper(journal)
         self._lock = threading.RLock()
         self._pid = os.getpid()
         live_runs.add(self)
@@ -315,7 +317,8 @@ class ActiveRun:
     ) -> None:
         """Append to the journal; if that fails, the run stops."""
         try:
-            self.journal.append(*items, durable=durable, head=head)
+            numbers = self.journal.append(*items, durable=durable, head=head)
+            self._summary.note(numbers, [record for record, _ in items])
         except RunStopped as error:
             raise self.stop(error) from error.__cause__
 

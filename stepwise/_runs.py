@@ -7,13 +7,13 @@ unless a result or an exception is asked for.  Imports: journal, forking, lease,
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from stepwise import _codec
-from stepwise._checkpoints import Checkpoint, checkpoints_of
+from stepwise._checkpoints import Checkpoint, checkpoints_of, newest_checkpoint
 from stepwise._codec import Codec
 from stepwise._compensation import compensate
 from stepwise._display import RunShown, run_html, run_text
@@ -21,40 +21,33 @@ from stepwise._doubt import DidNotHappen, Landed
 from stepwise._drive import drive
 from stepwise._forking import Change, fork
 from stepwise._heads import open_head
-from stepwise._history import (
-    Program,
-    StepRecord,
-    in_doubt,
-    last_attempt,
-    program_of,
-    steps_of,
-)
+from stepwise._history import Program, StepRecord, in_doubt, steps_of
 from stepwise._inspection import look_into, look_into_value
 from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
-from stepwise._lease import Lease, describe_owner
-from stepwise._matching import Pool, Recorded
+from stepwise._lease import Lease
+from stepwise._matching import Pool
 from stepwise._outcomes import settled
-from stepwise._records import (
-    Ended,
-    Entry,
-    Forgotten,
-    Resumed,
-    RunFacts,
+from stepwise._overview import (
+    SHOWN,
+    Overview,
+    RunStatus,
+    goes_on,
+    how_started,
+    is_ready,
+    overview,
+    shown,
+    status_of,
 )
+from stepwise._records import Ended, Entry, Forgotten, RunFacts
 from stepwise._run import live_runs
 from stepwise._seal import Seal, ephemeral_seal, load_seal
+from stepwise._settling import UNSET, answer_given, choose
 from stepwise._verification import Verification, repair, verify
-from stepwise.errors import (
-    ConfigurationError,
-    RunNotFoundError,
-    StepNotFoundError,
-)
+from stepwise.errors import RunNotFoundError, StepNotFoundError
 from stepwise.stores import Owner, Store
 
-__all__ = ["Run", "RunStatus", "seal_for"]
+__all__ = ["Run", "seal_for"]
 
-RunStatus = Literal["running", "completed", "failed", "crashed"]
-_UNSET: Any = object()
 _ephemeral = ephemeral_seal()
 
 
@@ -79,31 +72,28 @@ class Run:
         return f"<Run {self.id} {self.status}: {facts.label}({facts.arguments})>"
 
     def _repr_html_(self) -> str:
-        return run_html(self._shown(steps=True))
+        return run_html(self._shown(self._seen()))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(run_text(self._shown(steps=True)))
+        printer.text(run_text(self._shown(self._seen())))
 
-    def _shown(self, *, steps: bool = False) -> RunShown:
-        facts, status, owner = self._facts(), self.status, self.owner
-        entries = list(self._entries()) if steps else []
-        begun = [entry.number for entry in entries if isinstance(entry.record, Resumed)]
-        resumed_from, executed, skipped = self._attempt(entries) if steps else (None, 0, 0)
-        return RunShown(
-            facts.run_id,
-            f"{facts.label}({facts.arguments})",
-            status,
-            facts.workflow,
-            describe_owner(owner) if owner is not None else "",
-            facts.created_at,
-            facts.updated_at,
-            steps_of(entries, owned=owner is not None),
-            resumed_from,
-            executed,
-            skipped,
-            begun[-1] if begun else 0,
-            facts.error,
-        )
+    def _shown(self, seen: Overview | None = None) -> RunShown:
+        return shown(self._facts(), self.owner, seen)
+
+    def _seen(self, count: int | None = SHOWN) -> Overview:
+        """A look at its newest steps; at all of them, if there is no ``count``."""
+        owned = self.owner is not None
+        seen = overview(self.store, self._seal, self._facts(), owned=owned, count=count)
+        for active in list(live_runs):
+            if active.run_id == self.id and active.journal.store is self.store:
+                seen.course.resumed_from = active.progress.resumed_from
+                seen.course.executed = active.progress.executed
+                seen.course.skipped = active.progress.skipped
+        return seen
+
+    def _goes_on(self) -> tuple[str, str]:
+        """Where it goes on, and the line of source that is there, if it is known."""
+        return goes_on(self.store, self._seal, self._facts())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and (self.id, self.store) == (other.id, other.store)
@@ -147,13 +137,16 @@ class Run:
     @property
     def program(self) -> Program | None:
         """How the program that executes it was started the last time, if that is known."""
-        return program_of(self._entries())
+        return how_started(self.store, self._seal, self._facts())
 
     @property
     def status(self) -> RunStatus:
-        """``running``, ``completed``, ``failed``; ``crashed`` if it runs and its owner is gone."""
-        status = self._facts().status
-        return "crashed" if status == "running" and self.owner is None else status
+        """``running``, ``completed``, ``failed``.
+
+        ``crashed`` if it runs and its owner is gone, ``ready`` if it is a fork that nobody has
+        executed yet.
+        """
+        return status_of(self._facts(), owned=self.owner is not None)
 
     @property
     def owner(self) -> Owner | None:
@@ -201,12 +194,8 @@ class Run:
             StepNotFoundError: there is no verified checkpoint (so early).
             UnreadableValueError: it was written by another Python version.
         """
-        found = [
-            loaded
-            for listed, loaded in checkpoints_of(self.store, self._seal, self.id)
-            if loaded is not None and (at is None or listed.step <= at)
-        ]
-        if not found:
+        loaded = newest_checkpoint(self.store, self._seal, self.id, at)
+        if loaded is None:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
             raise StepNotFoundError(
@@ -215,7 +204,7 @@ class Run:
                 run_id=self.id,
                 step=at or 0,
             )
-        return look_into(found[-1])
+        return look_into(loaded)
 
     @property
     def result(self) -> Any:
@@ -241,30 +230,23 @@ class Run:
         end = self._facts().end
         return read_one(self.store, self._seal, self.id, end) if end else None
 
-    def _attempt(self, entries: Iterable[Entry] | None = None) -> tuple[int | None, int, int]:
-        for active in list(live_runs):
-            if active.run_id == self.id and active.journal.store is self.store:
-                progress = active.progress
-                return progress.resumed_from, progress.executed, progress.skipped
-        return last_attempt(self._entries() if entries is None else entries)
-
     @property
     def resumed_from_step(self) -> int | None:
         """How many steps were done at the point where its last attempt went on.
 
         0 if that went on from the top, ``None`` if there was only one attempt.
         """
-        return self._attempt()[0]
+        return self._seen(1).course.resumed_from
 
     @property
     def steps_executed(self) -> int:
         """How many steps its last attempt executed."""
-        return self._attempt()[1]
+        return self._seen(1).course.executed
 
     @property
     def steps_skipped(self) -> int:
         """How many steps its last attempt did not execute, since they were done."""
-        return self._attempt()[2]
+        return self._seen(1).course.skipped
 
     # -- settling and forgetting -----------------------------------------------------------------
 
@@ -273,7 +255,7 @@ class Run:
         step: int | str,
         answer: Landed | DidNotHappen | type[DidNotHappen] | None = None,
         *,
-        landed: Any = _UNSET,
+        landed: Any = UNSET,
         did_not_happen: bool = False,
     ) -> None:
         """Settle a step in doubt; the next call of the workflow goes on with it.
@@ -288,9 +270,9 @@ class Run:
             StepNotFoundError: no such step is in doubt.
             RunOwnedError: the run is being executed.
         """
-        happened, value = _answer(answer, landed, did_not_happen)
+        happened, value = answer_given(answer, landed, did_not_happen)
         with self._journal() as (journal, entries):
-            recorded = self._choose(step, in_doubt(entries), "in doubt")
+            recorded = choose(self.id, step, in_doubt(entries), "in doubt")
             codec = Codec(self._facts().codec)
             journal.append(settled(codec, recorded.call, landed=happened, value=value))
 
@@ -335,11 +317,13 @@ class Run:
             RunOwnedError: the run is being executed.
         """
         with self._journal() as (journal, entries):
-            recorded = self._choose(step, Pool(entries).all, "recorded")
+            recorded = choose(self.id, step, Pool(entries).all, "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time())
-            facts = replace(self._facts(), status="running", end=0, updated_at=time.time())
+            facts = replace(self._facts(), status="running", end=0)
+            if not is_ready(facts):
+                facts = replace(facts, updated_at=time.time())
             journal.append((forgotten, b""), head=facts)
 
     def compensate(self) -> int:
@@ -403,31 +387,3 @@ class Run:
             yield journal, journal.load(Position(self._facts().pruned, None))
         finally:
             lease.release()
-
-    def _choose(self, step: int | str, among: list[Recorded], what: str) -> Recorded:
-        number = int(step) if isinstance(step, int) or step.isdecimal() else None
-        found = [each for each in among if step == each.call.name or number == each.call.number]
-        if len(found) == 1:
-            return found[0]
-        listed = ", ".join(f"{each.call.number} ({each.call.name})" for each in among[:20])
-        problem = f"is no step {what}" if not found else "names more than one; give its number"
-        raise StepNotFoundError(
-            f"{step!r} of run {self.id!r} {problem}. Steps {what}: {listed or 'none'}",
-            run_id=self.id,
-            step=step,
-        )
-
-
-def _answer(answer: Any, landed: Any, did_not_happen: bool) -> tuple[bool, Any]:
-    given = [answer is not None, landed is not _UNSET, did_not_happen]
-    if sum(given) != 1:
-        raise ConfigurationError(
-            "say one thing: resolve(step, landed=value) or resolve(step, did_not_happen=True)"
-        )
-    if isinstance(answer, Landed):
-        return True, answer.value
-    if answer is DidNotHappen or isinstance(answer, DidNotHappen) or did_not_happen:
-        return False, None
-    if answer is not None:
-        raise ConfigurationError(f"resolve() takes Landed(value) or DidNotHappen, not {answer!r}")
-    return True, landed

@@ -4,7 +4,7 @@ Nothing is unpickled.  Repairing never guesses: bytes that do not verify are mov
 ``quarantine/``, what can be derived again (the listing) is, and what cannot is said.  Where records
 of side effects may be gone, only the user can say that repeating them is harmless.
 
-Imports: journal, checkpoints, lease, records.
+Imports: journal, checkpoints, summary, lease, records.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stepwise._lease import Lease
 from stepwise._notices import count
 from stepwise._records import Quarantined, RunFacts
 from stepwise._seal import Seal
+from stepwise._summary import NAME, kept_summary
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Batch, Store
 
@@ -39,6 +40,7 @@ class Verification:
         effects: how many announcements of side effects are among them, of which nothing else tells.
         damaged_checkpoints: numbers of those that do not verify.
         listing: its entry in the listing of runs verifies.
+        summary: what it keeps for listings verifies, if there is any.
     """
 
     run_id: str
@@ -49,6 +51,7 @@ class Verification:
     effects: int = 0
     damaged_checkpoints: tuple[int, ...] = ()
     listing: bool = True
+    summary: bool = True
 
     @property
     def ok(self) -> bool:
@@ -76,6 +79,8 @@ class Verification:
             )
         if not self.listing:
             found.append("its entry in the listing is damaged")
+        if not self.summary:
+            found.append("its summary is damaged: listings read the whole journal")
         return found
 
 
@@ -101,6 +106,7 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         effects=journal.unknown_effects,
         damaged_checkpoints=tuple(each.number for each in found if not each.verified),
         listing=head is not None and open_head(seal, head) is not None,
+        summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
     )
 
 
@@ -139,6 +145,7 @@ def _set_aside(journal: Journal, before: Verification) -> None:
     store, run_id = journal.store, journal.run_id
     kept = {f"{QUARANTINE}record/{number:012d}": data for number, data in _raw(journal, before)}
     damaged = [f"checkpoint/{number:012d}" for number in before.damaged_checkpoints]
+    damaged += [] if before.summary else [NAME]
     for name in damaged:
         kept[f"{QUARANTINE}{name}"] = store.get(run_id, name) or b""
     if kept or damaged:

@@ -283,7 +283,7 @@ def test_the_one_before(told):
     told()
     assert count() == 36
     assert done == [1, 2, 3, 4, 5, 6, 7, 8]
-    where = line_of(count, "total +=")
+    where = line_of(count, "for ")
     assert told() == (
         f"stepwise: {run.id} goes on at {where}, after 3 steps "
         "(the newest checkpoint does not verify)\n"

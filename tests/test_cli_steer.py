@@ -107,12 +107,12 @@ def test_resume(killed):
     assert done.stdout.splitlines() == ["think 3", "send winds calm 3", "result calm"]
     told = done.stderr.splitlines()
     assert told[0].startswith("agent(topic='winds'), crashed, goes on at script0.py:")
-    assert told[1] == '  after  send(f"{topic} {mood} {number}")'
+    assert told[1] == "  for number in range(1, 4):"
     assert told[2].endswith("script0.py winds")
     assert stepwise.get_run(crashed.id).status == "completed"
     text = run("show", crashed.id).stdout
     assert re.search(r"resumed   \d.*, goes on at script0.py:\d+, after 4 steps", text)
-    assert "of the last attempt: 2 executed, 4 skipped, which saved " in text
+    assert "the last one: 2 executed, 4 skipped, which saved " in text
 
 
 def test_resume_only_says(killed):

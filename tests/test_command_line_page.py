@@ -23,7 +23,7 @@ COMMANDS = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.MULTILINE)
 def normal(text):
     """Without what differs from one time to the next: ids, times, sizes, versions, folders."""
     text = re.sub(r"\btrip-[0-9a-f]{3,12}\b", "trip-ID", text)
-    text = re.sub(r"\d+ (ms|s|min)\b", "TIME", text)
+    text = re.sub(r"\d+(\.\d+)? (ms|s|min)\b", "TIME", text)
     text = re.sub(r"(^|\s)in \S+: \S+ trip", r"\1in FOLDER: PYTHON trip", text)
     text = re.sub(r"(disk:)?/\S+", "PATH", text)
     text = re.sub(r"\d+(\.\d+)+", "VERSION", text)

@@ -345,7 +345,7 @@ def test_a_resumed_run_says_so(told):
     run = stopped(chain, *"abc", at="c")
     told()
     chain(*"abc")
-    line = chain.definition.function.__code__.co_firstlineno + 4
+    line = chain.definition.function.__code__.co_firstlineno + 3
     assert told() == f"stepwise: {run.id} goes on at test_runs.py:{line}, after 2 steps\n"
 
 

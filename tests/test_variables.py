@@ -455,7 +455,7 @@ def test_a_variable_that_cannot_be_recorded():
             return work(5)
     """
     said = survives(program, back=["work(3)", "work(4)"])
-    assert f"goes on at {line_of(program, 'work(1)')}, after 1 step" in said["work(4)"]
+    assert f"goes on at {line_of(program, 'lock = ')}, after 1 step" in said["work(4)"]
     with lab_of(program) as lab:
         text = lab.run().text
     assert f"at {line_of(program, 'work(2)')}: the variable 'lock' is a _thread.lock" in text

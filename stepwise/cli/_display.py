@@ -14,18 +14,15 @@ import click
 from tabulate import tabulate
 
 from stepwise import Run, StepRecord
-from stepwise._display import printable
+from stepwise._display import duration_text, printable
 from stepwise._records import RunFacts
 
 __all__ = [
-    "FIRST",
     "age",
     "ago",
     "call_text",
     "coloured",
-    "duration",
     "error_text",
-    "few",
     "owned_by",
     "shorten",
     "shown_value",
@@ -37,12 +34,12 @@ __all__ = [
 ]
 
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
-FIRST, ROWS = 10, 100  # of a long list, the first few and the last ones
 _STATUS_COLOURS = {
     "completed": "green",
     "verified": "green",
     "running": "cyan",
     "started": "cyan",
+    "ready": "cyan",
     "failed": "red",
     "crashed": "red",
     "in_doubt": "yellow",
@@ -95,13 +92,6 @@ def shorten(cell: Any, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def few(items: Sequence[Any], *, every: bool) -> tuple[Sequence[Any], int]:
-    """Those of a long list that are shown, and how many are left out after the first ones."""
-    if every or len(items) <= ROWS:
-        return items, 0
-    return [*items[:FIRST], *items[FIRST - ROWS :]], len(items) - ROWS
-
-
 def step_row(step: StepRecord) -> list[Any]:
     """A step in a table."""
     return [
@@ -110,7 +100,7 @@ def step_row(step: StepRecord) -> list[Any]:
         coloured(step.status),
         step.preview,
         step.attempts,
-        duration(step.duration),
+        duration_text(step.duration),
         step.site,
     ]
 
@@ -183,12 +173,3 @@ def ago(moment: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
-
-
-def duration(seconds: float | None) -> str:
-    """A few seconds, in words."""
-    if seconds is None:
-        return ""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

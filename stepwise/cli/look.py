@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import linecache
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -13,22 +11,19 @@ from typing import Any
 
 import click
 
-import stepwise
 from stepwise import Run, StepRecord
+from stepwise._checkpoints import newest_checkpoint
 from stepwise._display import RunShown, printable
-from stepwise._history import resumes_of
 from stepwise._listing import listed
+from stepwise._overview import SHOWN, Overview
 from stepwise._records import RunFacts
 from stepwise.cli._command import as_json_option, find_run, main, store_option
 from stepwise.cli._display import (
-    FIRST,
     age,
     ago,
     call_text,
     coloured,
-    duration,
     error_text,
-    few,
     owned_by,
     shorten,
     shown_value,
@@ -40,15 +35,18 @@ from stepwise.cli._display import (
 )
 
 _RESUMES = 5  # of which it is said when and where
+_DOUBTFUL = 20  # steps in doubt that are shown although they are not among the newest
+_WATCHED = 500  # steps that are looked at again
+_UNFINISHED = ("crashed", "failed", "ready")
 
-__all__ = ["run_facts", "source_line", "step_facts"]
+__all__ = ["run_facts", "step_facts"]
 
 
 @main.command()
 @click.option("--workflow", help="Only runs of this workflow: its name or full name.")
 @click.option(
     "--status",
-    type=click.Choice(["running", "completed", "failed", "crashed"]),
+    type=click.Choice(["running", "completed", "failed", "crashed", "ready"]),
     help="Only runs of this status.",
 )
 @click.option("--children", is_flag=True, help="Child runs too.")
@@ -100,75 +98,88 @@ def runs(
 @main.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--locals", "with_locals", is_flag=True, help="The variables where it goes on, too.")
-@click.option("--all", "every", is_flag=True, help="Every step, if there are many.")
+@click.option("--all", "every", is_flag=True, help="Every step, not the newest ones only.")
 @as_json_option
 @store_option
 def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
-    """Show a run and its steps."""
+    """Show a run and its newest steps."""
     run = find_run(run_id)
-    shown = run._shown(steps=True)  # one look into the journal for all of it
+    seen = run._seen(None if every else SHOWN)
+    shown = run._shown(seen)
     variables = run.locals() if with_locals else {}
     if as_json:
-        facts = {**run_facts(run), "error": error_text(run)}
-        facts["steps"] = [step_facts(step) for step in shown.steps]
+        facts = _all_facts(run, shown, seen)
         if with_locals:
             facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
         click.echo(json.dumps(facts, indent=2))
         return
-    _describe(run, shown)
+    _describe(run, shown, seen)
+    numbers = {step.number for step in shown.steps}
+    doubtful = [step for step in seen.in_doubt if step.number not in numbers][:_DOUBTFUL]
     if shown.steps:
         click.echo()
-        steps, left_out = few(shown.steps, every=every)
-        rows = [step_row(step) for step in steps]
-        if left_out:
-            rows.insert(FIRST, ["...", f"{left_out} more: --all", *[""] * 5])
+        rows = [step_row(step) for step in (*doubtful, *shown.steps)]
+        if shown.earlier:
+            rows.insert(0, ["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
         table(rows, ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"])
     if with_locals:
         click.echo()
         show_variables(variables)
-    tell_in_doubt(run, shown.steps)
+    tell_in_doubt(run, seen.in_doubt)
 
 
-def _describe(run: Run, shown: RunShown) -> None:
+def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
+    """What ``show`` says, for JSON."""
+    unfinished = shown.status in _UNFINISHED
+    where, line = run._goes_on() if unfinished else ("", "")
+    return {
+        **run_facts(run),
+        "forked_from": run.forked_from,
+        "error": error_text(run),
+        "goes_on": {"where": where, "line": line} if unfinished else None,
+        "resumes": [{"at": at, "how": how} for _, at, how in seen.course.resumes],
+        "last_attempt": {
+            "resumed_from": shown.resumed_from,
+            "executed": shown.executed,
+            "skipped": shown.skipped,
+        },
+        "seconds_saved": shown.saved,
+        "seconds_lost": shown.lost,
+        "unreadable_records": shown.unreadable,
+        "steps_total": shown.total,
+        "steps_by_status": shown.statuses,
+        "steps_left_out": shown.earlier,
+        "steps": [step_facts(step) for step in shown.steps],
+    }
+
+
+def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     click.echo(printable(shown.call, 1000))
-    click.echo(f"  run       {run.id}  {coloured(shown.status)}{owned_by(run)}")
-    click.echo(f"  workflow  {shown.workflow}")
-    click.echo(f"  started   {when(shown.created_at)}, updated {when(shown.updated_at)}")
-    if (source := run.forked_from) is not None:
-        click.echo(f"  fork of   {source}")
-    if shown.resumed_from is not None:
-        saved = sum(
-            each.duration or 0
-            for each in shown.steps
-            if each.finished_at is not None and each._entry.number < shown.begun
-        )
-        # Those before it began are of the run that it is a fork of.
-        resumes = [each for each in resumes_of(run._entries()) if each[0] >= shown.created_at]
-        for at, how in resumes[-_RESUMES:]:
-            click.echo(f"  resumed   {when(at)}, {how}")
-        if len(resumes) > _RESUMES:
-            click.echo(f"            and {len(resumes) - _RESUMES} times before")
-        click.echo(
-            f"  steps     of the last attempt: {shown.executed} executed, {shown.skipped} "
-            f"skipped, which saved {duration(saved)}"
-        )
-    if shown.status in ("crashed", "failed"):
-        places = [each for each in run.checkpoints if each.verified]
-        where = f"at {places[-1].position}" if places else "from the top, answered by the journal"
-        click.echo(f"  goes on   {where}, when the program is run again: stepwise resume {run.id}")
-        if places and (line := source_line(run, places[-1].position)):
-            click.echo(f"            after  {line}")
-    if (error := error_text(run)) is not None:
-        click.echo(f"  error     {error}")
+    _say("run", f"{run.id}  {coloured(shown.status)}{owned_by(run)}")
+    _say("workflow", printable(shown.workflow))
+    _say("started", f"{when(shown.created_at)}, updated {when(shown.updated_at)}")
+    _say("fork of", run.forked_from or "")
+    _say("steps", shown.counts)
+    resumes = seen.course.resumes[-_RESUMES:]
+    for _, at, how in resumes:
+        _say("resumed", f"{when(at)}, {printable(how)}")
+    if seen.course.resumed > len(resumes):
+        _say("", f"and {seen.course.resumed - len(resumes)} times before")
+    _say("attempt", shown.attempt and f"the last one: {shown.attempt}")
+    _say("lost", shown.gaps)
+    if shown.status == "crashed":
+        _say("stopped", f"{ago(seen.course.at)}, at its last record")
+    _say("damage", shown.damage)
+    if shown.status in _UNFINISHED:
+        where, line = run._goes_on()
+        _say("goes on", f"{where}: stepwise resume {run.id}")
+        _say("", printable(line, 200))
+    _say("error", error_text(run) or "")
 
 
-def source_line(run: Run, position: str) -> str:
-    """The line of source at ``file:line``, where the workflow's file is still there."""
-    name, _, number = position.rpartition(":")
-    program = run.program
-    if program is None or os.path.basename(program.file) != name:
-        return ""
-    return printable(linecache.getline(program.file, int(number)).strip(), 200)
+def _say(name: str, text: str) -> None:
+    if text:
+        click.echo(f"  {name:<8}  {text}")
 
 
 def show_variables(variables: Mapping[str, Any]) -> None:
@@ -190,8 +201,9 @@ def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
         told = {name: shown_value(value) for name, value in variables.items()}
         click.echo(json.dumps(told, indent=2))
         return
-    places = [each for each in run.checkpoints if each.verified and (at is None or each.step <= at)]
-    click.echo(f"at {places[-1].position}, after step {places[-1].step}\n", err=True)
+    taken = newest_checkpoint(run.store, run._seal, run.id, at)
+    if taken is not None:
+        click.echo(f"after step {taken.state.step}, at {taken.state.where}\n", err=True)
     show_variables(variables)
 
 
@@ -201,18 +213,23 @@ def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
 def watch(run_id: str) -> None:
     """Print each step of a RUN as it happens, until the run ends or its process is gone."""
     run = find_run(run_id)
-    seen: dict[int, str] = {}
+    told: dict[int, str] = {}
     while True:
         status, began = run.status, time.monotonic()
-        for step in run.steps:
-            if seen.get(step.number) != step.status:
-                seen[step.number] = step.status
+        seen = run._seen(_WATCHED if told else SHOWN)
+        missed = seen.steps[0].number - max(told, default=0) - 1 if seen.steps else 0
+        if missed > 0:
+            click.echo(f"... {missed:,} steps: stepwise show {run.id} --all")
+        for step in seen.steps:
+            if told.get(step.number) != step.status:
+                told[step.number] = step.status
                 number, call, _, result, _, took, _ = (shorten(c, 100) for c in step_row(step))
                 moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at))
-                told = f"{took}  {result}" if step.finished_at is not None else ""
-                click.echo(f"{moment}  {number}  {call}  {coloured(step.status)}  {told}".rstrip())
+                ended = f"{took}  {result}" if step.finished_at is not None else ""
+                click.echo(f"{moment}  {number}  {call}  {coloured(step.status)}  {ended}".rstrip())
         if status != "running":
-            click.echo(f"{run.id} {'is' if status == 'crashed' else 'has'} {coloured(status)}")
+            verb = "has" if status in ("completed", "failed") else "is"
+            click.echo(f"{run.id} {verb} {coloured(status)}")
             break
         # A journal that takes long to read is read less often.
         time.sleep(max(0.3, 5 * (time.monotonic() - began)))
@@ -224,11 +241,10 @@ def watch(run_id: str) -> None:
 def in_doubt(*, as_json: bool) -> None:
     """List the side effects of which nobody knows whether they happened."""
     found = [
-        (run, step)
-        for run in stepwise.runs()
-        if run.status in ("crashed", "failed")
-        for step in run.steps
-        if step.status == "in_doubt"
+        (each.run, step)
+        for each in listed()
+        if each.status in _UNFINISHED
+        for step in each.run._seen(1).in_doubt
     ]
     if as_json:
         rows: list[Any] = [{"run": run.id, **step_facts(step)} for run, step in found]

@@ -13,12 +13,14 @@ import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display import facts_html, printable, run_html
+from stepwise._display import duration_text, facts_html, printable, run_html
 from stepwise.cli._command import as_json_option, find_run, main, store_option
-from stepwise.cli._display import duration, error_text, shown_value
+from stepwise.cli._display import error_text, shown_value
 from stepwise.cli.look import run_facts, step_facts
 
 __all__: list[str] = []
+
+_STEPS = 1000  # the newest ones, on a page
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -56,7 +58,7 @@ def export(run_id: str, *, form: str, output: Any) -> None:
         }
         click.echo(json.dumps(facts, indent=2), file=output)
         return
-    shown = run._shown(steps=True)
+    shown = run._shown(run._seen(_STEPS))
     parts = [run_html(shown)]
     if variables or problem:
         title = f"local variables: {problem}" if problem else "local variables"
@@ -138,7 +140,7 @@ def _result(step: StepRecord) -> Any:
 def _told(step: StepRecord | None) -> str:
     if step is None:
         return "(has no such step)"
-    took = duration(step.duration)
+    took = duration_text(step.duration)
     return f"{step.name}({step.arguments})  {step.status}  {printable(step.preview, 300)}  {took}"
 
 

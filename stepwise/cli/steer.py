@@ -13,9 +13,9 @@ import click
 
 import stepwise
 from stepwise import Run
+from stepwise._display import printable
 from stepwise.cli._command import find_run, main, store_option
 from stepwise.cli._display import call_text, coloured
-from stepwise.cli.look import source_line
 
 __all__: list[str] = []
 
@@ -70,12 +70,11 @@ def _resume(run: Run, *, dry_run: bool) -> int:
             owner=owner,
         )
     command, folder = _command_of(run)
-    places = [each for each in run.checkpoints if each.verified]
-    where = f"at {places[-1].position}" if places else "from the top, answered by its journal"
+    where, line = run._goes_on()
     verb = "would go on" if dry_run else "goes on"
     click.echo(f"{call_text(run)}, {coloured(status)}, {verb} {where}", err=True)
-    if places and (line := source_line(run, places[-1].position)):
-        click.echo(f"  after  {line}", err=True)
+    if line:
+        click.echo(f"  {printable(line, 200)}", err=True)
     click.echo(f"  in {folder}: {shlex.join(command)}", err=True)
     if dry_run:
         return 0
@@ -178,10 +177,9 @@ def fork(
         for step, value in (_pair(each, "--result") for each in results)
     }
     made = find_run(run_id).fork(at=at, run_id=new_id, locals=variables, results=answers)
-    places = made.checkpoints
-    where = f"at {places[-1].position}" if places else "from the top"
+    where, _ = made._goes_on()
     click.echo(made.id)
-    click.echo(f"shares {len(made.steps)} steps, goes on {where}:", err=True)
+    click.echo(f"shares {made._seen(1).total} steps, goes on {where}:", err=True)
     click.echo(f"  stepwise resume {made.id}", err=True)
 
 

@@ -20,6 +20,7 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 
 ``source``     a function's source, taken when its decorator runs, and its syntax tree
 ``points``     structural positions of statements, and a fingerprint of the code
+``following``  the statement that comes after a position
 ``scope``      declarations, and the hidden names
 ``transform``  the rewrite of a body
 ``frame``      what the rewritten function asks while it runs
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 from stepwise.rewrite.build import Rewritten, UnsupportedError, build, rewrite
 from stepwise.rewrite.cells import AWAIT, Cell, parse_cell
+from stepwise.rewrite.following import following_line, function_like
 from stepwise.rewrite.frame import Frame, pending
 from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
 from stepwise.rewrite.source import Source, capture
@@ -49,6 +51,8 @@ __all__ = [
     "build",
     "capture",
     "fingerprint",
+    "following_line",
+    "function_like",
     "parse_cell",
     "pending",
     "prefix_fingerprint",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-__all__ = ["FunctionNode", "Source", "capture"]
+__all__ = ["FunctionNode", "Source", "capture", "remove_docstring"]
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -54,12 +54,12 @@ class Source:
         for node in ast.walk(module):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == self.name:
                 ast.increment_lineno(node, self.first_line - (2 if indented else 1))
-                _remove_docstring(node)
+                remove_docstring(node)
                 return node
         return None
 
 
-def _remove_docstring(node: FunctionNode) -> None:
+def remove_docstring(node: FunctionNode) -> None:
     """It does nothing, and a position must not depend on whether there is one."""
     if ast.get_docstring(node, clean=False) is not None:
         node.body[:1] = [] if len(node.body) > 1 else [ast.copy_location(ast.Pass(), node.body[0])]

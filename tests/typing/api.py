@@ -474,7 +474,7 @@ def check_runs(run: Run) -> None:
     assert_type(run.label, str)
     assert_type(run.arguments, str)
     assert_type(run.parent, "str | None")
-    assert_type(run.status, Literal["running", "completed", "failed", "crashed"])
+    assert_type(run.status, Literal["running", "completed", "failed", "crashed", "ready"])
     assert_type(run.created_at, float)
     assert_type(run.updated_at, float)
     assert_type(run.steps, "list[StepRecord]")

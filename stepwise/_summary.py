@@ -1,0 +1,379 @@
+"""What the records of a run come to, so that looking at a long one need not read them all.
+
+The process that executes a run keeps an object beside its records, sealed like them and replaced
+every ``EVERY`` records: which calls there are, how those that did not complete ended, which may be
+in doubt, when it was gone on with.  Who looks takes it and adds the records after it.  It does not
+follow what changes calls of long ago (forgetting, undoing): such a run has none that counts, and is
+read whole.
+
+Imports: journal, matching, records, seal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stepwise._journal import Journal, Lost, Position, holds, read, read_one
+from stepwise._matching import Pool, Recorded
+from stepwise._pieces import Data
+from stepwise._records import (
+    Compensated,
+    Compensating,
+    Ended,
+    Entry,
+    Forgotten,
+    Intent,
+    Outcome,
+    Record,
+    Resumed,
+    RunFacts,
+    Settled,
+    Started,
+)
+from stepwise._seal import DamagedError, Seal
+from stepwise.stores import Store
+
+__all__ = [
+    "NAME",
+    "Course",
+    "Summary",
+    "SummaryKeeper",
+    "course_of",
+    "follow",
+    "kept_summary",
+    "sealed_summary",
+    "with_unclear",
+]
+
+EVERY = 1000  # records
+NAME = "summary"
+_RESUMES = 20  # that are told
+_OTHERS = 200  # calls that did not complete; with more it is not worth keeping
+
+
+class _NotFollowedError(Exception):
+    """A record that changes what is known of calls of long ago."""
+
+
+@dataclass
+class Course:
+    """The attempts of a run.
+
+    Args:
+        born: when it began, seconds since 1970; what a fork shares is older.
+        forked: it is a fork.
+        started, command: numbers of the records that say where its workflow is defined, and how
+            its program was started the last time.
+        resumes: each time it was gone on with, the last few: number of the record, when, where.
+        resumed: how many times.
+        at: when the last record was made.
+        taken: seconds that the completed steps took that the workflow itself called.
+        saved: those of them that the last attempt need not execute.
+        lost: seconds from the last record of each attempt to the beginning of the next.
+        resumed_from, executed, skipped: of the last attempt; see :class:`stepwise.Run`.
+        effects: how many side effects were announced, by tool.
+    """
+
+    born: float = 0.0
+    forked: bool = False
+    started: int = 0
+    command: int = 0
+    resumes: list[list[Any]] = field(default_factory=list)
+    resumed: int = 0
+    at: float = 0.0
+    taken: float = 0.0
+    saved: float = 0.0
+    lost: float = 0.0
+    resumed_from: int | None = None
+    executed: int = 0
+    skipped: int = 0
+    effects: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def begun(self) -> int:
+        """The number of the record that began the last attempt; 0 for the first one."""
+        return self.resumes[-1][0] if self.resumes else 0
+
+    def add(self, entry: Entry) -> None:
+        """Follow a record."""
+        record = entry.record
+        if isinstance(record, Outcome):
+            if record.status == "completed" and not record.call.scope:
+                self.taken += max(0.0, record.at - record.call.at)
+            at = record.at
+            self.executed += self._is_own(at)
+        elif isinstance(record, Intent):
+            at, name = record.call.at, record.call.name
+            if not record.call.child:
+                self.effects[name] = self.effects.get(name, 0) + 1
+        else:
+            at = record.at
+            self._add_rare(entry, at)
+        self.at = max(self.at, at)
+
+    def _add_rare(self, entry: Entry, at: float) -> None:
+        record = entry.record
+        if isinstance(record, (Started, Resumed)) and record.command:
+            self.command = entry.number
+        if isinstance(record, Started):
+            self.started, self.forked, self.born = entry.number, bool(record.forked_from), at
+        elif isinstance(record, Resumed) and self._is_own(at):
+            self.lost += max(0.0, at - max(self.at, self.born))
+            self.resumed += 1
+            self.resumes = [*self.resumes, [entry.number, at, record.how]][-_RESUMES:]
+            self.saved = self.taken
+            self.resumed_from, self.executed, self.skipped = record.step, 0, 0
+        elif isinstance(record, Ended) and self._is_own(at):
+            self.resumed_from, self.executed = record.resumed_from, record.executed
+            self.skipped = record.skipped
+
+    def _is_own(self, at: float) -> bool:
+        """Whether a record of that time is not one that a fork shares."""
+        return not self.forked or at > self.born
+
+
+@dataclass
+class Summary:
+    """What the records of a run come to, up to one of them.
+
+    Args:
+        position: of that one, as a checkpoint holds it.
+        calls: the numbers of the calls, as ranges.
+        others: how those ended that did not complete.
+        unclear: the calls with side effects that may be in doubt: number of their first and last
+            record, and flags; see :class:`stepwise._matching.Recorded`.
+    """
+
+    position: list[Any] = field(default_factory=lambda: [0, "", 0])
+    calls: list[list[int]] = field(default_factory=list)
+    others: dict[int, str] = field(default_factory=dict)
+    unclear: list[list[Any]] = field(default_factory=list)
+    course: Course = field(default_factory=Course)
+
+    @property
+    def start(self) -> Position:
+        """Where in the journal it was made."""
+        last, link, effects = self.position
+        return Position(last, bytes.fromhex(link) or None, effects) if last else Position()
+
+    @property
+    def total(self) -> int:
+        """How many calls there are."""
+        return sum(last - first + 1 for first, last in self.calls)
+
+    def newest(self, count: int) -> set[int]:
+        """The numbers of the last few calls."""
+        found: set[int] = set()
+        for first, last in reversed(self.calls):
+            found.update(range(max(first, last + 1 - (count - len(found))), last + 1))
+            if len(found) >= count:
+                break
+        return found
+
+    def add(self, entry: Entry) -> bool:
+        """Follow a record; whether it concerns side effects.
+
+        Raises:
+            _NotFollowedError: it cannot be followed.
+        """
+        record = entry.record
+        self.course.add(entry)
+        if isinstance(record, (Outcome, Intent)):
+            call = record.call
+            self._count(call.number)
+            status = record.status if isinstance(record, Outcome) else "started"
+            if status != "completed":
+                self.others[call.number] = status
+            else:
+                self.others.pop(call.number, None)
+            return call.effect or call.unwinding is not None
+        if isinstance(record, Settled):
+            if record.number not in self.others:
+                raise _NotFollowedError
+            if record.landed:
+                del self.others[record.number]
+            else:
+                self.others[record.number] = "started"
+        elif isinstance(record, (Forgotten, Compensating, Compensated)):
+            raise _NotFollowedError
+        return True
+
+    def _count(self, number: int) -> None:
+        if self.calls and number == self.calls[-1][1] + 1:
+            self.calls[-1][1] = number
+        elif not any(first <= number <= last for first, last in reversed(self.calls)):
+            self.calls.append([number, number])
+            self.calls.sort()
+            merged: list[list[int]] = []
+            for first, last in self.calls:
+                if merged and merged[-1][1] + 1 == first:
+                    merged[-1][1] = last
+                else:
+                    merged.append([first, last])
+            self.calls = merged
+
+    def close(self, at: Position, effects: Iterable[Recorded]) -> None:
+        """It goes up to here; these calls with side effects are known."""
+        self.position = [at.last, (at.link or b"").hex(), at.effects]
+        self.unclear = [
+            [each.origin.number, each.entry.number, *each.flags]
+            for each in effects
+            if each.call.effect and not each.call.child and _is_open(each)
+        ]
+
+    def is_small(self) -> bool:
+        """Whether it is worth keeping."""
+        return max(len(self.others), len(self.unclear), len(self.calls)) <= _OTHERS
+
+    def header(self) -> dict[str, Any]:
+        """It as JSON-able facts."""
+        return {**asdict(self), "others": [*map(list, self.others.items())]}
+
+
+def _from_header(header: dict[str, Any]) -> Summary:
+    facts = {**header, "others": dict(header["others"]), "course": Course(**header["course"])}
+    return Summary(**facts)
+
+
+def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
+    """The one that is kept; ``None`` if there is none, or none that verifies."""
+    data = store.get(run_id, NAME)
+    if data is None:
+        return None
+    try:
+        return _from_header(seal.open(f"{NAME}/{run_id}", data).header)
+    except (DamagedError, TypeError, KeyError):
+        return None
+
+
+def follow(
+    store: Store, seal: Seal, run_id: str, summary: Summary
+) -> tuple[list[Entry], list[Entry]] | None:
+    """Add the records after a summary to it.
+
+    Returns:
+        these records, and those of them and before them that concern side effects which may be in
+        doubt; ``None`` if it does not hold, or cannot be followed.
+    """
+    if summary.position[0] and not holds(store, seal, run_id, summary.start):
+        return None
+    fresh: list[Entry] = []
+    effects: list[Entry] = []
+    at = summary.start
+    for entry, position in read(store, seal, run_id, at):
+        if isinstance(entry, Lost):
+            return None
+        at = position
+        fresh.append(entry)
+        try:
+            if summary.add(entry):
+                effects.append(entry)
+        except _NotFollowedError:
+            return None
+    summary.position = [at.last, (at.link or b"").hex(), at.effects]
+    return fresh, effects
+
+
+def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
+    """The attempts of a run."""
+    summary = kept_summary(store, seal, facts.run_id)
+    if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
+        return summary.course
+    course = Course()
+    for entry, _ in read(store, seal, facts.run_id, Position(facts.pruned, None)):
+        if isinstance(entry, Entry):
+            course.add(entry)
+    return course
+
+
+def with_unclear(
+    store: Store, seal: Seal, run_id: str, unclear: list[list[Any]], entries: Iterable[Entry]
+) -> list[Recorded]:
+    """The recorded calls, those included that were unclear before."""
+    earlier: list[Entry] = []
+    flags: dict[int, tuple[bool, bool, bool]] = {}
+    for origin, last, handled, retry, spent in unclear:
+        for number in dict.fromkeys((origin, last)):
+            entry = read_one(store, seal, run_id, number)
+            if entry is not None:
+                earlier.append(entry)
+                flags[number] = (handled, retry, spent)
+    pool = Pool([*earlier, *entries], flags=flags)
+    return pool.all
+
+
+def _is_open(recorded: Recorded) -> bool:
+    outcome = recorded.outcome
+    return not recorded.settled and (outcome is None or outcome.status != "completed")
+
+
+def sealed_summary(
+    seal: Seal, run_id: str, entries: Iterable[tuple[Entry, Position]]
+) -> dict[str, Data]:
+    """The summary of a run that begins with these records, by its name, if one is worth keeping."""
+    summary, effects, at = Summary(), [], Position()
+    try:
+        for entry, position in entries:
+            at = position
+            if summary.add(entry):
+                effects.append(entry)
+    except _NotFollowedError:
+        return {}
+    summary.close(at, Pool(effects).all)
+    if at.last < EVERY or not summary.is_small():
+        return {}
+    return {NAME: seal.close(f"{NAME}/{run_id}", summary.header())[0]}
+
+
+class SummaryKeeper:
+    """Keeps the summary of a run that this process executes."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._summary: Summary | None = None  # of all that is recorded
+        self._effects: list[Entry] = []  # since it was kept
+        self._given_up = False
+
+    def note(self, numbers: Sequence[int], records: Sequence[Record]) -> None:
+        """These records were appended by this process, under these numbers."""
+        if self._given_up or not numbers:
+            return
+        entries = [Entry(*each, b"") for each in zip(numbers, records, strict=True)]
+        with self._lock:
+            try:
+                summary, self._summary = self._summary, None  # an interrupt leaves none, not half
+                self._summary = self._follow(summary, entries)
+                if numbers[-1] % EVERY < len(numbers):
+                    self._keep()
+            except _NotFollowedError:
+                self._given_up = True
+
+    def _follow(self, summary: Summary | None, entries: list[Entry]) -> Summary | None:
+        for entry in entries:
+            if summary is None or entry.number != summary.position[0] + 1:
+                return None  # another thread's record comes later
+            summary.position[0] = entry.number
+            if summary.add(entry):
+                self._effects.append(entry)
+        return summary
+
+    def _keep(self) -> None:
+        journal = self._journal
+        place = journal.store, journal.seal, journal.run_id
+        at, summary, effects = journal.position, self._summary, self._effects
+        self._summary, self._effects = None, []
+        if summary is None or summary.position[0] != at.last:
+            summary = kept_summary(*place) or Summary()
+            followed = follow(*place, summary)
+            if followed is None:
+                raise _NotFollowedError
+            at, effects = summary.start, followed[1]
+        summary.close(at, with_unclear(*place, summary.unclear, effects))
+        if not summary.is_small():
+            raise _NotFollowedError
+        journal.put(NAME, summary.header(), b"")
+        self._summary = summary

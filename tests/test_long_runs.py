@@ -1,0 +1,312 @@
+"""Looking at a long run reads its newest records only, and says the same as reading all of them."""
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+import stepwise
+from stepwise import _overview, _summary, cli, step, tool, workflow
+from stepwise.stores.disk import DiskStore
+
+EVERY = 20  # records, in these tests
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(_summary, "EVERY", EVERY)
+
+
+@step
+def count(number):
+    if number in broken:
+        raise ValueError(number)
+    return number
+
+
+@tool(side_effect=True)
+def send(number):
+    if number in broken:
+        raise ConnectionError(number)
+    return number
+
+
+@workflow(durability="os")
+def long(upto):
+    total = 0
+    for number in range(upto):
+        total += send(number) if number % 7 == 3 else count(number)
+    return total
+
+
+@workflow(durability="os")
+def forgiving(upto):
+    total = 0
+    for number in range(upto):
+        try:
+            total += count(number)
+        except ValueError:
+            total -= 1
+    return total
+
+
+broken: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _mended():
+    yield
+    broken.clear()
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The numbers of the records that are read."""
+    found = []
+    plain = DiskStore.read
+
+    def read(self, run_id, after=0):
+        for number, data in plain(self, run_id, after):
+            found.append(number)
+            yield number, data
+
+    monkeypatch.setattr(DiskStore, "read", read)
+    return found
+
+
+def run_of(workflow, upto, *, fails=()):
+    broken.update(fails)
+    try:
+        return workflow.execute(upto)
+    except (ValueError, ConnectionError):
+        return stepwise.runs()[0]
+
+
+def same(run, *, steps=30):
+    """What is said of a run from its summary is what all of its records say."""
+    assert _summary.kept_summary(run.store, run._seal, run.id) is not None
+    short, whole = run._seen(steps), run._seen(None)
+    assert short.steps == whole.steps[-steps:]
+    assert short.total == whole.total == len(run.steps)
+    assert short.statuses == whole.statuses
+    assert short.in_doubt == whole.in_doubt
+    short.course.taken = whole.course.taken
+    assert short.course.saved == pytest.approx(whole.course.saved)
+    short.course.saved = whole.course.saved
+    assert short.course == whole.course
+    return short
+
+
+def told(*arguments):
+    result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+# -- the same as all of it -----------------------------------------------------------------------
+
+
+def test_completed():
+    """A run that completed is counted right, whatever of it is read."""
+    assert same(run_of(long, 300)).statuses == {"completed": 300}
+
+
+def test_failures_that_were_handled():
+    """Failed steps that the workflow went on from are counted as failed."""
+    run = run_of(forgiving, 100, fails=(5, 50, 98))
+    assert same(run).statuses == {"completed": 97, "failed": 3}
+
+
+@pytest.mark.parametrize("at", [40, 59, 60, 61, 88])
+def test_attempts(at):
+    """A run that failed and went on tells both, and what its steps saved."""
+    run = run_of(long, 90, fails=(at,))
+    assert run.status == "failed"
+    before = same(run)
+    assert before.total == at + 1
+    broken.clear()
+    if before.in_doubt:
+        run.resolve(before.in_doubt[0].number, did_not_happen=True)
+        same(run)
+    long(90)
+    after = same(run)
+    assert after.course.resumed == 1
+    assert after.course.saved > 0
+    assert after.course.lost > 0
+    assert run.steps_executed + run.steps_skipped == 90
+
+
+def test_a_step_in_doubt_of_long_ago():
+    """A side effect in doubt is told however many records came after it."""
+
+    @workflow(durability="os")
+    def careless():
+        try:
+            send(3)
+        except ConnectionError as error:
+            for number in range(10, 100):
+                count(number)
+            raise error
+
+    broken.update({3})
+    with pytest.raises(ConnectionError):
+        careless()
+    (run,) = stepwise.runs()
+    assert [each.number for each in same(run).in_doubt] == [1]
+    assert "step 1 is in doubt" in told("show", run.id)
+    assert run.id in told("in-doubt")
+
+
+def test_what_is_settled():
+    """A side effect that somebody settled is not in doubt any more."""
+    run = run_of(long, 90, fails=(80,))
+    assert [each.number for each in same(run).in_doubt] == [81]
+    assert "step 81 is in doubt" in told("show", run.id)
+    run.resolve(81, landed=80)
+    assert same(run).in_doubt == []
+
+
+@pytest.mark.parametrize("steps", [1, 5, 50, 500])
+def test_forks(steps):
+    """A fork is counted with what it shares, before and after it is executed."""
+    run = run_of(long, 200)
+    fork = run.fork(at=150)
+    assert fork.status == "ready"
+    assert same(fork, steps=steps).total == 150
+    assert (fork.resumed_from_step, fork.steps_executed) == (None, 0)
+    long.options(run_id=fork.id)(200)
+    assert same(fork, steps=steps).total == 200
+    assert fork.status == "completed"
+
+
+def test_threads():
+    """Steps of several threads are counted once each."""
+
+    @workflow(durability="os")
+    def wide():
+        return sum(stepwise.map(count, range(200), max_workers=4))
+
+    assert wide() == sum(range(200))
+    same(stepwise.runs()[0])
+
+
+# -- where it cannot be followed -----------------------------------------------------------------
+
+
+def test_what_was_forgotten():
+    """A run of which steps were forgotten is read whole, and counted right."""
+    run = run_of(long, 90)
+    run.forget(12)
+    assert run._seen().total == 89 == len(run.steps)
+    assert run.status == "crashed"
+    long.options(run_id=run.id)(90)
+    assert run._seen().total == 90
+
+
+def damaged(run, name):
+    with run.store._lock:
+        cache = run.store._opened()
+        (key,) = (key for key in cache.keys("o/", "o0") if key.endswith(name))
+        data = bytearray(cache.get(key))
+        data[70] ^= 1
+        cache.begin(durable=False)
+        cache.set(key, bytes(data))
+        cache.commit()
+
+
+def test_a_damaged_summary():
+    """A summary that does not verify counts nothing; ``verify`` tells, and repairing removes it."""
+    run = run_of(long, 90)
+    damaged(run, _summary.NAME)
+    assert run._seen().total == 90
+    assert not run.verify().ok
+    assert "its summary is damaged" in "; ".join(run.verify().problems)
+    assert run.repair().ok
+    assert run._seen().total == 90
+
+
+def test_records_that_are_gone():
+    """Where records cannot be read, the listing says so and names the command that tells more."""
+    run = run_of(long, 95)
+    with run.store._lock:
+        cache = run.store._opened()
+        last = sorted(cache.keys("r/", "r0"))[-2]
+        cache.begin(durable=False)
+        cache.set(last, b"nothing")
+        cache.commit()
+    text = told("show", run.id)
+    assert f"1 record cannot be read: stepwise verify {run.id}" in text
+
+
+# -- how much is read ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", ["show RUN", "show RUN --json", "locals RUN", "watch RUN", "in-doubt", "runs"]
+)
+def test_what_a_listing_reads(command, reads):
+    """A listing reads about as many records of a run of 2,000 steps as of one of 200."""
+    runs = run_of(long, 200), run_of(long, 2000, fails=(1999,))
+    counts = []
+    for run in runs:
+        reads.clear()
+        told(*command.replace("RUN", run.id).split())
+        counts.append(len(reads))
+    assert max(counts) <= 10 * (_overview.SHOWN + EVERY)
+
+
+def test_a_new_run_beside_a_long_one(reads, monkeypatch, capsys):
+    """The notice about an unfinished run counts its side effects without reading all of it."""
+    monkeypatch.delenv("STEPWISE_QUIET")
+    run_of(long, 1000, fails=(999,))
+    broken.clear()
+    reads.clear()
+    long(1)
+    assert "with side effects send x143" in capsys.readouterr().err
+    assert len(reads) <= 10 * EVERY
+
+
+def test_json_says_what_it_leaves_out():
+    """As JSON, too, it is said how many steps are not listed, and ``--all`` lists them."""
+    run = run_of(long, 200)
+    facts = json.loads(told("show", run.id, "--json"))
+    assert (facts["steps_total"], facts["steps_left_out"], len(facts["steps"])) == (200, 150, 50)
+    facts = json.loads(told("show", run.id, "--json", "--all"))
+    assert (facts["steps_left_out"], len(facts["steps"])) == (0, 200)
+
+
+def test_killed(start):
+    """A killed process leaves a summary that holds."""
+    script = start(PROGRAM)
+    while script.hear():
+        pass
+    script.process.wait()
+    (run,) = stepwise.runs()
+    assert run.status == "crashed"
+    seen = same(run)
+    assert seen.total == 70
+    assert f"{os.path.basename(run.program.file)}:" in told("show", run.id)
+
+
+PROGRAM = """
+import os
+from stepwise import _summary, step, workflow
+
+_summary.EVERY = 20
+
+@step
+def count(number):
+    if number == 70:
+        os._exit(9)
+    return number
+
+@workflow(durability="os")
+def long(upto):
+    total = 0
+    for number in range(upto):
+        total += count(number)
+    return total
+
+long(90)
+"""
