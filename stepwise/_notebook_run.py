@@ -107,9 +107,15 @@ class Notebook:
             if self._begun
             else 1 + max((s._entry.number for s in shown.steps), default=0)
         )
-        done = {"executed": executed, "skipped": skipped, "resumed_from": began, "begun": begun}
         saved = sum(s.duration or 0.0 for s in shown.steps if s._entry.number < begun)
-        return replace(shown, **done, saved=saved)
+        return replace(
+            shown,
+            executed=executed,
+            skipped=skipped,
+            resumed_from=began,
+            begun=begun,
+            saved=saved,
+        )
 
     # -- what is recorded ------------------------------------------------------------------------
 
