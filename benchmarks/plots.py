@@ -54,11 +54,11 @@ def _bars(title: str, lines: list[comparison.Line], key: str, path: pathlib.Path
                 textcoords="offset points",
                 va="center",
             )
-        labels = [line.who.replace("/default", "").replace("/", " ") for line in lines]
+        labels = [comparison.name(line.who).strip("*") for line in lines]
         axes.set_yticks(range(len(lines)), labels)
         axes.set_xscale("log")
         axes.set_xmargin(0.12)
-        axes.set_title(f"{title} (pale: does not survive a power cut at once)", fontsize=9)
+        axes.set_title(f"{title} (faint: a power cut may undo it)", fontsize=9)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})

@@ -1,6 +1,7 @@
 """LangGraph's functional API and its StateGraph, on SqliteSaver.
 
-``-sync`` writes each checkpoint before the next step begins; by default a thread writes it.
+``graph-sync`` writes each checkpoint before the next step begins; by default a thread writes it, and
+what a functional task has returned is always written by one.
 ``graph-delta`` keeps the messages in a DeltaChannel, which differs only in W3.
 """
 
@@ -113,7 +114,7 @@ class LangGraph(Peer):
     """SqliteSaver: WAL, synchronous FULL."""
 
     name = "langgraph"
-    variants = ("functional", "functional-sync", "graph", "graph-sync", "graph-delta")
+    variants = ("functional", "graph", "graph-sync", "graph-delta")
     distribution = "langgraph"
     imports = (
         "import langgraph.func, langgraph.graph; "
@@ -122,7 +123,7 @@ class LangGraph(Peer):
     survives = {v: harness.POWER if v.endswith("sync") else harness.LATER for v in variants}
     cannot = {
         **{f"graph-delta:{w}": "only W3 differs" for w in ("w1", "w2", "w4", "w6", "flushes")},
-        **{f"{v}-sync:w6": "as without -sync" for v in ("functional", "graph")},
+        "graph-sync:w6": "as graph",
     }
 
     def open(self):

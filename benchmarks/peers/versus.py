@@ -36,7 +36,7 @@ CONTENDERS = {
     "raw": ("sqlite-full", "sqlite-normal", "file-fdatasync", "diskcache-full"),
     "joblib": ("default",),
     "dbos": ("sqlite", "postgres"),
-    "langgraph": ("functional", "functional-sync", "graph", "graph-sync", "graph-delta"),
+    "langgraph": ("functional", "graph", "graph-sync", "graph-delta"),
     "absurd": ("default",),
     "restate": ("default",),
     "prefect": ("default",),
