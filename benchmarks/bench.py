@@ -30,6 +30,7 @@ SCRIPTS = (
     ("growth", 2, ("--whole",)),
     ("checkpoint_cost", 3, ()),
     ("rewrite_cost", 3, ()),
+    ("graph_overhead", 3, ()),
 )
 RESULTS = common.HERE / "results"
 

@@ -67,19 +67,19 @@ def execution(
 
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
-    rows = []
+    rows, visits = [], 20 if arguments.quick else _VISITS
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
         manager = CheckpointManager(f"disk:{path}/store")
         execution(chain(count, 2), manager, 2)  # opens the store
         for shape, make in _SHAPES.items():
-            graph, bare = make(think, _VISITS), make(count, _VISITS)
+            graph, bare = make(think, visits), make(count, visits)
             rows.append(
                 common.compare(
                     f"a node of 10 ms, {shape}",
                     "us",
-                    lambda g=graph: execution(g, manager, _VISITS),
-                    lambda g=graph: execution(g, None, _VISITS),
+                    lambda g=graph: execution(g, manager, visits),
+                    lambda g=graph: execution(g, None, visits),
                     "without checkpoints",
                     rounds=arguments.rounds,
                     limit=1.05,
@@ -90,8 +90,8 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                 common.compare(
                     f"an empty node, {shape}, processor time",
                     "us",
-                    lambda g=bare: execution(g, manager, _VISITS, time.process_time),
-                    lambda g=bare: execution(g, None, _VISITS, time.process_time),
+                    lambda g=bare: execution(g, manager, visits, time.process_time),
+                    lambda g=bare: execution(g, None, visits, time.process_time),
                     "without checkpoints",
                     rounds=arguments.rounds,
                 )

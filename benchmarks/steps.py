@@ -19,6 +19,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import common
 
@@ -59,6 +60,7 @@ Clock = Callable[[], float]
 
 def steps(
     workflow,
+    scheme: str,
     durability: str,
     path: pathlib.Path,
     count: int,
@@ -67,7 +69,7 @@ def steps(
 ) -> float:
     """Microseconds per step."""
     run = workflow.options(
-        store=f"disk:{path / f'store{next(_serial)}'}", durability=durability, **options
+        store=f"{scheme}:{path / f'store{next(_serial)}'}", durability=durability, **options
     )
     run.options(run_id="first")(1)  # opens the store
     measured = run.options(run_id="measured")
@@ -94,14 +96,24 @@ def inserts(
     return each
 
 
+class Kind(NamedTuple):
+    """What is measured, of each store."""
+
+    what: str
+    workflow: Any
+    durability: str
+    limit: float | None = None
+    every: int = 1
+    clock: Clock = time.perf_counter
+
+
 _KINDS = (
-    # what, workflow, durability, against, limit, options
-    ("a step, fsync", thinking, "fsync", "FULL", 1.5, {}),
-    ("a step, fsync, a checkpoint every 100", thinking, "fsync", "FULL", None, {"every": 100}),
-    ("a side effect, fsync", sending, "fsync", "FULL", 3.0, {}),
-    ("a step, os", thinking, "os", "NORMAL", 2.0, {}),
-    ("a step, os, a checkpoint every 100", thinking, "os", "NORMAL", None, {"every": 100}),
-    ("a step, os, processor time", thinking, "os", "NORMAL", None, {"clock": time.process_time}),
+    Kind("a step, fsync", thinking, "fsync", 1.5),
+    Kind("a step, fsync, a checkpoint every 100", thinking, "fsync", every=100),
+    Kind("a side effect, fsync", sending, "fsync", 3.0),
+    Kind("a step, os", thinking, "os", 2.0),
+    Kind("a step, os, a checkpoint every 100", thinking, "os", every=100),
+    Kind("a step, os, processor time", thinking, "os", clock=time.process_time),
 )
 
 
@@ -109,34 +121,42 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
     rows, count = [], 50 if arguments.quick else 1000
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
-        for what, workflow, durability, synchronous, limit, options in _KINDS:
-            every, clock = options.get("every", 1), options.get("clock", time.perf_counter)
-            rows.append(
-                common.compare(
-                    what,
-                    "us",
-                    lambda w=workflow, d=durability, e=every, c=clock: steps(
-                        w, d, path, count, c, checkpoint_every=e
-                    ),
-                    lambda s=synchronous, c=clock: inserts(s, path, count, c),
-                    f"SQLite WAL {synchronous}",
-                    rounds=arguments.rounds,
-                    limit=limit,
-                    note=""
-                    if clock is time.process_time
-                    else _flushes(workflow, durability, count),
-                )
-            )
+        for scheme, kind in itertools.product(("disk", "sqlite"), _KINDS):
+            rows.append(_row(scheme, kind, path, count, arguments.rounds))
     return rows
 
 
-def _flushes(workflow, durability: str, count: int) -> str:
+def _row(scheme: str, kind: Kind, path: pathlib.Path, count: int, rounds: int) -> common.Row:
+    synchronous = "FULL" if kind.durability == "fsync" else "NORMAL"
+    waits = kind.clock is time.perf_counter
+    return common.compare(
+        f"{scheme}: {kind.what}",
+        "us",
+        lambda: steps(
+            kind.workflow,
+            scheme,
+            kind.durability,
+            path,
+            count,
+            kind.clock,
+            checkpoint_every=kind.every,
+        ),
+        lambda: inserts(synchronous, path, count, kind.clock),
+        f"SQLite WAL {synchronous}",
+        rounds=rounds,
+        limit=kind.limit,
+        note=_flushes(kind.workflow, scheme, kind.durability, count) if waits else "",
+    )
+
+
+def _flushes(workflow, scheme: str, durability: str, count: int) -> str:
     """Flushes per step: the difference between a long and a short run."""
     counts, short = [], max(20, count // 10)
-    for steps_made in (short, 3 * short):
+    for made in (short, 3 * short):
         with common.folder() as path:
             found = common.flushes(
-                __file__, workflow.__name__, durability, str(steps_made), STEPWISE_HOME=str(path)
+                *(__file__, workflow.__name__, scheme, durability, str(made)),
+                STEPWISE_HOME=str(path),
             )
         if found is None:
             return "flushes not counted: no strace"
@@ -145,8 +165,9 @@ def _flushes(workflow, durability: str, count: int) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] in ("thinking", "sending"):
-        _, name, durability, count = sys.argv
-        steps(globals()[name], durability, pathlib.Path(os.environ["STEPWISE_HOME"]), int(count))
+    if sys.argv[1:2] in (["thinking"], ["sending"]):
+        _, name, scheme, durability, count = sys.argv
+        home = pathlib.Path(os.environ["STEPWISE_HOME"])
+        steps(globals()[name], scheme, durability, home, int(count))
     else:
         common.main(measure, "W1: the cost of a step")

@@ -1,7 +1,7 @@
 """LangGraph's functional API and its StateGraph, on SqliteSaver.
 
-``graph-sync`` writes each checkpoint before the next step begins; by default a thread writes it, and
-what a functional task has returned is always written by one.
+``graph-sync`` writes each checkpoint before the next step begins; by default a thread writes it,
+and what a functional task has returned is always written by one.
 ``graph-delta`` keeps the messages in a DeltaChannel, which differs only in W3.
 """
 
