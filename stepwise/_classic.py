@@ -160,7 +160,7 @@ class CheckpointStore:
         pruned = [each for each in names[:-keep] if each != name] if keep else []
         with _Owned(self, run_id) as owned:
             owned.journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
-            owned.names = [each for each in names if each not in pruned]
+            owned.names, owned.written = [each for each in names if each not in pruned], name
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
         """The checkpoint of the highest step that verifies; of two of one step the later one."""
@@ -210,9 +210,14 @@ class CheckpointStore:
             )
         if retention == "all":
             return 0
-        names = self._names(run_id)
+        names, active = self._names(run_id), self._active(run_id)
         kept = set(names[-(1 if retention == "latest_only" else keep) :])
-        newest = next((n for n in reversed(names) if self._load(run_id, n) is not None), None)
+        if kept == set(names):
+            return 0
+        written = _written_in.get(active) if active is not None else None
+        newest = next(
+            (n for n in reversed(names) if n == written or self._load(run_id, n) is not None), None
+        )
         return self._delete(run_id, [name for name in names if name not in {*kept, newest}])
 
     # -- inside ----------------------------------------------------------------------------------
@@ -248,8 +253,10 @@ class CheckpointStore:
 
     def _delete(self, run_id: str, names: _Names) -> int:
         if names:
+            known = self._names(run_id)
             with _Owned(self, run_id) as owned:
                 owned.journal.drop(tuple(names))
+                owned.names = [each for each in known if each not in names]
         return len(names)
 
     def _active(self, run_id: str) -> ActiveRun | None:
@@ -262,6 +269,9 @@ class CheckpointStore:
 _names_in: weakref.WeakKeyDictionary[ActiveRun, _Names] = weakref.WeakKeyDictionary()
 """The checkpoints of runs that are being executed here, where nobody else can change them."""
 
+_written_in: weakref.WeakKeyDictionary[ActiveRun, str] = weakref.WeakKeyDictionary()
+"""The one that was written last: it need not be read to know that it verifies."""
+
 
 class _Owned:
     """The journal of a run: of the agent that is being executed here, else under a lease.
@@ -269,10 +279,12 @@ class _Owned:
     Attributes:
         journal: to write to.
         names: set it to the names of all checkpoints there are then, if they are known.
+        written: set it to the name of the one that was written.
     """
 
     journal: Journal
     names: _Names | None = None
+    written: str | None = None
 
     def __init__(self, store: CheckpointStore, run_id: str) -> None:
         self._store, self._run_id, self._active = store, run_id, store._active(run_id)
@@ -294,6 +306,8 @@ class _Owned:
             self._lease.release()
         elif self._active is not None and self.names is not None:
             _names_in[self._active] = self.names
+            if self.written is not None:
+                _written_in[self._active] = self.written
 
 
 def _step_of(name: str) -> int:
