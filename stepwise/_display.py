@@ -2,7 +2,8 @@
 
 What is recorded may be anything (HTML, ANSI codes, ten megabytes): it is shortened, made of
 printable characters, and escaped.  The HTML needs nothing from outside, follows the theme of
-Jupyter or VS Code, and that of the browser elsewhere.  Imports nothing of ours.
+Jupyter or VS Code, and that of the browser elsewhere.  The class is named twice in the style, so
+that it weighs more than what Jupyter says of every table.  Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ _STYLE = """<style>
 --sw-code:var(--jp-content-font-color0,var(--sw-text));--sw-panel:rgba(127,127,127,.1);
 --sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da;
 color:var(--sw-text);overflow-wrap:anywhere;
-font:13px/1.5 system-ui,sans-serif;max-width:100%;overflow-x:auto}
+font:13px/1.5 system-ui,sans-serif;max-width:100%;overflow-x:auto;container-type:inline-size}
 @media (prefers-color-scheme:dark){.stepwise{
 --sw-text:var(--jp-content-font-color1,var(--vscode-editor-foreground,#e6edf3));
 --sw-soft:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#9198a1));
@@ -213,18 +214,24 @@ body[data-jp-theme-light=false] .stepwise,body.vscode-dark .stepwise{
 --sw-good:#3fb950;--sw-bad:#f85149;--sw-doubt:#d29922;--sw-now:#4493f8}
 body[data-jp-theme-light=true] .stepwise,body.vscode-light .stepwise{
 --sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da}
-.stepwise table{border-collapse:collapse;width:100%;margin:.4em 0;font:inherit;color:inherit}
-.stepwise th,.stepwise td{text-align:left;vertical-align:top;padding:.2em .8em .2em 0;
+.stepwise.stepwise table{border-collapse:collapse;width:100%;margin:.4em 0;font:inherit;
+color:inherit;table-layout:auto}
+.stepwise.stepwise tr{background:none}
+.stepwise.stepwise th,.stepwise.stepwise td{text-align:left;vertical-align:top;
+padding:.2em .8em .2em 0;font-size:inherit;line-height:inherit;
 border:0;border-bottom:1px solid var(--sw-line);background:none;white-space:nowrap}
-.stepwise th{color:var(--sw-soft);font-weight:500}
-.stepwise td.sw-wide{white-space:normal;width:50%;overflow-wrap:anywhere}
-.stepwise td.sw-when{min-width:9em;width:25%}
-.stepwise code,.stepwise pre{font:12px/1.5 ui-monospace,monospace;color:var(--sw-code);
-background:none}
-.stepwise pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 .4em;padding:.3em .5em;
-max-height:24em;overflow:auto;background:var(--sw-panel);border-radius:4px}
-.stepwise summary{cursor:pointer}
-.stepwise small{color:var(--sw-soft);font-size:12px}
+.stepwise.stepwise th{color:var(--sw-soft);font-weight:500}
+.stepwise.stepwise td.sw-wide{white-space:normal;width:50%;overflow-wrap:anywhere}
+.stepwise.stepwise td.sw-when{min-width:9em;width:25%}
+@container (max-width:36em){.stepwise.stepwise .sw-when{display:none}
+.stepwise.stepwise td.sw-wide{width:90%}}
+.stepwise.stepwise code,.stepwise.stepwise pre{font:12px/1.5 ui-monospace,monospace;
+color:var(--sw-code);background:none;padding:0}
+.stepwise.stepwise pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 .4em;
+padding:.3em .5em;max-height:24em;overflow:auto;background:var(--sw-panel);border-radius:4px}
+.stepwise.stepwise details{margin:0}
+.stepwise.stepwise summary{cursor:pointer;margin:0}
+.stepwise.stepwise small{color:var(--sw-soft);font-size:12px}
 .stepwise .sw-track{display:block;position:relative;height:.7em;margin-top:.4em}
 .stepwise .sw-track i{position:absolute;top:0;bottom:0;min-width:3px;border-radius:2px;
 background:currentColor}
@@ -284,7 +291,8 @@ def _steps_table(run: RunShown) -> str:
     if run.earlier:
         told = f"{run.earlier:,} earlier steps"
         rows.insert(0, f'<tr><td>…</td><td colspan="4"><small>{told}</small></td></tr>')
-    head = "<tr><th>step</th><th>call</th><th>status</th><th>timeline</th><th>time</th></tr>"
+    timeline = '<th class="sw-when">timeline</th>'
+    head = f"<tr><th>step</th><th>call</th><th>status</th>{timeline}<th>time</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
 
 

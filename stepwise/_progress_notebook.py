@@ -45,7 +45,8 @@ body[data-jp-theme-light=false] .stepwise-now,body.vscode-dark .stepwise-now{
 --sw-good:#3fb950;--sw-bad:#f85149;--sw-doubt:#d29922;--sw-now:#4493f8}
 body[data-jp-theme-light=true] .stepwise-now,body.vscode-light .stepwise-now{
 --sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da}
-.stepwise-now code{font:12px/1.5 ui-monospace,monospace;color:inherit;background:none}
+.stepwise-now.stepwise-now code{padding:0;
+font:12px/1.5 ui-monospace,monospace;color:inherit;background:none}
 .stepwise-now small{font-size:12px;color:var(--sw-soft)}
 .stepwise-now .sw-good{color:var(--sw-good)}.stepwise-now .sw-bad{color:var(--sw-bad)}
 .stepwise-now .sw-doubt{color:var(--sw-doubt)}.stepwise-now .sw-now{color:var(--sw-now)}

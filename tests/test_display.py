@@ -175,24 +175,36 @@ def test_asynchronous_cells_show_running():
 
 
 @pytest.fixture
-def picture(tmp_path):
-    """Take a picture of a page in light or dark: (width, height, rows of RGB bytes)."""
+def browse(tmp_path):
+    """Have a browser open a page, in light or dark; what it prints."""
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         pytest.skip(f"none of {', '.join(names)} is here")
 
-    def take(body, *, dark):
-        page, file = tmp_path / "page.html", tmp_path / "page.png"
+    def opened(body, *options, dark=False):
+        page = tmp_path / "page.html"
         ground = "<style>@media (prefers-color-scheme:dark){body{background:#111}}</style>"
         page.write_text(f"<!doctype html><meta charset=utf-8>{ground}{body}", "utf-8")
-        subprocess.run(
+        done = subprocess.run(
             [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              f"--user-data-dir={tmp_path / 'profile'}", "--window-size=800,400",
              f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-             f"--screenshot={file}", page.as_uri()],
-            check=True, capture_output=True, timeout=60,
+             *options, page.as_uri()],
+            check=True, capture_output=True, timeout=60, text=True,
         )  # fmt: skip
+        return done.stdout
+
+    return opened
+
+
+@pytest.fixture
+def picture(browse, tmp_path):
+    """Take a picture of a page in light or dark: the brightness of its pixels."""
+
+    def take(body, *, dark):
+        file = tmp_path / "page.png"
+        browse(body, f"--screenshot={file}", dark=dark)
         return pixels(file.read_bytes())
 
     return take
@@ -235,6 +247,29 @@ def test_light_and_dark(picture):
     assert max(set(dark), key=dark.count) < 30
     assert sum(each < 90 for each in light) > 1_000
     assert sum(each > 170 for each in dark) > 1_000
+
+
+JUPYTER = """<style>
+.jp-RenderedHTMLCommon table{table-layout:fixed;margin-left:auto}
+.jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown) td{text-align:right;vertical-align:middle}
+</style>"""
+MEASURE = """<script>
+const seen = document.querySelector(".stepwise"), cell = getComputedStyle(seen.querySelector("td"));
+const timeline = getComputedStyle(seen.querySelector("td.sw-when")).display;
+document.body.innerHTML = [seen.scrollWidth, seen.clientWidth, cell.textAlign,
+  getComputedStyle(seen.querySelector("table")).tableLayout, timeline].join(" ");
+</script>"""
+
+
+@pytest.mark.parametrize(("width", "timeline"), [(900, "table-cell"), (360, "none")])
+def test_wide_and_narrow(browse, width, timeline):
+    """The table fits; where it is narrow without its timeline; Jupyter's own style is overruled."""
+    shown = run_of("x" * 200, 1)._repr_html_()
+    body = f'<div class="jp-RenderedHTMLCommon" style="width:{width}px">{shown}</div>'
+    page = browse(f"{JUPYTER}{body}{MEASURE}", "--dump-dom")
+    needs, has, *styles = Page(page.partition("<body")[2].partition(">")[2]).text.split()
+    assert int(needs) <= int(has) == width
+    assert styles == ["left", "auto", timeline]
 
 
 def test_nothing_is_unpickled():
