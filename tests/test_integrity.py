@@ -27,7 +27,8 @@ import sweeping
 from sweeping import SEED
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "damaged.py"
-FLIPS, CUTS, FAILURES = 50, 14, 16
+FLIPS, CUTS, FAILURES = 40, 12, 12
+STORES = {"disk": "cache.db", "sqlite": "stepwise.db"}  # and their databases
 ERRORS = {"StoreError", "CorruptStoreError", "JournalLostError", "StepInDoubtError"}
 NEW_KEY = "ConfigurationError"  # the key file is not part of the store; without it none is read
 EFFECTS = ["send mail 0", "send mail 1", "send mail 2", "send report"]
@@ -41,7 +42,8 @@ STATES = {
 class Lab:
     """Homes of runs, and a process that starts the program in them."""
 
-    def __init__(self):
+    def __init__(self, store):
+        self.store = store
         memory = pathlib.Path("/dev/shm")  # what is killed needs no disk
         place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="stepwise-", dir=place))
@@ -60,7 +62,13 @@ class Lab:
         return said
 
     def tell(self, **order):
-        order = {"home": str(self.home), "log": str(self.log), "sticky": False, **order}
+        order = {
+            "home": str(self.home),
+            "log": str(self.log),
+            "store": self.store,
+            "sticky": False,
+            **order,
+        }
         self.server.stdin.write(json.dumps(order) + "\n")
         self.server.stdin.flush()
 
@@ -92,9 +100,9 @@ class Lab:
         shutil.rmtree(self.folder)
 
 
-@pytest.fixture(scope="module")
-def lab():
-    lab = Lab()
+@pytest.fixture(scope="module", params=STORES)
+def lab(request):
+    lab = Lab(request.param)
     yield lab
     lab.close()
 
@@ -140,10 +148,10 @@ def sweep(lab, truth, state, damages, **order):
 
 def flips(lab, state, count):
     """One bit flipped at bytes that are spread evenly over every file."""
-    choose = random.Random(f"{SEED} {state}")
+    choose = random.Random(f"{SEED} {lab.store} {state}")
     files = lab.prepare(state)
     for name, size in files.items():
-        weight = 3 if name.endswith(("cache.db", "-wal")) else 1
+        weight = 3 if name.endswith((".db", "-wal")) else 1
         share = min(size, sweeping.size(weight * count // len(files), 2000))
         for part in range(share):
             position = choose.randrange(part * size // share, (part + 1) * size // share)
@@ -161,7 +169,7 @@ def flip(name, position, bit, home):
 
 def cuts(lab, state, count):
     """Each file cut off: to nothing, by one byte, and to lengths between."""
-    choose = random.Random(f"{SEED} cut {state}")
+    choose = random.Random(f"{SEED} cut {lab.store} {state}")
     files = lab.prepare(state)
     for name, size in files.items():
         some = choose.sample(range(size), min(size, sweeping.size(count // len(files), 200)))
@@ -220,8 +228,9 @@ def test_a_file_that_is_gone(lab, truth, state, tally):
 def test_the_sweep_sees_a_wrong_value(lab, truth):
     """With digests that nobody looks at, the same flips give wrong values: the sweep can see."""
     lab.prepare("finished")
-    found = re.finditer(b"sent report", (lab.home / "store" / "cache.db").read_bytes())
-    changes = [("a recorded value", partial(flip, "store/cache.db", it.start(), 0)) for it in found]
+    name = f"store/{STORES[lab.store]}"
+    found = re.finditer(b"sent report", (lab.home / name).read_bytes())
+    changes = [("a recorded value", partial(flip, name, it.start(), 0)) for it in found]
     assert any(
         "a wrong value" in text for _, text in sweep(lab, truth, "finished", changes, blind="seal")
     )
@@ -244,7 +253,7 @@ def test_a_disk_that_fails(lab, truth, how, tally):
     lab.clear()
     total = lab.start(at=0)["operations"]
     assert total > 50
-    choose = random.Random(f"{SEED} {how}")
+    choose = random.Random(f"{SEED} {lab.store} {how}")
     codes = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
     each = [(at, code) for at in range(1, total + 1) for code in codes]
     ends = []
@@ -293,7 +302,7 @@ def after_failure(lab, truth, said, again, code):
 def test_a_process_that_wakes_up_too_late(lab, truth):
     """A stopped process whose run was taken over writes nothing more, and is told so."""
     lab.clear()
-    sleeper = Lab()
+    sleeper = Lab(lab.store)
     sleeper.home, sleeper.log = lab.home, lab.log
     try:
         sleeper.tell(pause="look 1")

@@ -23,20 +23,21 @@ from sweeping import SEED, needs_the_shim, shim, size, some
 pytestmark = needs_the_shim
 WORKLOADS = ("plain", "gather", "nested")
 workloads = pytest.mark.parametrize("program", WORKLOADS)
+stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
 
 
-def operations(program):
+def operations(program, store):
     """What a program does to the files of its home when nothing happens to it."""
-    with Lab(*PROGRAMS[program], preload=shim()) as lab:
+    with Lab(*PROGRAMS[program], preload=shim(), store=store) as lab:
         assert lab.run().code == 0
         (done,) = lab.operations
         assert len(done) > 50
         return done
 
 
-def killed(program, *places):
+def killed(program, store, *places):
     """Kill a program at these places, one in each attempt, until it ends well; kills, doubts."""
-    with Lab(*PROGRAMS[program], preload=shim()) as lab:
+    with Lab(*PROGRAMS[program], preload=shim(), store=store) as lab:
         doubts = lab.run_to_end(*places)
         check(lab, program, *places)
         # What was in flight, and nothing else: one call for each flow of control.
@@ -45,31 +46,36 @@ def killed(program, *places):
 
 
 @workloads
-def test_killed_before_any_operation_on_the_store(program, tally):
+@stores
+def test_killed_before_any_operation_on_the_store(program, store, tally):
     """Killed before any write, fsync, rename, ... of the store, it ends as if nothing had been."""
-    numbers = range(1, len(operations(program)) + 1)
-    chosen = some(numbers, 15, program)
-    came = sum((killed(program, f"operation {n}") for n in chosen), Counter())
+    numbers = range(1, len(operations(program, store)) + 1)
+    chosen = some(numbers, 10, f"{program} {store}")
+    came = sum((killed(program, store, f"operation {n}") for n in chosen), Counter())
     tally("killed before an operation of the store", len(chosen), **came)
 
 
 @workloads
-def test_killed_again_during_the_recovery(program, tally):
+@stores
+def test_killed_again_during_the_recovery(program, store, tally):
     """Killed before any operation, and before any of the recovery, it ends the same way."""
-    count, chance = len(operations(program)), random.Random(f"{SEED} pairs {program}")
-    pairs = [(chance.randint(1, count), chance.randint(1, count)) for _ in range(size(6, 334))]
-    came = sum((killed(program, *(f"operation {n}" for n in pair)) for pair in pairs), Counter())
+    count = len(operations(program, store))
+    chance = random.Random(f"{SEED} pairs {program} {store}")
+    pairs = [(chance.randint(1, count), chance.randint(1, count)) for _ in range(size(4, 334))]
+    kills = ((f"operation {first}", f"operation {second}") for first, second in pairs)
+    came = sum((killed(program, store, *places) for places in kills), Counter())
     tally("killed again during the recovery", len(pairs), **came)
 
 
 @workloads
-def test_killed_at_a_random_instant(program, tally):
+@stores
+def test_killed_at_a_random_instant(program, store, tally):
     """Killed at any instant, it ends as if nothing had been."""
-    with Lab(*PROGRAMS[program]) as lab:
+    with Lab(*PROGRAMS[program], store=store) as lab:
         seconds = lab.run().seconds
-    chance = random.Random(f"{SEED} instants {program}")
-    instants = [chance.uniform(0, seconds) for _ in range(size(10, 3334))]
-    came = sum((killed(program, f"second {instant}") for instant in instants), Counter())
+    chance = random.Random(f"{SEED} instants {program} {store}")
+    instants = [chance.uniform(0, seconds) for _ in range(size(7, 3334))]
+    came = sum((killed(program, store, f"second {instant}") for instant in instants), Counter())
     tally("killed at a random instant", len(instants), **came)
 
 
@@ -78,7 +84,7 @@ def test_a_broken_guarantee_is_noticed(broken):
     """A library without intents, outcomes or current variables does not survive these kills."""
     program = broken + (FOLDER / "plain.py").read_text(encoding="utf-8")
     undisturbed("plain")
-    for number in range(len(operations("plain")), 0, -2):
+    for number in range(len(operations("plain", "disk")), 0, -2):
         with Lab(program, preload=shim()) as lab:
             try:
                 lab.run_to_end(f"operation {number}")

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 
+import pytest
 from sweeping import SEED, needs_the_shim, shim, size
 
 import stepwise
@@ -21,15 +22,16 @@ from stepwise.testing import fresh_store
 
 HERE = pathlib.Path(__file__).parent / "power"
 STEPS = 8
-SAMPLE = 240  # images of each kind of disk
+SAMPLE = 180  # images of each kind of disk
 CONTENTS = ("dropped", "kept", "torn", "zeroed", "partial")
 NAMES = ("journaled", "flushed")
 SECTOR = 512
 
 pytestmark = needs_the_shim
+stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
 
 
-def record(folder, durability):
+def record(folder, store, durability):
     """Run the program with the shim; the operations, with the paths relative to its home."""
     home, log = folder / "home", folder / "log"
     home.mkdir(parents=True)
@@ -41,6 +43,7 @@ def record(folder, durability):
         "POWER_ACKS": str(home / "acks"),
         "POWER_DURABILITY": durability,
         "STEPWISE_HOME": str(home),
+        "STEPWISE_STORE": f"{store}:{home}/store",
     }
     command = [sys.executable, HERE / "program.py", str(STEPS)]
     subprocess.run(command, env=environment, check=True, timeout=60)
@@ -127,13 +130,13 @@ class Disk:
             target.chmod(0o600)
 
 
-def missing(folder, acks, monkeypatch):
+def missing(folder, store, acks, monkeypatch):
     """The acknowledged calls of which the image does not tell."""
     monkeypatch.setenv("STEPWISE_HOME", str(folder))
     told = [line.split(" ", 1) for line in acks.decode().splitlines()]
     if not told:
         return []
-    with fresh_store(folder / "store"):
+    with fresh_store(f"{store}:{folder}/store"):
         try:
             run = stepwise.get_run("job")
         except stepwise.RunNotFoundError:
@@ -148,9 +151,9 @@ def missing(folder, acks, monkeypatch):
     ]
 
 
-def cut(tmp_path, monkeypatch, durability, sample):
+def cut(tmp_path, monkeypatch, store, durability, sample):
     """Cut the power at (a sample of) all operations; what was lost, and in how many images."""
-    found = record(tmp_path / "recorded", durability)
+    found = record(tmp_path / "recorded", store, durability)
     kinds = [(names, how) for names in NAMES for how in CONTENTS]
     moments = [(number, kind) for number in range(len(found)) for kind in kinds]
     chance = random.Random(SEED)
@@ -161,28 +164,31 @@ def cut(tmp_path, monkeypatch, durability, sample):
         for names, how in kinds:
             if (number, (names, how)) in chosen:
                 disk.write(image, names, how, chance)
-                gone = missing(image, disk.acks, monkeypatch)
+                gone = missing(image, store, disk.acks, monkeypatch)
                 if gone:
                     lost.append(f"operation {number} {operation[:3]}, {names}, {how}: {gone}")
     return lost, len(chosen)
 
 
-def test_a_power_cut_at_any_moment(tmp_path, monkeypatch, tally):
+@stores
+def test_a_power_cut_at_any_moment(tmp_path, monkeypatch, tally, store):
     """Whatever the disk made of what was not flushed, all that was acknowledged is there."""
-    lost, images = cut(tmp_path, monkeypatch, "fsync", SAMPLE)
+    lost, images = cut(tmp_path, monkeypatch, store, "fsync", SAMPLE)
     tally("a power cut at an operation of the disk", images, with_losses=len(lost))
     assert lost == [], f"seed {SEED}"
 
 
-def test_the_harness_sees_losses(tmp_path, monkeypatch):
+@stores
+def test_the_harness_sees_losses(tmp_path, monkeypatch, store):
     """Without a flush per step (durability="os") the same power cuts do lose acknowledged steps."""
-    lost, _ = cut(tmp_path, monkeypatch, "os", SAMPLE)
+    lost, _ = cut(tmp_path, monkeypatch, store, "os", SAMPLE)
     assert any("dropped" in each for each in lost)
 
 
-def test_the_program_goes_on_after_a_power_cut(tmp_path):
+@stores
+def test_the_program_goes_on_after_a_power_cut(tmp_path, store):
     """Started again after a power cut, the program ends as if nothing had happened."""
-    found = record(tmp_path / "recorded", "fsync")
+    found = record(tmp_path / "recorded", store, "fsync")
     chance = random.Random(SEED)
     moments = sorted(chance.sample(range(len(found)), size(8, len(found))))
     disk = Disk()
@@ -191,14 +197,15 @@ def test_the_program_goes_on_after_a_power_cut(tmp_path):
         if number in moments:
             image = tmp_path / f"image{number}"
             disk.write(image, chance.choice(NAMES), chance.choice(CONTENTS), chance)
-            assert goes_on(image, disk.acks), f"seed {SEED}, operation {number}"
+            assert goes_on(image, store, disk.acks), f"seed {SEED}, operation {number}"
 
 
-def goes_on(image, acks):
+def goes_on(image, store, acks):
     image.mkdir(exist_ok=True)
     environment = {
         **os.environ,
         "STEPWISE_HOME": str(image),
+        "STEPWISE_STORE": f"{store}:{image}/store",
         "POWER_ACKS": str(image / "acks"),
         "POWER_DURABILITY": "fsync",
     }

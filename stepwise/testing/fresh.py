@@ -32,8 +32,9 @@ class fresh_store:  # noqa: N801
     Also a decorator, of functions and of coroutine functions; each call then gets a new store.
 
     Args:
-        folder: keep the runs on disk, in this folder.  To test a crash and the start after it, use
-            two blocks with one folder.  Without it they are kept in memory.
+        folder: keep the runs on disk, in this folder, or in the store of this URL.  To test a crash
+            and the start after it, use two blocks with one folder.  Without it they are kept in
+            memory.
 
     Example:
         >>> with fresh_store() as store:
@@ -50,7 +51,7 @@ class fresh_store:  # noqa: N801
         if self._folder is None:
             store = MemoryStore(f"fresh-{secrets.token_hex(8)}")
         else:
-            store = open_store(f"disk:{os.fspath(self._folder)}")
+            store = open_store(self._folder)
         settings, memory = vars(_config._settings), vars(_process.memory)
         self._outer.append((store, settings.copy(), memory.copy()))
         settings.update(store=store, strict=True)

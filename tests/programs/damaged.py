@@ -91,11 +91,14 @@ def failing(name):
     return call
 
 
+WRITES = ("BEGIN", "INSERT", "UPDATE", "DELETE", "COMMIT", "CREATE")
+
+
 class Failing(sqlite3.Connection):
     """A connection of which a statement that writes fails; COMMIT, perhaps after it was done."""
 
     def execute(self, sql, *args):
-        if not sql.startswith(("BEGIN", "INSERT", "DELETE", "COMMIT", "CREATE")) or not fails():
+        if not sql.startswith(WRITES) or not fails():
             return super().execute(sql, *args)
         if sql == "COMMIT" and ORDER.get("done"):
             super().execute(sql)
@@ -138,7 +141,8 @@ def blind(what):
 
 
 def start():
-    os.environ.update(STEPWISE_HOME=ORDER["home"], STEPWISE_QUIET="1")
+    store = f"{ORDER['store']}:{ORDER['home']}/store"
+    os.environ.update(STEPWISE_HOME=ORDER["home"], STEPWISE_STORE=store, STEPWISE_QUIET="1")
     if "blind" in ORDER:
         blind(ORDER["blind"])
     if "at" in ORDER:

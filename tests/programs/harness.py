@@ -87,9 +87,10 @@ class Lab:
         script: a program of this folder by name, or the text of one.
         arguments: of its command line.
         preload: a library that is loaded into the process before all others.
+        store: the kind of store, if not the default.
     """
 
-    def __init__(self, script, *arguments, preload="", **environment):
+    def __init__(self, script, *arguments, preload="", store="", **environment):
         self.preload = preload
         parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="stepwise-", dir=parent))
@@ -102,7 +103,7 @@ class Lab:
         self.environment = {
             "STEPWISE_HOME": str(self.folder / "home"),
             "STEPWISE_QUIET": "",
-            "STEPWISE_STORE": "",
+            "STEPWISE_STORE": f"{store}:{self.folder}/home/store" if store else "",
             "WORLD_LOG": str(self.folder / "log"),
             **environment,
         }
