@@ -13,7 +13,6 @@ import os
 import pathlib
 import pickle
 import statistics
-import sys
 import time
 from unittest import mock
 
@@ -109,4 +108,4 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(common.main(measure, "The cost of a checkpoint"))
+    common.main(measure, "The cost of a checkpoint")

@@ -215,11 +215,11 @@ def main(measure: Callable[[argparse.Namespace], list[Row]], title: str) -> None
         facts = [f"{row.ours} {row.unit}", row.other, row.verdict, row.note]
         print(f"  {row.what}: {ratio}{'; '.join(fact for fact in facts if fact)}")
     if arguments.json is not None:
-        facts = {
+        report = {
             "title": title,
             "machine": machine(),
             "quick": arguments.quick,
             "seconds": round(time.monotonic() - began),
             "rows": [asdict(row) for row in rows],
         }
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -13,7 +13,6 @@ import itertools
 import os
 import pathlib
 import statistics
-import sys
 import time
 from collections import deque
 
@@ -111,4 +110,4 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(common.main(measure, "Whether costs grow with a run's length"))
+    common.main(measure, "Whether costs grow with a run's length")

@@ -13,6 +13,7 @@ import argparse
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import comparison
@@ -24,7 +25,7 @@ _MISSING = "*Not measured yet: `make bench` does it.*"
 Report = dict[str, Any]
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -24,7 +24,7 @@ _TITLES = {
     "w4": "W4: saving one large result, ms",
     "w6": "W6: 200 concurrent async steps of 10 ms, ms",
 }
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: small files
     "svg.hashsalt": "stepwise",  # the same figures give the same file
     "font.family": "sans-serif",
@@ -67,11 +67,11 @@ def _bars(title: str, lines: list[comparison.Line], key: str, path: pathlib.Path
 
 def draw(reports: dict[str, Report], folder: pathlib.Path) -> list[pathlib.Path]:
     """A plot for each workload that the peers were measured with; the files."""
-    versus = reports.get("versus")
+    versus = reports.get("versus", {"turns": []})
     paths = []
     folder.mkdir(parents=True, exist_ok=True)
     for name, title in _TITLES.items():
-        whats = comparison.workloads(versus, name) if versus is not None else []
+        whats = comparison.workloads(versus, name)
         lines = comparison.measured(versus, whats[-1]) if whats else []
         if lines:
             paths.append(folder / f"{name}.svg")

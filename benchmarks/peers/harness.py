@@ -241,7 +241,7 @@ def _crash(peer: Peer, job: Job) -> Figures:
 
 def _resume(peer: Peer, job: Job) -> Figures:
     """W2: go on after it, up to the entry of that step; what ran again on the way."""
-    make, again = _payload(job["bytes"]), []
+    make, again = _payload(job["bytes"]), list[int]()
 
     def stop_at_last(number: int) -> Any:
         if number == job["n"]:

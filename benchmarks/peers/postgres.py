@@ -118,4 +118,6 @@ def flushes() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(stop() if sys.argv[1:] == ["stop"] else __doc__)
+    if sys.argv[1:] != ["stop"]:
+        sys.exit(__doc__)
+    stop()
