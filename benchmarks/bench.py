@@ -32,7 +32,15 @@ SCRIPTS = (
     ("rewrite_cost", 3, ()),
     ("graph_overhead", 3, ()),
 )
+_NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
 RESULTS = common.HERE / "results"
+
+
+def _scripts() -> list[tuple[str, int, tuple[str, ...]]]:
+    """Those above in their order, then any other that stands here."""
+    here = {path.stem for path in common.HERE.glob("*.py")} - _NOT_SCRIPTS
+    listed = [script for script in SCRIPTS if script[0] in here]
+    return [*listed, *((name, 3, ()) for name in sorted(here - {name for name, *_ in listed}))]
 
 
 def _run(title: str, *command: str) -> bool:
@@ -56,9 +64,9 @@ def main() -> int:
     arguments.results.mkdir(parents=True, exist_ok=True)
     quick, began, failed = ["--quick"] * arguments.quick, time.monotonic(), []
 
-    for name, rounds, more in SCRIPTS:
+    for name, rounds, more in _scripts():
         script = common.HERE / f"{name}.py"
-        if arguments.only not in (None, name) or not script.exists():
+        if arguments.only not in (None, name):
             continue
         how = ["--rounds", str(arguments.rounds or rounds), *quick, *more]
         if not _run(name, str(script), *how, "--json", str(arguments.results / f"{name}.json")):

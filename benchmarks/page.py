@@ -3,8 +3,9 @@
     python benchmarks/page.py [--results FOLDER] [--to FILE]
 
 In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{peers:WORKLOAD}}`` that of a
-workload of the peers, ``{{targets}}`` all targets, ``{{machine}}`` what the figures depend on, and
-``{{skipped}}`` who could not run, and why.  So no figure on the page is typed by hand.
+workload of the peers, ``{{targets}}`` all targets, ``{{machine}}`` what the figures depend on,
+``{{skipped}}`` who could not run, and why, and ``{{others}}`` the tables of all other scripts.  So
+no figure in a table is typed by hand.
 """
 
 from __future__ import annotations
@@ -80,24 +81,37 @@ def machine(reports: dict[str, Report]) -> str:
     return text + (f" **Small sizes (`--quick`): {', '.join(small)}.**" if small else "")
 
 
+def _others(prose: str, reports: dict[str, Report]) -> str:
+    """A section for each script that the prose has no place for."""
+    sections = (
+        f"## {report['title']}: `benchmarks/{name}.py`\n\n{rows(report)}"
+        for name, report in reports.items()
+        if "rows" in report and f"{{{{rows:{name}}}}}" not in prose
+    )
+    return "\n\n".join(sections)
+
+
+def _compared(versus: Report, kind: str, name: str) -> str:
+    if kind == "skipped":
+        return comparison.skipped(versus)
+    head, lines = comparison.lines(versus, name)
+    return table(head, lines) if lines else _MISSING
+
+
 def render(prose: str, reports: dict[str, Report]) -> str:
     """The page."""
     versus = reports.get("versus")
 
     def put(found: re.Match[str]) -> str:
         kind, _, name = found[1].partition(":")
+        whole = {"targets": targets, "machine": machine}.get(kind)
+        if whole is not None:
+            return whole(reports)
+        if kind == "others":
+            return _others(prose, reports)
         if kind == "rows":
             return rows(reports[name]) if name in reports else _MISSING
-        if kind == "targets":
-            return targets(reports)
-        if kind == "machine":
-            return machine(reports)
-        if versus is None:
-            return _MISSING
-        if kind == "skipped":
-            return comparison.skipped(versus)
-        head, lines = comparison.lines(versus, name)
-        return table(head, lines) if lines else _MISSING
+        return _MISSING if versus is None else _compared(versus, kind, name)
 
     return re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, prose)
 
