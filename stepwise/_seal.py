@@ -22,6 +22,7 @@ store's folder.  Imports: errors, settings, cipher, pieces.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -243,7 +244,8 @@ def _from_text(text: str) -> bytes:
 def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
     mode = path.stat().st_mode
     if mode & 0o077:
-        path.chmod(0o600)  # made readable for others by a copy or a restore
+        with contextlib.suppress(OSError):  # on a read-only disk it stays as it is
+            path.chmod(0o600)  # made readable for others by a copy or a restore
     lines = path.read_text("ascii", "replace").split()
     try:
         keys = tuple(bytes.fromhex(line) for line in lines)

@@ -2,7 +2,7 @@
 
 Beside the database, ``leases`` is the lock file, and a folder holds for each run its marks and the
 draft of an object that the next transaction takes along.  One process writes through one connection
-behind one lock, which a fork waits for.  Imports: the protocol, folder, marks and locks, errors.
+behind one lock, which a fork waits for.  Imports: the protocol, folder, copies, marks, locks.
 """
 
 from __future__ import annotations
@@ -20,57 +20,23 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._pieces import Data
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
+from stepwise.stores._copies import Copy, unwritable
 from stepwise.stores._folder import check_path, inode, make_folder, store_error
 from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
+from stepwise.stores._rows import PAGE, Page, Rows
+from stepwise.stores._values import Values
 from stepwise.stores.base import Batch, Head, Owner
 
-__all__ = ["PAGE", "FolderStore", "Rows", "hashed", "pack", "unpack"]
+__all__ = ["FolderStore", "hashed", "pack", "unpack"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PAGE = 1000  # rows
 _EPOCH = 24  # bytes: its check sum, and itself
-
-Page = list[tuple[Any, R | None]]
-"""Some rows in the order of their cursors; ``None`` for what is damaged beyond telling."""
-
-
-class Rows(Protocol):
-    """The open database of a :class:`FolderStore`.  It writes in transactions only.
-
-    What it reads page by page begins behind a cursor, which a page before it gave.
-    """
-
-    def begin(self, durable: bool) -> None: ...
-    def commit(self) -> None: ...
-    def roll_back(self) -> None: ...
-    def close(self) -> None: ...
-    def abandon(self) -> None: ...
-
-    def lease(self, run_id: str) -> bytes | None: ...
-    def put_lease(self, run_id: str, row: bytes) -> None: ...
-
-    def put_record(self, run_id: str, number: int, data: Data) -> None: ...
-    def prune(self, run_id: str, number: int) -> None: ...
-    def records(self, run_id: str, after: int, cursor: Any) -> Page[tuple[int, bytes]]: ...
-
-    def put_object(self, run_id: str, name: str, data: Data) -> None: ...
-    def delete_object(self, run_id: str, name: str) -> None: ...
-    def get_object(self, run_id: str, name: str) -> bytes | None: ...
-    def names(self, run_id: str, prefix: str) -> list[str]: ...
-
-    def put_head(self, head: Head) -> None: ...
-    def head(self, run_id: str) -> Head | None: ...
-    def heads(self, workflow: str | None, unfinished: bool, cursor: Any) -> Page[Head]: ...
-
-    def forget(self, run_id: str) -> None:
-        """Delete records, objects and head of a run."""
 
 
 def _locked(
@@ -123,6 +89,7 @@ class FolderStore:
         self._lock = threading.RLock()
         self._database = os.path.join(self.path, self._file)
         self._rows: Rows | None = None
+        self._copy: Copy | None = None  # that is read, where nothing can be written
         self._inode: tuple[int, int] | None = None
         self._marks = Marks(os.path.join(self.path, self._marked))
         self._epochs: dict[str, int] = {}  # of the leases held here
@@ -130,8 +97,8 @@ class FolderStore:
         _stores.add(self)
         _watch_forks()
 
-    def _open_rows(self) -> Rows:
-        """Open the database."""
+    def _open_rows(self, folder: str) -> Rows:
+        """Open the database in a folder."""
         raise NotImplementedError
 
     # -- lease -----------------------------------------------------------------------------------
@@ -139,6 +106,9 @@ class FolderStore:
     @_locked
     def acquire(self, run_id: str, owner: Owner) -> int:
         rows = self._opened()
+        if self._copy is not None:
+            code = unwritable(self._database)
+            raise OSError(code, os.strerror(code), self.path)
         if not self._leases().acquire(run_id):
             raise RunOwnedError(run_id=run_id, owner=self._owner(run_id))
         try:
@@ -306,6 +276,8 @@ class FolderStore:
         rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()
+        if self._copy is not None:
+            self._copy.close()
 
     def _all(self, page: Callable[[Rows, Any], Page[R]]) -> Iterator[R]:
         """Row by row, read page by page; nothing stays open between two pages."""
@@ -331,7 +303,8 @@ class FolderStore:
     def _opened(self) -> Rows:
         """The open database; opened again if the folder was deleted and made anew meanwhile."""
         if self._rows is not None:
-            if inode(self._database) == self._inode:
+            current = self._copy is None or self._copy.is_current()
+            if current and inode(self._database) == self._inode:
                 self._rows.roll_back()
                 return self._rows
             self._rows.close()
@@ -342,9 +315,16 @@ class FolderStore:
                     path=self.path,
                     errno=errno.ENOENT,
                 )
+        self._inode = inode(self._database)
+        if unwritable(self._database):
+            self._copy = Copy(self._database)
+            self._rows = self._open_rows(self._copy.folder)
+            self._rows.values = Values(self.path)
+            return self._rows
+        self._copy = None
         make_folder(self._database)
         check_path(self.path)
-        self._rows = self._open_rows()
+        self._rows = self._open_rows(self.path)
         self._inode = inode(self._database)
         return self._rows
 

@@ -12,6 +12,7 @@ Imports: errors.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -68,7 +69,7 @@ class LockFile:
             self._reopen_if_replaced()
             if name in self._held:
                 return os.getpid()
-            return _holder(self._descriptor, _offset(name))
+            return _holder(self._descriptor, _offset(name)) if self._descriptor >= 0 else None
 
     @property
     def busy(self) -> bool:
@@ -84,10 +85,20 @@ class LockFile:
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES):
+                raise _failed(self.path, error) from error
+        try:  # where nothing can be written, it can still be asked who holds what
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return -1  # nobody
+        except OSError as error:
             raise _failed(self.path, error) from error
 
     def _reopen_if_replaced(self) -> None:
         """Follow a store's folder that was deleted and made again while this process lives."""
+        if self._descriptor < 0:
+            self._descriptor = self._open()
+            return
         ours = os.fstat(self._descriptor)
         try:
             there = os.stat(self.path)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from stepwise._pieces import Data
 from stepwise.stores._cache import CACHE, Cache, open_cache
-from stepwise.stores._local import PAGE, FolderStore, Page, hashed, pack, unpack
+from stepwise.stores._local import FolderStore, hashed, pack, unpack
+from stepwise.stores._rows import PAGE, Page
 from stepwise.stores.base import Head
 
 __all__ = ["DiskStore"]
@@ -32,8 +33,8 @@ class DiskStore(FolderStore):
     _file = CACHE
     _marked = "marks"
 
-    def _open_rows(self) -> _CacheRows:
-        return open_cache(_CacheRows, self.path)
+    def _open_rows(self, folder: str) -> _CacheRows:
+        return open_cache(_CacheRows, folder)
 
 
 class _CacheRows(Cache):

@@ -17,6 +17,7 @@ Imports: the store in a folder, transactions, values, errors.
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ from stepwise._pieces import Data
 from stepwise.errors import StoreError
 from stepwise.stores import _transactions
 from stepwise.stores._folder import damaged
-from stepwise.stores._local import PAGE, FolderStore, Page, hashed, pack, unpack
+from stepwise.stores._local import FolderStore, hashed, pack, unpack
+from stepwise.stores._rows import PAGE, Page
 from stepwise.stores._transactions import Transactions
 from stepwise.stores._values import IN_FILES, Values
 from stepwise.stores.base import Head
@@ -75,8 +77,8 @@ class SqliteStore(FolderStore):
     _file = "stepwise.db"
     _marked = "sqlite-marks"  # not those of a ``disk:`` store in the same folder
 
-    def _open_rows(self) -> _Tables:
-        return _Tables(self.path, self._database)
+    def _open_rows(self, folder: str) -> _Tables:
+        return _Tables(folder, os.path.join(folder, self._file))
 
 
 class _Tables(Transactions):

@@ -1,0 +1,68 @@
+"""Reading a store that cannot be written: on a read-only disk, or of another user.
+
+SQLite reads a database with a log only where it may make files beside it.  So a copy is read, in a
+folder for a while, and made again when the database has changed.  Imports: nothing of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+
+__all__ = ["Copy", "unwritable"]
+
+_TRIES = 5
+
+
+def unwritable(database: str) -> int:
+    """The ``errno`` of writing to a database that is there; 0 if nothing speaks against it."""
+    folder = os.path.dirname(database)
+    try:
+        if os.statvfs(database).f_flag & os.ST_RDONLY:
+            return errno.EROFS
+    except FileNotFoundError:
+        return 0
+    may = os.access(folder, os.W_OK | os.X_OK) and os.access(database, os.W_OK)
+    return 0 if may else errno.EACCES
+
+
+class Copy:
+    """A copy of a database and its log.
+
+    Attributes:
+        folder: where it lies; deleted with this object.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._files = [database, f"{database}-wal"]
+        self._held = tempfile.TemporaryDirectory(prefix="stepwise-")
+        self.folder = self._held.name
+        for _ in range(_TRIES):  # somebody may be writing to it
+            self._seen = self._state()
+            for file in self._files:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy(file, self.folder)
+            if self.is_current():
+                break
+
+    def is_current(self) -> bool:
+        """Whether the database is as it was when it was copied."""
+        return self._seen == self._state()
+
+    def _state(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for file in self._files:
+            try:
+                there = os.stat(file)
+            except FileNotFoundError:
+                found.append(None)
+            else:
+                found.append((there.st_ino, there.st_size, there.st_mtime_ns))
+        return found
+
+    def close(self) -> None:
+        """Delete it."""
+        self._held.cleanup()

@@ -1,0 +1,142 @@
+"""A store that cannot be written, on a read-only disk or of another user, is shown all the same."""
+
+import errno
+import multiprocessing
+import os
+import stat
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+
+import stepwise
+from stepwise import cli, step, stores, tool, workflow
+
+NOBODY = 65534
+LARGE = 1_200_000  # bytes: such a value lies in a file beside the database
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+
+
+@step
+def think(topic):
+    if topic == "fail":
+        raise ValueError(topic)
+    return topic * LARGE
+
+
+@tool(side_effect=True)
+def send(text):
+    return len(text)
+
+
+@workflow
+def agent(topic):
+    return send(think(topic))
+
+
+def run(*arguments):
+    """Exit code and output of a command."""
+    try:
+        result = CliRunner().invoke(cli.main, arguments)
+    except stepwise.StoreError as problem:  # the entry point makes a message of it
+        return 1, str(problem)
+    problem = result.exception if not isinstance(result.exception, SystemExit) else None
+    return result.exit_code, f"{result.output}{problem or ''}"
+
+
+def kept_in(path, kind):
+    """The ids of a failed and a completed run in a store there, which is closed again."""
+    stepwise.configure(store=f"{kind}:{path}")
+    agent("a")
+    with pytest.raises(ValueError):
+        agent("fail")
+    ids = [each.id for each in stepwise.runs()]
+    close()
+    return ids
+
+
+def elsewhere(function):
+    """What a function gives in a process of its own."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            stores._open.clear()
+            theirs.send((function(), ""))
+        except BaseException as problem:
+            theirs.send((None, f"{type(problem).__name__}: {problem}"))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    given, problem = ours.recv()
+    assert problem == ""
+    return given
+
+
+def close():
+    for store in stores._open.values():
+        store.close()
+    stores._open.clear()
+
+
+def looks(failed, completed):
+    """What every command that only looks gives, checked where it is executed."""
+    code, text = run("runs")
+    assert (code, "failed" in text, "completed" in text) == (0, True, True), text
+    code, text = run("show", completed)
+    assert (code, "2 completed" in text) == (0, True), text
+    assert "ValueError" in run("show", failed)[1]
+    code, text = run("verify")
+    assert (code, text.count("verified")) == (0, 2), text
+    code, text = run("export", completed)
+    assert (code, "</html>" in text) == (0, True), text
+    assert stepwise.get_run(completed).steps[0].result == "a" * LARGE
+    assert run("in-doubt")[0] == 0
+    code, text = run("forget", completed, "--yes")
+    assert code == 1
+    assert "Nothing recorded is lost" in text, text
+
+
+@pytest.fixture
+def disk(tmp_path):
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(path)], check=False).returncode:
+        pytest.skip("cannot mount")
+    yield path
+    close()
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlite"])
+def test_a_read_only_disk(disk, kind):
+    """A store on a disk that is mounted read-only is read; what would write says why it cannot."""
+    ids = elsewhere(lambda: kept_in(disk / "store", kind))  # a lock file stays open
+    stepwise.configure(store=f"{kind}:{disk / 'store'}")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    looks(*ids)
+    with pytest.raises(stepwise.StoreError) as caught:
+        agent("b")
+    assert caught.value.errno == errno.EROFS
+
+
+@pytest.mark.parametrize("log", ["with a log", "without"])
+@pytest.mark.parametrize("kind", ["disk", "sqlite"])
+def test_another_user(tmp_path, kind, log, home, monkeypatch):
+    """A store that one may read, and not write, is read."""
+    monkeypatch.setenv("STEPWISE_KEY", "a key that two users share")
+    ids = kept_in(tmp_path / "store", kind)
+    if log == "with a log":  # a process has it open
+        stepwise.runs()
+    for each in (tmp_path / "store", *(tmp_path / "store").rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    for folder in (tmp_path, *tmp_path.parents[:-1]):
+        folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+
+    def look():
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        looks(*ids)
+
+    elsewhere(look)
