@@ -61,6 +61,42 @@ def test_killed(place):
         assert repeated <= {place.removesuffix(" after")}
 
 
+@pytest.mark.parametrize("mode", ["", "reject"])
+def test_a_node_that_was_tried_again(mode):
+    """A node that succeeded in its second attempt is done: none of its attempts is made again."""
+    with Lab("hive.py", *mode.split()) as lab:
+        assert lab.run(die_at="last begins").died
+        assert list(lab.log).count("executes calls") == 2
+        lab.run_to_end()
+        assert lab.result == WHOLE
+        assert list(lab.log).count("executes calls") == 2
+
+
+@pytest.mark.parametrize("place", ["rejects", *PLACES])
+def test_rejected(place):
+    """A node whose output hive rejects is tried again, and gets what its tools had returned."""
+    with Lab("hive.py", "reject") as lab:
+        landed = '"sent to ann"' if place.endswith("after") else None
+        assert lab.run(die_at=place).died
+        lab.run_to_end(answer=lambda _: landed)
+        assert lab.result == WHOLE
+        assert lab.did["send(ann)"] == 1
+
+
+def test_a_changed_graph():
+    """A graph that has changed since the crash is noticed; what is done stays done."""
+    with Lab("hive.py", "changed") as lab:
+        assert lab.run(die_at="node(calls) after").died
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert "the graph is not the one that it began with" in ended.text
+        assert lab.result["path"] == ["one", "calls", "new", "last"]
+        assert lab.did["send(ann)"] == lab.did["node(one)"] == 1
+    with Lab("hive.py") as lab:
+        assert lab.run(die_at="node(calls) after").died
+        assert "not the one" not in lab.run().text
+
+
 def test_failed():
     """Called again after a failure, it tries again, with what its tools have returned."""
     with Lab("hive.py", "once") as lab:

@@ -1,4 +1,8 @@
-"""Three nodes of hive's (a stand-in), of which the second calls a tool and fails once after it."""
+"""Three nodes of hive's (a stand-in), of which the second calls a tool and fails once after it.
+
+With ``once`` it is tried only once in the first process; with ``reject`` it gives an output once
+that hive does not take; with ``changed`` the graph has another node when it is started again.
+"""
 
 import asyncio
 import os
@@ -9,6 +13,7 @@ import uuid
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "hive_stand_in"))
 
 import world
+from framework.graph import executor
 from framework.graph.executor import Goal, Graph, NodeResult, Spec
 from framework.llm.provider import ToolResult, ToolUse
 
@@ -34,30 +39,44 @@ class Calls:
 
     async def execute(self, ctx):
         self.tries += 1
+        world.log("executes calls")
         use = ToolUse(uuid.uuid4().hex, "send", {"to": "ann"})
         result = EXECUTOR.tool_executor(use)
         assert result.tool_use_id == use.id
         if self.tries == 1:
+            if MODE == "reject":
+                return NodeResult(True, {"calls": "bad"})
             return NodeResult(False, error="not yet")
         return NodeResult(True, {"calls": world.doing("node(calls)", result.content)})
 
 
+class Watched(executor.Validator):
+    """Hive's validator, with a place at which to die."""
+
+    rejected = False
+
+    def validate_all(self, output, expected_keys):
+        if output["calls"] == "bad" and not self.rejected:
+            self.rejected = True
+            world.here("rejects")
+        return super().validate_all(output, expected_keys)
+
+
+executor.Validator = Watched
+MODE = "".join(sys.argv[1:])
+FIRST = not pathlib.Path(os.environ["STEPWISE_HOME"], "store").exists()
 EXECUTOR = executor_class()(
     None,
     send,
-    {"one": Plain("one"), "calls": Calls(), "last": Plain("last")},
+    {name: Plain(name) for name in ("one", "last", "new")} | {"calls": Calls()},
     store=f"disk:{os.environ['STEPWISE_HOME']}/store",
 )
 
 
-def retries():
-    """How often the second node is tried: with "once", in the first process only once."""
-    first = not pathlib.Path(os.environ["STEPWISE_HOME"], "store").exists()
-    return 1 if sys.argv[1:] == ["once"] and first else 3
-
-
 async def execute():
-    graph = Graph("letters", [Spec("one"), Spec("calls", retries()), Spec("last")])
+    calls = Spec("calls", 1 if MODE == "once" and FIRST else 3, ["calls"])
+    new = [Spec("new")] if MODE == "changed" and not FIRST else []
+    graph = Graph("letters", [Spec("one"), calls, *new, Spec("last")])
     result = await EXECUTOR.execute(graph, Goal("write"), {"x": 1})
     assert result.success, result.error
     return {"output": result.output, "path": result.path}

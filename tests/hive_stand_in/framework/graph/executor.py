@@ -23,6 +23,7 @@ class ExecutionResult:
 class Spec:
     id: str
     max_retries: int = 3
+    output_keys: list = field(default_factory=list)
 
 
 @dataclass
@@ -53,12 +54,25 @@ class Context:
     memory: Any
 
 
+@dataclass
+class Validation:
+    success: bool
+    error: str = ""
+
+
+class Validator:
+    def validate_all(self, output, expected_keys):
+        bad = [key for key in expected_keys if output.get(key) in (None, "bad")]
+        return Validation(not bad, f"bad: {bad}")
+
+
 class GraphExecutor:
-    """The nodes in a row; one that fails is tried again."""
+    """The nodes in a row; one that fails, or whose output is not valid, is tried again."""
 
     def __init__(self, runtime, tool_executor=None, node_registry=None):
         self.tool_executor = tool_executor
         self.node_registry = node_registry or {}
+        self.validator = Validator()
 
     def _get_node_implementation(self, node_spec, cleanup_llm_model=None):
         return self.node_registry[node_spec.id]
@@ -72,6 +86,12 @@ class GraphExecutor:
                 for _ in range(spec.max_retries):
                     node = self._get_node_implementation(spec, None)
                     result = await node.execute(Context(memory))
+                    if result.success and spec.output_keys:
+                        validation = self.validator.validate_all(
+                            output=result.output, expected_keys=spec.output_keys
+                        )
+                        if not validation.success:
+                            result = NodeResult(False, error=validation.error)
                     if result.success:
                         break
                 else:

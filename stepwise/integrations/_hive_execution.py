@@ -1,0 +1,316 @@
+"""What an execution of hive's graph records: its visits of nodes, and what its tools returned.
+
+Imports: lifecycle, matching, steps, and what they import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable
+from contextvars import ContextVar
+from typing import Any, cast
+
+import wrapt  # type: ignore[import-untyped, unused-ignore]
+
+from stepwise import _digest
+from stepwise._adrive import adrive
+from stepwise._journal import Position
+from stepwise._matching import Pool
+from stepwise._notices import count, notice
+from stepwise._opened import NothingGiven, Opened
+from stepwise._records import Forgotten, Outcome, Resumed
+from stepwise._run import current_scope
+from stepwise._steps import Step, known_steps
+from stepwise.errors import ConfigurationError, RunStopped
+
+__all__ = [
+    "HiveExecution",
+    "RecordedNode",
+    "RecordedValidator",
+    "UnfinishedError",
+    "recorded_tools",
+]
+
+
+class UnfinishedError(Exception):
+    """hive says that the execution failed: the run is not completed, and can go on."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(str(getattr(result, "error", "")))
+        self.result = result
+
+
+class RecordedNode(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
+    """A node whose visits are recorded."""
+
+    def __init__(self, node: Any, spec: Any) -> None:
+        super().__init__(node)
+        self._self_spec = spec
+
+    async def execute(self, ctx: Any) -> Any:
+        execution = _execution.get()
+        if execution is None:
+            return await self.__wrapped__.execute(ctx)
+        return await execution.visit(self.__wrapped__, self._self_spec, ctx)
+
+
+class RecordedValidator(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
+    """Hive's validator: a node whose output it rejects is visited again, as if it had failed."""
+
+    def validate_all(self, output: Any, *args: Any, **kwargs: Any) -> Any:
+        validation = self.__wrapped__.validate_all(output, *args, **kwargs)
+        execution = _execution.get()
+        if execution is not None and not validation.success:
+            execution.rejected(output)
+        return validation
+
+
+class _Memory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
+    """The memory a node gets: what is written is noted, to be written again on resume."""
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__(memory)
+        self._self_written: list[Any] = []
+
+    def write(self, key: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        self.__wrapped__.write(key, value, *args, **kwargs)
+        self._self_written.append(("write", (key, value, *args), kwargs))
+
+    async def write_async(self, key: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        await self.__wrapped__.write_async(key, value, *args, **kwargs)
+        self._self_written.append(("write_async", (key, value, *args), kwargs))
+
+
+class _Visit:
+    """One attempt at a node."""
+
+    def __init__(self, node: Any, ctx: Any, key: str) -> None:
+        self.node, self.ctx, self.key = node, ctx, key
+        self.called: Counter[str] = Counter()
+        self.executed = False
+        self.number = 0
+
+
+class HiveExecution(NothingGiven):
+    """The body of a run: hive's own loop, whose nodes and tools ask the journal first."""
+
+    def __init__(self, opened: Opened[Any], call: Any, code: str, *, side_effects: bool) -> None:
+        self.active, self._is_new, self._call = opened.active, opened.is_new, call
+        self._code = code
+        self.side_effects = side_effects
+        self.stopped: RunStopped | None = None
+        self.returned: dict[tuple[str, str], Any] = {}
+        self._steps: dict[str, Step] = {}
+        self._attempts: Counter[str] = Counter()
+        self._visits: Counter[str] = Counter()
+        self._open: dict[tuple[str, int], _Visit] = {}
+        self._ended: dict[str, tuple[Any, int, bool]] = {}  # output, call, executed here; by node
+
+    async def arun(self) -> Any:
+        """Run hive's loop from its entry; nodes that are done are answered."""
+        active = self.active
+        active.begun = True
+        if not self._is_new:
+            self._go_on()
+        token = _execution.set(self)
+        try:
+            result = await self._call()
+        finally:
+            _execution.reset(token)
+        if self.stopped is not None:  # hive makes an error result of any exception
+            raise self.stopped
+        if not result.success:
+            raise UnfinishedError(result)
+        return result
+
+    def _go_on(self) -> None:
+        """Be at the entry; what is recorded answers its visits."""
+        active = self.active
+        active.go_on_from_the_top(Pool(active.journal.load(Position()), known_steps))
+        done = sum(each.answers for each in active.pool.all)
+        told = f"goes on from its beginning, {count(done, 'step')} answered by the journal"
+        code, now = self._code, time.time()
+        if active.facts.code != code:
+            notice(
+                f"{active.run_id}: the graph is not the one that it began with; nodes that are "
+                "done are answered by their ids, and what follows is the new graph"
+            )
+        active.facts = dataclasses.replace(
+            active.facts, status="running", end=0, error="", code=code, updated_at=now
+        )
+        resumed = Resumed(active.journal.epoch, told, 0, code=code, at=now)
+        active.write((resumed, b""), durable=False, head=active.facts)
+        notice(f"{active.run_id} {told}")
+
+    async def visit(self, node: Any, spec: Any, ctx: Any) -> Any:
+        """One attempt at a node: recorded if it succeeds."""
+        scope = current_scope()
+        if scope is None:
+            return await node.execute(ctx)
+        visit = self._visits[spec.id] + 1
+        self._attempts[spec.id] += 1
+        at = _Visit(node, ctx, f"{spec.id}#{visit}")
+        place = (at.key, self._attempts[spec.id])
+        self._open[place] = at
+        step = self._steps.get(spec.id)
+        if step is None:  # which attempt it is does not matter: that one counts which succeeds
+            step = Step(self._visited, kind="step", name=spec.id, ignore=("attempt",))
+            self._steps[spec.id] = step
+        try:
+            core = step.core(scope._replace(branch=at.key), (at.key,), {"attempt": place[1]})
+            record = (await adrive(core)).unwrap()
+        except RunStopped as error:
+            self.stopped = error
+            raise
+        except Exception as error:
+            if at.number:  # the process that goes on makes the attempt anew
+                forgotten = Forgotten((at.number,), time.time())
+                self.active.write((forgotten, b""), durable=False)
+            if isinstance(error, _Failed):
+                return error.result
+            raise
+        finally:
+            del self._open[place]
+        if not at.executed:
+            for name, args, kwargs in record["written"]:
+                done = getattr(ctx.memory, name)(*args, **kwargs)
+                if isinstance(done, Awaitable):
+                    await done
+        self._visits[spec.id] += 1
+        self._attempts[spec.id] = 0
+        result = record["result"]
+        self._ended[spec.id] = (result.output, record["call"], at.executed)
+        return result
+
+    def rejected(self, output: Any) -> None:
+        """Hive does not take what a node gave: the visit has not succeeded."""
+        for node, (held, call, executed) in list(self._ended.items()):
+            if held is output:
+                del self._ended[node]
+                self._visits[node] -= 1
+                self.active.write((Forgotten((call,), time.time()), b""), durable=False)
+                if not executed:
+                    self._give_back(call)
+
+    def _give_back(self, call: int) -> None:
+        """What was called in a visit that an earlier process made answers the next attempt."""
+        active = self.active
+        entries = active.journal.load(Position())
+        pool = Pool(entries, known_steps)
+        for entry in entries:
+            record = entry.record
+            if isinstance(record, Outcome) and record.call.number == call:
+                for recorded in filter(None, map(pool.get, record.inner)):
+                    with active._lock:
+                        active.pool.put_back(recorded)
+
+    async def _visited(self, visit: str, attempt: int) -> Any:
+        at = self._open[visit, attempt]
+        scope = current_scope()
+        assert scope is not None
+        assert scope.call is not None
+        at.executed, at.number = True, scope.call.number
+        memory, token = at.ctx.memory, _visit.set(at)
+        at.ctx.memory = noted = _Memory(memory)
+        try:
+            result = await at.node.execute(at.ctx)
+        except Exception:
+            scope.inner.clear()  # what its tools returned answers the next attempt
+            raise
+        finally:
+            at.ctx.memory = memory
+            _visit.reset(token)
+        if self.stopped is not None:
+            raise self.stopped
+        if not result.success:
+            scope.inner.clear()
+            raise _Failed(result)
+        return {"result": result, "written": noted._self_written, "call": at.number}
+
+
+class _Failed(Exception):  # noqa: N818
+    """A node said that it failed: nothing of it is kept but what its tools returned."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(str(result.error))
+        self.result = result
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.result,)
+
+
+def recorded_tools(executor: Any) -> Any:
+    """Hive's ``tool_executor``, recorded by visit, tool and input: the ids are the LLM's whim."""
+
+    def call(tool_use: Any) -> tuple[Any, tuple[str, str], Step]:
+        execution, at = _execution.get(), _visit.get()
+        if execution is None or at is None:
+            return None, ("", ""), Step(executor, kind="tool")
+        same = f"{tool_use.name}\n{_digest.digest(tool_use.input)}"
+        at.called[same] += 1
+        count = at.called[same]
+
+        async def acalled(arguments: Any, call: str) -> Any:  # noqa: ARG001
+            return await executor(tool_use)
+
+        def called(arguments: Any, call: str) -> Any:  # noqa: ARG001
+            value = executor(tool_use)
+            if inspect.iscoroutine(value):
+                value.close()
+                raise ConfigurationError(
+                    f"the tool {tool_use.name!r} is async, and the tool_executor is not: give "
+                    "an `async def` that awaits what it returns"
+                )
+            return value
+
+        step = Step(
+            acalled if inspect.iscoroutinefunction(executor) else called,
+            kind="tool",
+            name=tool_use.name,
+            side_effect=execution.side_effects,
+            fails_cleanly=ConfigurationError,
+        )
+        return execution, (same, f"{at.key}, {count}"), step
+
+    def recorded(tool_use: Any) -> Any:
+        execution, key, step = call(tool_use)
+        if execution is None:
+            return executor(tool_use)
+        if key not in execution.returned:
+            try:
+                execution.returned[key] = step(tool_use.input, key[1])
+            except RunStopped as error:
+                execution.stopped = error
+                raise
+        return _answered(execution.returned[key], tool_use)
+
+    async def arecorded(tool_use: Any) -> Any:
+        execution, key, step = call(tool_use)
+        if execution is None:
+            return await executor(tool_use)
+        if key not in execution.returned:
+            try:
+                execution.returned[key] = await step.acall(tool_use.input, key[1])
+            except RunStopped as error:
+                execution.stopped = error
+                raise
+        return _answered(execution.returned[key], tool_use)
+
+    return arecorded if inspect.iscoroutinefunction(executor) else recorded
+
+
+def _answered(value: Any, tool_use: Any) -> Any:
+    if not dataclasses.is_dataclass(value):  # what somebody said that a tool in doubt returned
+        from framework.llm.provider import ToolResult
+
+        content = value if isinstance(value, str) else json.dumps(value)
+        return ToolResult(tool_use_id=tool_use.id, content=content)
+    return dataclasses.replace(cast("Any", value), tool_use_id=tool_use.id)
+
+
+_execution: ContextVar[HiveExecution | None] = ContextVar("stepwise_hive", default=None)
+_visit: ContextVar[_Visit | None] = ContextVar("stepwise_hive_visit", default=None)
