@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--only", help="one script, or 'versus' for the other libraries")
     parser.add_argument("--rounds", type=int, help="how often each figure is taken")
-    parser.add_argument("--minutes", type=float, default=18, help="for the other libraries")
+    parser.add_argument("--minutes", type=float, default=15, help="for the other libraries")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--no-page", action="store_true", help="figures only")
     arguments = parser.parse_args()

@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of the smallest sizes")
     parser.add_argument("--only", action="append", help="contenders, for example 'dbos/*'")
     parser.add_argument("--workload", default="*", help="for example 'w1'")
-    parser.add_argument("--minutes", type=float, default=18, help="begin nothing after them")
+    parser.add_argument("--minutes", type=float, default=15, help="begin nothing after them")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one process")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     arguments = parser.parse_args()
