@@ -11,6 +11,7 @@ import inspect
 import re
 import shlex
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,7 +21,7 @@ from stepwise import _digest
 from stepwise._notebook_inputs import Inputs, identify
 from stepwise._notebook_output import Recorder, Shown, replay
 from stepwise._notebook_run import Cell, Notebook
-from stepwise._notices import notice, warn
+from stepwise._notices import notice
 from stepwise.errors import ConfigurationError, NotRecordableError, RunWarning, StepwiseError
 from stepwise.rewrite import AWAIT, parse_cell
 from stepwise.rewrite import Cell as Code
@@ -307,11 +308,13 @@ class StepMagic:
         kept = [
             n for n in job.code.binds if n not in job.code.defines and not (name and n == name[1])
         ]
-        warn(
+        warnings.warn_explicit(
             f"cell {job.name!r} was executed, but is not recorded, and runs again next time: "
             f"{which} is a {error.type_name}, which cannot be pickled. Name what is to be kept "
             f"(%%step --out {','.join(kept) or 'a,b'}), or make the rest in a plain cell",
             RunWarning,
+            filename=file,
+            lineno=1,
         )
 
 
