@@ -23,9 +23,12 @@ The map, each layer importing only from those above it::
     rewrite                        functions that can be entered in the middle
     stores                         where runs are kept: memory, disk, sqlite
     _heads _lease _journal         listings; one owner per run; the append-only records
+    _trees _chunks                 plain data, and whether it changed; parts of checkpoints
+    _known _references             what is stored already; what a checkpoint refers to
     _matching _summary             which record answers; what a long journal comes to
     _unwinding _origin             failures; where a call is made
-    _snapshot _mutation _outcomes  variables to bytes; changed arguments; how a call ended
+    _surroundings _snapshot        what variables refer to; variables to bytes
+    _mutation _outcomes            what a call did to its arguments; how it ended
     _checkpoints _verification     positions with variables; whether all of a run verifies
     _inspection                    looking into variables
     _flows _run _others _unseen    tasks and threads; a run in progress; who else is in it

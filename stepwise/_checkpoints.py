@@ -7,16 +7,19 @@ after it verified.  Imports: journal, records, codec, pickling, seal, display.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from stepwise import _codec
+from stepwise._chunks import Needs, Reader, Vault, chunk_name, digest_of
 from stepwise._display import facts_html
 from stepwise._journal import Journal, Position, read_one
+from stepwise._known import KnownValues
 from stepwise._pickling import PYTHON
 from stepwise._pieces import Data
 from stepwise._records import Entry, RunFacts
+from stepwise._references import References
 from stepwise._seal import DamagedError, Seal
 from stepwise.stores import Store
 
@@ -78,6 +81,7 @@ class State:
         unused: records before it that no call had used: origin, last, and their flags.
         arguments: the objects that are kept by reference, name and kind.
         python, at: the Python version that wrote it; when, in seconds since 1970.
+        needs: what is stored elsewhere that it refers to; see :class:`stepwise._chunks.Needs`.
         changed: variables that a fork gave other values, as name, form and size of what stands at
             the end of the payload.
     """
@@ -96,6 +100,7 @@ class State:
     arguments: dict[str, str]
     python: str = PYTHON
     at: float = 0.0
+    needs: dict[str, Any] = field(default_factory=dict)
     changed: list[list[Any]] = field(default_factory=list)
 
     @property
@@ -122,11 +127,19 @@ class State:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that verified: its name, its state, the pickled local variables."""
+    """A checkpoint that verified: its name, its state, the pickled local variables.
+
+    ``vault`` holds what it refers to, which verified as well.
+    """
 
     name: str
     state: State
     payload: bytes
+    vault: Vault
+
+    def reader(self) -> Reader:
+        """What gives back the objects that it refers to."""
+        return Reader(self.vault, Needs.of(self.state.needs))
 
     def changes(self) -> dict[str, Any]:
         """The variables that a fork gave other values.
@@ -156,12 +169,15 @@ class Checkpoints:
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
         self._prune_journal = prune_journal
         self._names = journal.store.names(journal.run_id, _PREFIX)
+        tracks = bool(self._keep) or prune_journal
+        self._chunks = _Chunks(journal, tracks=tracks, none=not self._names)
         self._refused: list[str] = []
 
     def load(self) -> Iterator[Loaded | str]:
         """From the newest to the oldest; the name alone of one that does not verify."""
+        vault = Vault(self._journal.store, self._journal.seal, self._journal.run_id)
         for name in reversed(list(self._names)):
-            loaded = _load(self._journal.store, self._journal.seal, self._journal.run_id, name)
+            loaded = _load(vault, name)
             if loaded is None:
                 self.refuse(name)
             yield loaded if loaded is not None else name
@@ -172,12 +188,27 @@ class Checkpoints:
             self._names.remove(name)
             self._refused.append(name)
 
-    def write(self, state: State, payload: Data, facts: RunFacts) -> RunFacts:
+    def known_values(self) -> KnownValues:
+        """What checkpoints can refer to; as yet nothing."""
+        journal = self._journal
+        return KnownValues(
+            records=not self._prune_journal,
+            seal=lambda number, chunk: chunk.seal(journal.seal, journal.run_id, number),
+            next_chunk=self._chunks.next,
+        )
+
+    def write(
+        self, state: State, payload: Data, facts: RunFacts, references: References
+    ) -> RunFacts:
         """Keep a checkpoint, and prune; what a listing shows of the run afterwards."""
+        needs, chunks = references.needs()
+        state = replace(state, needs=needs.header())
         name = _name(state)
         names = [*(each for each in self._names if each != name), name]
         pruned = names[: -self._keep] if self._keep else []
         kept = names[len(pruned) :]
+        gone = [*pruned, *(each for each in self._refused if each != name)]
+        gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
         behind = self._behind(kept[0], state) if self._prune_journal else 0
         if behind - facts.pruned < _PRUNE_AT_LEAST:
             behind = facts.pruned
@@ -186,11 +217,13 @@ class Checkpoints:
             name,
             vars(state),
             payload,
-            delete=(*pruned, *(each for each in self._refused if each != name)),
+            also={chunk_name(number): data for number, data in chunks.items()},
+            delete=tuple(gone),
             prune=behind if after is not facts else 0,
             head=after if after is not facts else None,
         )
         self._names, self._refused = kept, []
+        references.stored(needs)
         return after
 
     def _behind(self, oldest: str, state: State) -> int:
@@ -199,6 +232,7 @@ class Checkpoints:
         The record at the checkpoint itself stays: its link is what the rest hangs on.
         """
         needed: list[int] = [each[0] for each in state.unused]
+        needed += (n.lowest for n in self._chunks.read(()).values() if n.lowest)
         return min(int(oldest.removeprefix(_PREFIX)), *needed, 1 << 62) - 1
 
 
@@ -206,26 +240,112 @@ def _name(state: State) -> str:
     return f"{_PREFIX}{state.journal[0]:012d}"
 
 
-def sealed(seal: Seal, run_id: str, state: State, payload: bytes) -> dict[str, Data]:
-    """A checkpoint as a run keeps it, by its name."""
+def sealed(
+    seal: Seal,
+    run_id: str,
+    loaded: Loaded,
+    state: State,
+    records: Mapping[int, int],
+    payload: bytes,
+) -> dict[str, Data]:
+    """A checkpoint as another run keeps it, with the chunks that it needs, by their names.
+
+    Args:
+        state: what becomes of that of ``loaded``.
+        records: where the records stand in the other run, by where they stand in this one.
+    """
+    needs, links, put = Needs.of(loaded.state.needs), [], {}
+    lowest = [records[number] for number in needs.records]
+    for number in needs.all_chunks:
+        chunk = loaded.vault.chunk(number)
+        assert chunk is not None
+        chunk = chunk._replace(records=[records[each] for each in chunk.records])
+        lowest += chunk.records
+        put[chunk_name(number)], link = chunk.seal(seal, run_id, number)
+        links.append(link)
+    needs = needs._replace(
+        records=lowest[: len(needs.records)],
+        links=digest_of(links),
+        lowest=min(lowest, default=0),
+    )
     name = _name(state)
-    return {name: seal.close(f"{name}/{run_id}", vars(state), payload)[0]}
+    header = vars(replace(state, needs=needs.header()))
+    put[name] = seal.close(f"{name}/{run_id}", header, payload)[0]
+    return put
 
 
-def _load(store: Store, seal: Seal, run_id: str, name: str) -> Loaded | None:
+def _load(vault: Vault, name: str) -> Loaded | None:
     try:
-        opened = seal.open(f"{name}/{run_id}", store.get(run_id, name) or b"")
-        return Loaded(name, State(**opened.header), opened.payload)
+        opened = vault.open(name)
+        state = State(**opened.header)
     except (DamagedError, TypeError):
         return None
+    if not vault.holds(Needs.of(state.needs)):
+        return None
+    return Loaded(name, state, opened.payload, vault)
+
+
+class _Chunks:
+    """Which chunks the kept checkpoints of a run need.
+
+    What those of an earlier attempt need is read when it matters first: when one is pruned.
+
+    Args:
+        tracks: checkpoints are pruned, or records.
+        none: there are no checkpoints yet.
+    """
+
+    def __init__(self, journal: Journal, *, tracks: bool, none: bool) -> None:
+        self._vault = Vault(journal.store, journal.seal, journal.run_id)
+        self._last: int | None = None
+        self._needs: dict[str, Needs] | None = {} if tracks and none else None
+        self._tracks = tracks
+        self._spare: set[int] = set()
+
+    def next(self) -> int:
+        """A number that no chunk had."""
+        if self._last is None:
+            numbers = self._vault.numbers()
+            self._last = max(numbers, default=0)
+            if self._needs is not None:
+                self._spare.update(numbers)
+        self._last += 1
+        return self._last
+
+    def read(self, kept: Iterable[str]) -> dict[str, Needs]:
+        """What each of these checkpoints needs, and what of those written since."""
+        if self._needs is None:
+            self._needs = {each: self._vault.needs(each) for each in kept}
+            self._spare.update(self._vault.numbers())
+        return self._needs
+
+    def unneeded(self, name: str, needs: Needs, kept: list[str], *, pruning: bool) -> list[str]:
+        """The chunks that no checkpoint needs any more, now that ``name`` is the newest.
+
+        Args:
+            pruning: checkpoints are deleted.
+        """
+        if not self._tracks and not pruning:
+            return []
+        known = self.read(each for each in kept if each != name)
+        gone = [known.pop(each) for each in [*known] if each == name or each not in kept]
+        known[name] = needs
+        self._spare.update(number for each in gone for number in each.all_chunks)
+        if self._spare:
+            self._spare.difference_update(*(each.all_chunks for each in known.values()))
+        spare, self._spare = sorted(self._spare), set()
+        if not self._tracks:
+            self._needs = None
+        return [chunk_name(number) for number in spare]
 
 
 def newest_checkpoint(
     store: Store, seal: Seal, run_id: str, at: int | None = None
 ) -> Loaded | None:
     """The newest checkpoint that verifies; of those after so many steps or fewer, if ``at``."""
+    vault = Vault(store, seal, run_id)
     for name in reversed(store.names(run_id, _PREFIX)):
-        loaded = _load(store, seal, run_id, name)
+        loaded = _load(vault, name)
         if loaded is not None and (at is None or loaded.state.step <= at):
             return loaded
     return None
@@ -234,9 +354,10 @@ def newest_checkpoint(
 def checkpoints_of(store: Store, seal: Seal, run_id: str) -> list[tuple[Checkpoint, Loaded | None]]:
     """The checkpoints of a run, the oldest first, each with its content if it verifies."""
     found: list[tuple[Checkpoint, Loaded | None]] = []
+    vault = Vault(store, seal, run_id)
     for name in store.names(run_id, _PREFIX):
         size = len(store.get(run_id, name) or b"")
-        loaded = _load(store, seal, run_id, name)
+        loaded = _load(vault, name)
         number = int(name.removeprefix(_PREFIX))
         if loaded is None:
             found.append((Checkpoint(number, 0, "", size, 0.0, verified=False), None))

@@ -262,7 +262,7 @@ def _write(
             ],
             changed=changed,
         )
-        return {**objects, **sealed(source.seal, new_id, state, payload)}
+        return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 
     lease = Lease(source.store, new_id).acquire()
     try:

@@ -12,13 +12,17 @@ from types import CodeType
 from typing import Any
 
 from stepwise._checkpoints import Checkpoints, Loaded, State
+from stepwise._known import Looked
 from stepwise._notices import file_name, notice, warn
 from stepwise._origin import Helper
 from stepwise._others import name_of_another, others_alive
 from stepwise._pieces import Data
+from stepwise._records import Record, holds_plainly
+from stepwise._references import HEAVY, References
 from stepwise._resources import LetGo, is_reenterable
 from stepwise._run import ActiveRun
-from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
+from stepwise._snapshot import UnpicklableError, dump_values, load_values
+from stepwise._surroundings import Surroundings
 from stepwise.errors import RunWarning
 from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint
 
@@ -69,10 +73,12 @@ class WorkflowFrame(Frame):
         "count",
         "culprits",
         "helped",
+        "known",
         "loaded",
         "managers",
         "place",
         "prefixes",
+        "references",
         "skipped",
         "started",
         "taken",
@@ -96,6 +102,8 @@ class WorkflowFrame(Frame):
         self.loaded = loaded
         self.target = target
         self.around = Surroundings()
+        self.known = checkpoints.known_values()
+        self.references = References(self.known)
         self.managers: dict[int, tuple[int, bool]] = {}  # steps done before it, is it enterable
         self.complaints: set[str] = set()
         self.culprits: dict[str, Any] = {}
@@ -115,11 +123,14 @@ class WorkflowFrame(Frame):
         super().begin(captured)
         place, function = self.place, self.place.rewritten.function
         self.around = Surroundings.of(function, captured, place.bound, place.instance)
+        self.around.references = self.references
         if self.loaded is not None:
             state = self.loaded.state
             self.around = self.around.only(state.arguments)
+            reader = self.loaded.reader()
             try:
-                self.values = load_values(self.loaded.payload, self.around)
+                self.values = load_values(self.loaded.payload, self.around, reader)
+                self.known.adopt(reader)
                 self.values.update(self.loaded.changes())
             except Exception as error:
                 raise RestoreFailedError(f"{type(error).__name__}: {error}") from error
@@ -128,6 +139,15 @@ class WorkflowFrame(Frame):
             self.loaded = None
         self.begun()
         return self.target
+
+    def look(self, result: object) -> Looked | None:
+        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+        return self.known.look(result)
+
+    def recorded(self, number: int, record: Record, looked: Looked | None) -> None:
+        """A result that was looked at is in the journal."""
+        if looked is not None and holds_plainly(record):
+            self.known.recorded(number, looked)
 
     def done(self, *, effect: bool, helper: Helper | None) -> None:
         """A step of the workflow's own code, or of a helper that it calls, ended."""
@@ -172,7 +192,7 @@ class WorkflowFrame(Frame):
             self._skip(point)
             return
         try:
-            payload = self._dump(kept)
+            payload = self._referring(kept)
         except UnpicklableError as error:
             self._complain(error, point)
             return
@@ -180,7 +200,8 @@ class WorkflowFrame(Frame):
         state = self._state(number)
         if state is None:
             return
-        self.active.facts = self.checkpoints.write(state, payload, self.active.facts)
+        facts = self.active.facts
+        self.active.facts = self.checkpoints.write(state, payload, facts, self.references)
         self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
         self.skipped = self.count = 0
@@ -212,6 +233,14 @@ class WorkflowFrame(Frame):
                 return False
         # What did not pickle the last time and is still there will not now.
         return all(values.get(name) is not value for name, value in self.culprits.items())
+
+    def _referring(self, values: dict[str, Any]) -> Data:
+        """The variables, without what is stored already or is put into chunks now."""
+        self.references.prepare(values.values(), self.around.arguments.values())
+        payload = self._dump(values)
+        if len(payload) > HEAVY and self.references.split_heavy():
+            return self._dump(values)
+        return payload
 
     def _dump(self, values: dict[str, Any]) -> Data:
         try:

@@ -14,8 +14,10 @@ from types import CellType
 from typing import Any
 
 from stepwise._checkpoints import Loaded
+from stepwise._chunks import Reader
 from stepwise._pickling import PYTHON
-from stepwise._snapshot import FrameUnpickler, Surroundings, load_values
+from stepwise._snapshot import FrameUnpickler, load_values
+from stepwise._surroundings import Surroundings
 from stepwise.errors import UnreadableValueError
 
 __all__ = ["Placeholder", "look_into", "look_into_value"]
@@ -133,7 +135,7 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
             f"the checkpoint was written by Python {state.python}, which Python {PYTHON} must not "
             "load; look at it with that one"
         )
-    values = {**_load(loaded.payload, state.arguments), **loaded.changes()}
+    values = {**_load(loaded.payload, state.arguments, loaded.reader()), **loaded.changes()}
     return {name: value for name, value in values.items() if not name.startswith("@")}
 
 
@@ -144,13 +146,13 @@ def look_into_value(payload: bytes, python: str | None, kinds: dict[str, str]) -
     return _load(payload, kinds)["value"]
 
 
-def _load(payload: bytes, kinds: dict[str, str]) -> dict[str, Any]:
+def _load(payload: bytes, kinds: dict[str, str], reader: Reader | None = None) -> dict[str, Any]:
     arguments = {
         name: _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
         for name, kind in kinds.items()
     }
     try:
-        return load_values(payload, Surroundings(_Cells(), arguments), _Unpickler)
+        return load_values(payload, Surroundings(_Cells(), arguments), reader, _Unpickler)
     except Exception as error:
         raise UnreadableValueError(
             f"the variables cannot be loaded here: {type(error).__name__}: {error}"

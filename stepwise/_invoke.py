@@ -36,7 +36,7 @@ from stepwise._records import Call
 from stepwise._resume import Body
 from stepwise._run import ActiveRun, Scope, current_scope
 from stepwise._runs import Run, seal_for
-from stepwise._snapshot import Surroundings
+from stepwise._surroundings import Surroundings
 from stepwise.stores import Store, open_store
 
 __all__ = ["derived_run_id", "invoke"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from stepwise import _records
@@ -33,15 +33,7 @@ from stepwise._seal import NO_LINK, DamagedError, ForeignKeyError, Seal
 from stepwise.errors import ConfigurationError, JournalLostError
 from stepwise.stores import Batch, Store
 
-__all__ = [
-    "Journal",
-    "Lost",
-    "Position",
-    "facts_of",
-    "holds",
-    "read",
-    "read_one",
-]
+__all__ = ["Journal", "Lost", "Position", "facts_of", "holds", "identity", "read", "read_one"]
 
 _MARK = struct.Struct("<QQ8s")
 _MARK_SIZE = _MARK.size + 16
@@ -72,7 +64,7 @@ def read(
     at, stray = start or Position(), 0
     for number, data in store.read(run_id, after=at.last):
         try:
-            opened = seal.open(_identity(run_id, number), data)
+            opened = seal.open(identity(run_id, number), data)
         except ForeignKeyError:
             if not _knows(store, seal, run_id):
                 raise _foreign(store, run_id) from None
@@ -101,7 +93,7 @@ def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
     """Whether the journal goes at least to this position, and there is what it was."""
     for number, data in store.read(run_id, after=at.last - 1):
         try:
-            return number == at.last and seal.open(_identity(run_id, number), data).link == at.link
+            return number == at.last and seal.open(identity(run_id, number), data).link == at.link
         except DamagedError:
             return False
     return at.last == 0
@@ -112,7 +104,7 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None
     for found, data in store.read(run_id, after=number - 1):
         if found == number:
             try:
-                opened = seal.open(_identity(run_id, number), data)
+                opened = seal.open(identity(run_id, number), data)
             except DamagedError:
                 break
             return Entry(number, _records.from_header(opened.header), opened.payload)
@@ -120,7 +112,8 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None
     return None
 
 
-def _identity(run_id: str, number: int) -> str:
+def identity(run_id: str, number: int) -> str:
+    """What the seal of a record is bound to."""
     return f"record/{number}/{run_id}"
 
 
@@ -246,7 +239,7 @@ class Journal:
         """A record as it follows a position, and the position that it makes."""
         number = at.last + 1
         data, link = self.seal.close(
-            _identity(self.run_id, number),
+            identity(self.run_id, number),
             _records.to_header(record),
             payload,
             at.link or NO_LINK,
@@ -288,19 +281,20 @@ class Journal:
         header: dict[str, Any],
         payload: Data,
         *,
+        also: Mapping[str, Data] | None = None,
         delete: tuple[str, ...] = (),
         prune: int = 0,
         head: RunFacts | None = None,
         durable: bool = False,
     ) -> int:
-        """Write an object beside the records, and delete others; its size in bytes."""
+        """Write an object beside the records, and others that are sealed; its size in bytes."""
         data, _ = self.seal.close(f"{name}/{self.run_id}", header, payload)
         with Uninterrupted(), self._lock:
             self.store.write(
                 self.run_id,
                 self.epoch,
                 Batch(
-                    put={name: data},
+                    put={**(also or {}), name: data},
                     delete=delete,
                     prune=prune,
                     head=seal_head(self.seal, head) if head is not None else None,

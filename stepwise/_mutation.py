@@ -13,7 +13,8 @@ from stepwise import _codec, _config, _digest
 from stepwise._codec import Encoded
 from stepwise._pickling import PYTHON
 from stepwise._pieces import Data
-from stepwise._snapshot import Surroundings, UnpicklableError, dump_values, load_values
+from stepwise._snapshot import UnpicklableError, dump_values, load_values
+from stepwise._surroundings import Surroundings
 from stepwise.errors import DigestError
 
 __all__ = ["Watch", "encode_changed", "record_arguments", "replay_changed", "surroundings"]

@@ -14,7 +14,7 @@ from stepwise._mutation import encode_changed, surroundings
 from stepwise._notices import notice, warn
 from stepwise._perform import Core, Result
 from stepwise._run import ActiveRun
-from stepwise._snapshot import Surroundings
+from stepwise._surroundings import Surroundings
 from stepwise.errors import NotRecordableError, RunWarning
 
 __all__ = ["Awaited", "Called", "NothingGiven", "Opened"]

@@ -16,7 +16,7 @@ from stepwise._mutation import encode_changed
 from stepwise._pieces import Data
 from stepwise._previews import preview
 from stepwise._records import Call, Ended, Outcome, Settled, StepStatus
-from stepwise._snapshot import Surroundings
+from stepwise._surroundings import Surroundings
 
 __all__ = ["ended", "outcome", "settled"]
 

@@ -35,7 +35,7 @@ from stepwise._others import others_alive, others_may_claim
 from stepwise._previews import preview_arguments
 from stepwise._records import Call
 from stepwise._run import Scope
-from stepwise._snapshot import Surroundings
+from stepwise._surroundings import Surroundings
 from stepwise.errors import (
     ArgumentMutatedWarning,
     ArgumentsChangedWarning,
@@ -259,7 +259,7 @@ def _answer(
             raise active.stop(in_doubt(active, recorded, why)) from error
         notice(f"run {active.run_id}: {call.name} runs again, since {error}")
         return None
-    active.answered(scope, recorded)
+    active.answered(scope, recorded, result.value)
     return result
 
 

@@ -24,7 +24,9 @@ __all__ = [
     "by_name",
     "dump",
     "dump_plain",
+    "dump_tree",
     "from_module",
+    "load_tree",
     "too_deep",
     "with_deep_stack",
 ]
@@ -180,6 +182,28 @@ def _dump_plain(value: object, forms: Forms | None) -> tuple[Data, Forms | None]
         pickler.forms = forms
         with_deep_stack(lambda: pickler.dump(value))
     return sink.data(), pickler.forms
+
+
+def dump_tree(tree: object, refer: Callable[[Any], Any]) -> bytes:
+    """Pickle plain data; ``refer`` gives what stands for an object, or ``None``."""
+    sink = io.BytesIO()
+    pickler = pickle.Pickler(sink, PROTOCOL)
+    pickler.persistent_id = refer  # type: ignore[method-assign]
+    pickler.dump(tree)
+    return sink.getvalue()
+
+
+class _TreeUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"plain data names {module}.{name}")
+
+
+def load_tree(data: bytes, resolve: Callable[[Any], Any] | None = None) -> Any:
+    """Load what :func:`dump_tree` made, from verified bytes; ``resolve`` knows the references."""
+    unpickler = _TreeUnpickler(io.BytesIO(data))
+    if resolve is not None:
+        unpickler.persistent_load = resolve  # type: ignore[method-assign]
+    return unpickler.load()
 
 
 def too_deep(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "Settled",
     "Started",
     "from_header",
+    "holds_plainly",
     "to_header",
 ]
 
@@ -269,6 +270,13 @@ Record = (
 
 ANNOUNCES = (Intent, Compensating)
 """What tells of an outside change before it is made; the envelope counts these."""
+
+
+def holds_plainly(record: Record) -> bool:
+    """Whether its payload is nothing but a pickle, without code, of what a call returned."""
+    if isinstance(record, Outcome):
+        return record.status == "completed" and not record.changed and record.form is None
+    return isinstance(record, Settled) and record.landed and record.form is None
 
 
 @dataclass(frozen=True, slots=True)

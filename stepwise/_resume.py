@@ -20,8 +20,9 @@ from stepwise._pickling import PYTHON
 from stepwise._process import command as process_command
 from stepwise._records import Compensating, Ended, Entry, Forgotten, Outcome, Resumed, Started
 from stepwise._run import ActiveRun
-from stepwise._snapshot import Surroundings, load_values
+from stepwise._snapshot import load_values
 from stepwise._steps import known_steps
+from stepwise._surroundings import Surroundings
 from stepwise.errors import CodeChangedError
 from stepwise.rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
 
@@ -140,6 +141,7 @@ class Body:
         )
         self.active.frame = frame
         pending.set(frame)
+        del loaded  # it is large
         args, kwargs = self._call
         return self._rewritten.function(*args, **kwargs)
 

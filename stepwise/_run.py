@@ -40,8 +40,8 @@ from stepwise._records import (
     RunFacts,
     StepStatus,
 )
-from stepwise._snapshot import Surroundings
 from stepwise._summary import SummaryKeeper
+from stepwise._surroundings import Surroundings
 from stepwise._unwinding import Unwinding
 from stepwise.errors import OutsideRunError, RunStopped
 
@@ -80,6 +80,12 @@ live_runs: set[ActiveRun] = set()
 
 class WatchesSteps(Protocol):
     """The workflow function's frame."""
+
+    def look(self, result: object) -> Any:
+        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+
+    def recorded(self, number: int, record: Record, looked: Any) -> None:
+        """It is in the journal."""
 
     def done(self, *, effect: bool, helper: Helper | None) -> None:
         """A step of the workflow's own code, or of a helper that it calls, ended."""
@@ -236,9 +242,13 @@ class ActiveRun:
         self.flows.change()
         return True
 
-    def answered(self, scope: Scope, recorded: Recorded) -> None:
-        """A call was answered from the journal."""
+    def answered(self, scope: Scope, recorded: Recorded, value: Any = None) -> None:
+        """A call was answered from the journal: it returned ``value``."""
         outcome = recorded.outcome
+        frame = self.frame if scope.call is None else None
+        looked = frame.look(value) if frame is not None else None
+        if frame is not None:
+            frame.recorded(recorded.entry.number, recorded.entry.record, looked)
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
         with self._lock:
@@ -281,6 +291,8 @@ class ActiveRun:
         Raises:
             NotRecordableError: its value cannot be recorded.
         """
+        frame = self.frame if scope.call is None else None
+        looked = frame.look(value) if frame is not None else None
         record, payload = _outcomes.outcome(
             self.codec,
             call,
@@ -292,15 +304,17 @@ class ActiveRun:
             around=around,
             kind=kind,
         )
-        self.write((record, payload), durable=call.effect or status != "cancelled")
+        (number,) = self.write((record, payload), durable=call.effect or status != "cancelled")
+        if frame is not None:
+            frame.recorded(number, record, looked)
         self._note(scope, call.number, tuple(inner))
         with self._lock:
             self.progress.executed += 1
         self.tell(_ENDED[status], call, record.preview, duration=record.at - call.at)
         if status != "completed":
             self.unwinding.failed(call.number, value)
-        if self.frame is not None and scope.call is None:
-            self.frame.done(effect=call.effect, helper=self._locator.helper())
+        if frame is not None:
+            frame.done(effect=call.effect, helper=self._locator.helper())
 
     def settle(self, call: Call, *, landed: bool, value: Any = None, kind: Any = Any) -> None:
         """Record the answer of a ``reconcile`` function, or the decision to skip."""
@@ -314,11 +328,12 @@ class ActiveRun:
 
     def write(
         self, *items: tuple[Record, Data], durable: bool = True, head: RunFacts | None = None
-    ) -> None:
-        """Append to the journal; if that fails, the run stops."""
+    ) -> list[int]:
+        """Append to the journal, and give the records' numbers; if that fails, the run stops."""
         try:
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, [record for record, _ in items])
+            return numbers
         except RunStopped as error:
             raise self.stop(error) from error.__cause__
 

@@ -12,7 +12,10 @@ One pickle of all of them, so that what is shared stays shared.  By reference, n
   resumed run gets today's object;
 - what a ``@stepwise.resource`` factory made: the factory is called again.
 
-Bytes are only ever loaded after their envelope was verified.  Imports: pickling, identity.
+What is stored already (see ``_references``) is referred to as well: the journal or a chunk has it.
+
+Bytes are only ever loaded after their envelope was verified.  Imports: pickling, identity, chunks,
+surroundings.
 """
 
 from __future__ import annotations
@@ -22,20 +25,19 @@ import pickle
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from stepwise._chunks import Reader
 from stepwise._identity import attributes
 from stepwise._pickling import Reducers, by_name, dump
 from stepwise._pieces import Data
 from stepwise._resources import made_by
+from stepwise._surroundings import COLLECTIONS, NATIVE, Surroundings
 
-__all__ = ["Surroundings", "UnpicklableError", "dump_values", "load_values"]
-
-_NATIVE = (list, dict, set, bytearray)  # pickled without asking the reducers
-_COLLECTIONS = (*_NATIVE, deque)
+__all__ = ["FrameUnpickler", "UnpicklableError", "dump_values", "load_values"]
 
 
 class UnpicklableError(Exception):
@@ -44,89 +46,6 @@ class UnpicklableError(Exception):
     def __init__(self, culprits: dict[str, tuple[Any, str]]) -> None:
         super().__init__(", ".join(culprits))
         self.culprits = culprits
-
-
-@dataclass
-class Surroundings:
-    """What the variables of one frame may refer to.
-
-    Args:
-        cells: of the frame, by the name of the variable; those its function closes over under
-            ``.name``.
-        arguments: mutable objects that the caller handed in, by name; those that ``self`` holds
-            under ``self.name``.
-        namespace: the globals of the workflow's module.
-        kept: attributes of arguments (``self.name``) found not to pickle, with the reason.
-    """
-
-    cells: dict[str, types.CellType] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    namespace: Mapping[str, Any] = field(default_factory=dict)
-    kept: dict[str, tuple[Any, str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        function: types.FunctionType,
-        captured: Callable[[], Any] | None,
-        bound: Mapping[str, Any],
-        instance: object,
-    ) -> Surroundings:
-        """Those of a call of ``function``.
-
-        Args:
-            captured: closes over the variables of the frame that nested functions share.
-            bound: the arguments by name, without ``self``.
-            instance: ``self``.
-        """
-        cells = _cells_of(captured) if captured is not None else {}
-        cells.update({f".{name}": cell for name, cell in _cells_of(function).items()})
-        return cls(cells, cls.mutable(bound, instance), function.__globals__)
-
-    @staticmethod
-    def mutable(bound: Mapping[str, Any], instance: object) -> dict[str, Any]:
-        """The mutable objects that a call was given, by name."""
-        arguments = {name: value for name, value in bound.items() if _is_mutable(value)}
-        if instance is not None and _is_mutable(instance):
-            arguments["self"] = instance
-            for name, value in attributes(instance).items():
-                if _is_mutable(value):
-                    arguments[f"self.{name}"] = value
-        return arguments
-
-    def kinds(self) -> dict[str, str]:
-        """The arguments by name, each with the name of its class."""
-        return {name: _kind(value) for name, value in self.arguments.items()}
-
-    def only(self, kinds: Mapping[str, str]) -> Surroundings:
-        """With those arguments alone that were there, and of that kind."""
-        held = self.arguments.items()
-        found = {name: value for name, value in held if kinds.get(name) == _kind(value)}
-        return replace(self, arguments=found)
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}:{type(value).__qualname__}"
-
-
-def _cells_of(function: Any) -> dict[str, types.CellType]:
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-
-def _is_mutable(value: object) -> bool:
-    return type(value) in _COLLECTIONS or _is_plain(value)
-
-
-def _is_plain(value: object) -> bool:
-    """An instance whose class leaves pickling and state to Python."""
-    cls = type(value)
-    return (
-        getattr(cls, "__reduce_ex__", None) is object.__reduce_ex__
-        and getattr(cls, "__reduce__", None) is object.__reduce__
-        and "__getnewargs__" not in dir(cls)
-        and not isinstance(value, (type, types.ModuleType, types.FunctionType))
-        and (hasattr(value, "__dict__") or hasattr(cls, "__slots__"))
-    )
 
 
 # -- out -----------------------------------------------------------------------------------------
@@ -149,21 +68,29 @@ class _FrameReducers(Reducers):
         for name, value in around.arguments.items():
             self.arguments.setdefault(id(value), name)
         self.globals: dict[int, str] | None = None
-        self.identifies = any(type(value) in _NATIVE for value in around.arguments.values())
+        self.references = around.references
+        native = any(type(value) in NATIVE for value in around.arguments.values())
+        self.identifies = native or bool(self.references)
         self.with_contents = with_contents
         self.met: set[str] = set()
 
     def begin(self) -> None:
         self.met.clear()
+        if self.references is not None:
+            self.references.begin()
 
     def identity(self, obj: Any) -> Any:
         name = self.arguments.get(id(obj))
-        return None if name is None else (name, _class_of(obj), self.content(name, obj))
+        if name is not None:
+            return name, _class_of(obj), self.content(name, obj)
+        return self.references.identity(obj) if self.references is not None else None
 
     def content(self, name: str, obj: Any) -> Any:
         if name in self.met or not self.with_contents:
             return None
         self.met.add(name)
+        if type(obj) is list and self.references is not None:
+            return self.references.content(obj)
         return _content(name, obj, self.around)
 
     def special(self, obj: Any) -> Any:
@@ -265,7 +192,7 @@ def _content(name: str, value: Any, around: Surroundings) -> Any:
     """
     if type(value) is deque:
         return deque(value, value.maxlen)
-    if type(value) in _COLLECTIONS:
+    if type(value) in COLLECTIONS:
         return type(value)(value)
     held = attributes(value)
     kept = [key for key in held if f"{name}.{key}" in around.kept]
@@ -292,10 +219,10 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
     """Variables that hold a container which a global names as well."""
-    held = {name: value for name, value in values.items() if type(value) in _COLLECTIONS}
+    held = {name: value for name, value in values.items() if type(value) in COLLECTIONS}
     if not held:
         return {}
-    names = {id(value): name for name, value in namespace.items() if type(value) in _COLLECTIONS}
+    names = {id(value): name for name, value in namespace.items() if type(value) in COLLECTIONS}
     return {name: names[id(value)] for name, value in held.items() if id(value) in names}
 
 
@@ -316,10 +243,15 @@ _restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", d
 
 
 class FrameUnpickler(pickle.Unpickler):
-    """Finds the arguments that are kept by reference."""
+    """Finds the arguments that are kept by reference, and what is stored elsewhere."""
+
+    reader: Reader | None = None
 
     def persistent_load(self, pid: Any) -> Any:
-        """The argument of that name, with its contents."""
+        """The argument of that name, with its contents; or what the reader knows."""
+        if type(pid[0]) is not str:
+            assert self.reader is not None
+            return self.reader.load(pid)
         name, cls, content = pid
         argument = _argument(name, cls)
         if content is not None:
@@ -328,9 +260,15 @@ class FrameUnpickler(pickle.Unpickler):
 
 
 def load_values(
-    data: bytes, around: Surroundings, unpickler: type[FrameUnpickler] = FrameUnpickler
+    data: bytes,
+    around: Surroundings,
+    reader: Reader | None = None,
+    unpickler: type[FrameUnpickler] = FrameUnpickler,
 ) -> dict[str, Any]:
     """Local variables for a live frame, from verified bytes; arguments get their contents back.
+
+    Args:
+        reader: gives what they refer to.
 
     Raises:
         Exception: whatever unpickling raises; nothing was changed then.
@@ -338,7 +276,9 @@ def load_values(
     before = {name: _content(name, value, around) for name, value in around.arguments.items()}
     token = _restoring.set(replace(around, arguments=dict(around.arguments)))
     try:
-        values, _, links = unpickler(io.BytesIO(data)).load()
+        loading = unpickler(io.BytesIO(data))
+        loading.reader = reader
+        values, _, links = loading.load()
     except BaseException:
         for name, content in before.items():
             _refill(around.arguments[name], content)

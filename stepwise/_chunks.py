@@ -1,0 +1,299 @@
+"""What checkpoints refer to instead of holding it again: results in the journal, and chunks.
+
+A *chunk* (``chunk/N`` beside the journal) holds a block of items of a long list, or one large leaf;
+it is written in the batch of the first checkpoint that needs it, and deleted in that which prunes
+the last one.  Its number is never used again.  A chunk refers in its turn to results and to
+chunks.  Every one is sealed like a record; a checkpoint knows the links of all chunks that it
+needs, so that it is restored from exactly these or not at all.
+
+Imports: journal, seal, trees, pickling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from stepwise._journal import identity
+from stepwise._pickling import load_tree
+from stepwise._pieces import Data
+from stepwise._seal import DamagedError, Opened, Seal
+from stepwise._trees import Tree, Watch, walk
+from stepwise.stores import Store
+
+__all__ = ["Chunk", "Known", "Needs", "Reader", "Vault", "chunk_name", "digest_of"]
+
+_CHUNK = "chunk/"
+
+
+class Chunk(NamedTuple):
+    """A verified chunk: the records and chunks that its references name by index, and its bytes."""
+
+    records: list[int]
+    chunks: list[int]
+    payload: bytes
+    link: bytes
+
+    def header(self) -> dict[str, Any]:
+        """What is sealed with the payload."""
+        return {"records": _pack(self.records), "chunks": _pack(self.chunks)}
+
+    def seal(self, seal: Seal, run_id: str, number: int) -> tuple[Data, bytes]:
+        """Its sealed bytes in a run, and the link to them."""
+        return seal.close(f"{chunk_name(number)}/{run_id}", self.header(), self.payload)
+
+
+class Needs(NamedTuple):
+    """What a checkpoint refers to.
+
+    Args:
+        records: numbers of the records that its variables name by index.
+        chunks: numbers of the chunks that they do.
+        all_chunks: these and the chunks that they need, sorted.
+        links: a digest over the links of all of them.
+        lowest: the first record that any of it refers to; 0 for none.
+    """
+
+    records: list[int] = []  # noqa: RUF012
+    chunks: list[int] = []  # noqa: RUF012
+    all_chunks: list[int] = []  # noqa: RUF012
+    links: str = ""
+    lowest: int = 0
+
+    def header(self) -> dict[str, Any]:
+        """The same for a header; empty if there is nothing."""
+        if not self.records and not self.chunks:
+            return {}
+        packed = (_pack(self.records), _pack(self.chunks), _pack(self.all_chunks))
+        return dict(zip(Needs._fields, (*packed, self.links, self.lowest), strict=True))
+
+    def along_with(self, records: list[int]) -> Needs:
+        """The same, and these records."""
+        lowest = min(filter(None, (*records, self.lowest)), default=0)
+        return self._replace(records=records, lowest=lowest)
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> Needs:
+        """The inverse of :meth:`header`."""
+        if not header:
+            return cls()
+        records, chunks, all_chunks = (_unpack(header[name]) for name in cls._fields[:3])
+        return cls(records, chunks, all_chunks, header["links"], header["lowest"])
+
+
+def chunk_name(number: int) -> str:
+    """Under which a chunk lies in the store."""
+    return f"{_CHUNK}{number:012d}"
+
+
+def digest_of(links: Iterable[bytes]) -> str:
+    """What a checkpoint keeps of the links of its chunks."""
+    return hashlib.sha256(b"".join(links)).hexdigest()
+
+
+def _pack(numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers in their order, as first and count of those that follow each other."""
+    packed: list[list[int]] = []
+    for number in numbers:
+        if packed and number == packed[-1][0] + packed[-1][1]:
+            packed[-1][1] += 1
+        else:
+            packed.append([number, 1])
+    return packed
+
+
+def _unpack(packed: Iterable[list[int]]) -> list[int]:
+    """The inverse of :func:`pack`."""
+    return [number for first, count in packed for number in range(first, first + count)]
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class Vault:
+    """The verified chunks and results of one run, each read once."""
+
+    def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
+        self._store, self._seal, self._run_id = store, seal, run_id
+        self._chunks: dict[int, Chunk | None] = {}
+        self._records: dict[int, bytes | None] = {}
+
+    def open(self, name: str) -> Opened:
+        """An object of the run.
+
+        Raises:
+            DamagedError: it is not there or does not verify.
+        """
+        sealed = self._store.get(self._run_id, name) or b""
+        return self._seal.open(f"{name}/{self._run_id}", sealed)
+
+    def needs(self, checkpoint: str) -> Needs:
+        """What a checkpoint refers to; nothing if it does not verify."""
+        try:
+            return Needs.of(self.open(checkpoint).header.get("needs", {}))
+        except DamagedError:
+            return Needs()
+
+    def numbers(self) -> list[int]:
+        """Of the chunks that are stored."""
+        names = self._store.names(self._run_id, _CHUNK)
+        return [int(name.removeprefix(_CHUNK)) for name in names]
+
+    def holds(self, needs: Needs) -> bool:
+        """Whether all that a checkpoint refers to is there and verifies."""
+        found = [self.chunk(number) for number in needs.all_chunks]
+        chunks = [each for each in found if each is not None]
+        if len(chunks) < len(found):
+            return False
+        if found and digest_of(each.link for each in chunks) != needs.links:
+            return False
+        records = {*needs.records, *(number for each in chunks for number in each.records)}
+        self._read(sorted(records - self._records.keys()))
+        return all(self._records[number] is not None for number in records)
+
+    def chunk(self, number: int) -> Chunk | None:
+        """A chunk; ``None`` if it is not there or does not verify."""
+        if number not in self._chunks:
+            try:
+                opened = self.open(chunk_name(number))
+            except DamagedError:
+                self._chunks[number] = None
+            else:
+                records, chunks = (_unpack(opened.header[key]) for key in ("records", "chunks"))
+                self._chunks[number] = Chunk(records, chunks, opened.payload, opened.link)
+        return self._chunks[number]
+
+    def _read(self, numbers: list[int]) -> None:
+        """Verify records; the store reads those that follow each other at once."""
+        self._records.update(dict.fromkeys(numbers))
+        for first, count in _pack(numbers):
+            for number, data in self._store.read(self._run_id, after=first - 1):
+                if number >= first + count:
+                    break
+                try:
+                    opened = self._seal.open(identity(self._run_id, number), data)
+                except DamagedError:
+                    continue
+                self._records[number] = opened.payload
+
+    def record(self, number: int) -> bytes:
+        """The payload of a record that :meth:`holds` has found."""
+        payload = self._records[number]
+        assert payload is not None
+        return payload
+
+
+class Known:
+    """A value that is stored for the run, and what it looked like when it was.
+
+    Args:
+        number: of the record; negative: of the chunk.
+        tree: the value as it lives in this process.
+        watch: whether it still is what was stored.
+        chunk: for a chunk, what is stored; its link is empty until it was sealed.
+        depends: the values that a chunk refers to.
+
+    Attributes:
+        sealed: the bytes of a chunk that is not in the store yet.
+        holders: how many chunks refer to it.
+        lowest: the first record that a chunk refers to; 0 for none.
+        members: of a chunk, the records that are watched together with it.
+    """
+
+    __slots__ = (
+        "chunk",
+        "depends",
+        "group",
+        "holders",
+        "lowest",
+        "members",
+        "number",
+        "sealed",
+        "tree",
+        "watch",
+    )
+
+    @property
+    def link(self) -> bytes:
+        """That of a chunk."""
+        return self.chunk.link if self.chunk is not None else b""
+
+    def __init__(
+        self,
+        number: int,
+        tree: Tree,
+        watch: Watch,
+        chunk: Chunk | None = None,
+        depends: tuple[Known, ...] = (),
+    ) -> None:
+        self.number = number
+        self.tree = tree
+        self.watch = watch
+        self.chunk = chunk
+        self.depends = depends
+        self.sealed: Data = b""
+        self.holders = 0
+        self.lowest = min(chunk.records, default=0) if chunk is not None else 0
+        self.members: list[Known] = []
+        self.group = watch
+
+
+class Reader:
+    """Gives back the objects that one checkpoint refers to, each as one object.
+
+    Attributes:
+        found: those that were loaded, by number; what a value depends on comes before it.
+        lists: the long lists, by the key that the checkpoint gives them.
+    """
+
+    def __init__(self, vault: Vault, needs: Needs) -> None:
+        self._vault, self._needs = vault, needs
+        self.found: dict[int, Known] = {}
+        self.lists: dict[int, list[Any]] = {}
+
+    def load(self, reference: tuple[int, Any]) -> Any:
+        """What a reference means: a node of a value, or a long list with its parts.
+
+        See :meth:`stepwise._known.KnownValues.identity`.
+        """
+        key, rest = reference
+        if type(rest) is int:
+            return self._known(self._needs, key).tree.nodes[rest]
+        found = self.lists.setdefault(key, []) if key >= 0 else []
+        for part in rest or ():
+            chunk = self._known(self._needs, part) if type(part) is int else None
+            found.extend(chunk.tree.root if chunk is not None else part)
+        return found
+
+    def _known(self, names: Needs | Chunk, index: int) -> Known:
+        number = names.records[index] if index >= 0 else -names.chunks[-1 - index]
+        known = self.found.get(number)
+        if known is None:
+            known = self._record(number) if number > 0 else self._chunk(number)
+            self.found[number] = known
+        return known
+
+    def _record(self, number: int) -> Known:
+        return self._made(number, load_tree(self._vault.record(number)))
+
+    def _chunk(self, number: int) -> Known:
+        chunk = self._vault.chunk(-number)
+        assert chunk is not None
+        depends: dict[int, Known] = {}
+
+        def resolve(reference: tuple[int, int]) -> Any:
+            known = self._known(chunk, reference[0])
+            depends[known.number] = known
+            return known.tree.nodes[reference[1]]
+
+        root = load_tree(chunk.payload, resolve)
+        return self._made(number, root, chunk, tuple(depends.values()))
+
+    def _made(
+        self, number: int, root: Any, chunk: Chunk | None = None, depends: tuple[Known, ...] = ()
+    ) -> Known:
+        known = {id(node) for each in depends for node in each.tree.nodes}
+        tree = walk(root, known)
+        assert tree is not None
+        return Known(number, tree, Watch(tree.nodes), chunk, depends)

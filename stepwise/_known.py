@@ -1,0 +1,258 @@
+"""What of a run's live values is stored already.
+
+Known are the results of steps, which the journal holds, and the chunks that checkpoints made of
+long lists and large leaves.  Whatever was changed since it was stored is known no more; that is
+proved for every container (see ``_trees``).  A mutable container belongs to one known value only,
+so that what is shared stays shared.
+
+Imports: chunks, trees, pickling.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+from stepwise._chunks import Chunk, Known, Reader
+from stepwise._pickling import dump_tree
+from stepwise._pieces import Data
+from stepwise._trees import Tree, Watch, same, walk
+
+__all__ = ["KnownValues", "Looked", "Names"]
+
+_WORTH = 512  # bytes: results below that are not referred to
+_MOST = 10_000  # objects in a result that is
+_WAITING = 1 << 24  # bytes of results that wait for a checkpoint
+
+Looked = tuple[Tree, Watch]
+"""What a value looked like."""
+
+
+class Names:
+    """Under which indices a checkpoint or a chunk names others; those of chunks are negative."""
+
+    __slots__ = ("chunks", "records")
+
+    def __init__(self) -> None:
+        self.records: dict[int, int] = {}
+        self.chunks: dict[int, int] = {}
+
+    def index(self, number: int) -> int:
+        """Of a known value, new if it has none."""
+        if number > 0:
+            return self.records.setdefault(number, len(self.records))
+        return -1 - self.chunks.setdefault(-number, len(self.chunks))
+
+
+class KnownValues:
+    """Those of one run in this process.
+
+    Args:
+        records: whether checkpoints refer to records; then these are never pruned.
+        seal: seals a chunk under its number; its bytes and the link to it.
+        next_chunk: a number for a new chunk.
+    """
+
+    def __init__(
+        self,
+        *,
+        records: bool,
+        seal: Callable[[int, Chunk], tuple[Data, bytes]],
+        next_chunk: Callable[[], int],
+    ) -> None:
+        self._refers_to_records = records
+        self._seal = seal
+        self._next_chunk = next_chunk
+        self._nodes: dict[int, tuple[Known, int]] = {}
+        self._arrived: deque[tuple[int, Tree, Watch]] = deque()
+        self._waiting = 0
+        self._loose: dict[int, Known] = {}  # records that are not watched with a chunk
+        self._chunks: dict[int, Known] = {}
+        self._starts: dict[int, Known] = {}  # the newest chunk by the id of its first item
+        self._all = Watch()  # over all chunks, with their members
+        self._all_loose = Watch()
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def __contains__(self, here: int) -> bool:
+        """Whether the object with this id is a node of a known value."""
+        return here in self._nodes
+
+    def node(self, value: Any) -> tuple[Known, int] | None:
+        """The known value that an object is a node of, and the number of the node in it."""
+        return self._nodes.get(id(value))
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks are known."""
+        return len(self._chunks)
+
+    def chunk(self, number: int) -> Known:
+        """The known chunk of this number."""
+        return self._chunks[-number]
+
+    def has(self, chunks: Iterable[Known]) -> bool:
+        """Whether these chunks are all known still."""
+        return all(each.number in self._chunks for each in chunks)
+
+    def chunk_at(self, value: list[Any], at: int) -> Known | None:
+        """The chunk whose items a list holds from a place on."""
+        known = self._starts.get(id(value[at]))
+        if known is None:
+            return None
+        items = known.tree.root
+        return known if same(items, value[at : at + len(items)]) else None
+
+    # -- what is stored --------------------------------------------------------------------------
+
+    def look(self, result: object) -> Looked | None:
+        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+        tree = walk(result, most=_MOST) if self._refers_to_records else None
+        if tree is None or tree.size < _WORTH or not tree.nodes:
+            return None
+        return tree, Watch(tree.nodes)
+
+    def recorded(self, number: int, looked: Looked) -> None:
+        """A result that was looked at is in the journal, under this number."""
+        self._arrived.append((number, *looked))
+        self._waiting += looked[0].size
+        while self._waiting > _WAITING and len(self._arrived) > 1:
+            self._waiting -= self._arrived.popleft()[1].size
+
+    def adopt(self, reader: Reader) -> None:
+        """What a checkpoint was just restored from is known."""
+        if not self._refers_to_records and any(number > 0 for number in reader.found):
+            return  # they are to be pruned: it is all written again, once
+        for known in reader.found.values():
+            self._add(known)
+
+    def _add(self, known: Known) -> None:
+        for index, node in enumerate(known.tree.nodes):
+            self._nodes.setdefault(id(node), (known, index))
+        if known.chunk is None:
+            self._loose[known.number] = known
+            self._all_loose.extend(known.watch)
+            return
+        self._chunks[known.number] = known
+        if known.tree.root:
+            self._starts[id(known.tree.root[0])] = known
+        known.group = Watch()
+        known.group.extend(known.watch)
+        for each in known.depends:
+            each.holders += 1
+            if self._loose.pop(each.number, None) is not None:
+                known.members.append(each)
+                known.group.extend(each.watch)
+        if known.members:
+            self._watch_loose()
+        self._all.extend(known.group)
+
+    def _watch_loose(self) -> None:
+        self._all_loose = Watch()
+        for each in self._loose.values():
+            self._all_loose.extend(each.watch)
+
+    def _drop(self, gone: Iterable[Known]) -> None:
+        """These are known no more; nor are the chunks that refer to them."""
+        waiting, dropped = list(gone), False
+        while waiting:
+            known = waiting.pop()
+            if self._chunks.pop(known.number, None) is not None:
+                dropped = True
+                if known.tree.root and self._starts.get(id(known.tree.root[0])) is known:
+                    del self._starts[id(known.tree.root[0])]
+                for each in known.depends:
+                    each.holders -= 1
+                self._loose.update((each.number, each) for each in known.members)
+                known.members = []
+            elif self._loose.pop(known.number, None) is None:
+                member_of = [each for each in self._chunks.values() if known in each.members]
+                for each in member_of:
+                    each.members.remove(known)
+                if not member_of:
+                    continue  # it was dropped before
+            for node in known.tree.nodes:
+                if self._nodes.get(id(node), (None,))[0] is known:
+                    del self._nodes[id(node)]
+            if known.holders:
+                waiting.extend(c for c in self._chunks.values() if known in c.depends)
+        self._watch_loose()
+        if dropped:
+            self._all = Watch()
+            for each in self._chunks.values():
+                self._all.extend(each.group)
+
+    # -- while a checkpoint is taken -------------------------------------------------------------
+
+    def update(self, apart: Container[int]) -> None:
+        """Forget what was changed, and take in the results that have arrived.
+
+        Args:
+            apart: ids of mutable objects that no known value may hold.
+        """
+        self._forget_changed()
+        while self._arrived:
+            self._arrive(*self._arrived.popleft(), apart)
+        self._waiting = 0
+
+    def _forget_changed(self) -> None:
+        if not self._all_loose.holds():
+            self._drop([each for each in self._loose.values() if not each.watch.holds()])
+        if not self._all.holds():
+            broken = [each for each in self._chunks.values() if not each.group.holds()]
+            both = [known for each in broken for known in (each, *each.members)]
+            self._drop([each for each in both if not each.watch.holds()])
+
+    def _arrive(self, number: int, tree: Tree, watch: Watch, apart: Container[int]) -> None:
+        mutable = [id(node) for node in tree.nodes if type(node) in (list, dict)]
+        alone = not any(here in self._nodes or here in apart for here in mutable)
+        if alone and watch.holds():
+            self._add(Known(number, tree, watch))
+
+    def make(self, items: list[Any], apart: Container[int], least: int = 0) -> Known | None:
+        """A new chunk of these items; ``None`` if they are not plain data.
+
+        Args:
+            apart: ids of mutable objects that must not be in it.
+            least: how many bytes it must take.
+        """
+        tree = walk(items, self._nodes, apart)
+        if tree is None or tree.size < least:
+            return None
+        used = Names()
+        depends: dict[int, Known] = {}
+
+        def refer(value: Any) -> tuple[int, int] | None:
+            entry = self._nodes.get(id(value))
+            if entry is None:
+                return None
+            depends[entry[0].number] = entry[0]
+            return used.index(entry[0].number), entry[1]
+
+        try:
+            payload = dump_tree(items, refer)
+        except RecursionError:
+            return None
+        chunk = Chunk(list(used.records), list(used.chunks), payload, b"")
+        number = self._next_chunk()
+        sealed, link = self._seal(number, chunk)
+        chunk = chunk._replace(link=link)
+        known = Known(-number, tree, Watch(tree.nodes), chunk, tuple(depends.values()))
+        known.sealed = sealed
+        self._add(known)
+        return known
+
+    def keep(self, records: Container[int], chunks: Container[int] | None) -> None:
+        """A checkpoint that needs these is in the store: the rest is let go.
+
+        Args:
+            chunks: ``None`` for the same as in the checkpoint before.
+        """
+        gone: list[Known] = []
+        if chunks is not None:
+            gone = [each for each in self._chunks.values() if -each.number not in chunks]
+        gone += [e for e in self._loose.values() if not e.holders and e.number not in records]
+        if gone:
+            self._drop(gone)

@@ -1,0 +1,258 @@
+"""What a checkpoint refers to instead of holding it, decided anew for each.
+
+The pickler of the variables asks :meth:`References.identity` for every object.  A node of a known
+value becomes a reference; a long list becomes its parts, chunks and the items in between.
+
+Imports: known, chunks, trees.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stepwise._chunks import Known, Needs, digest_of
+from stepwise._known import KnownValues, Names
+from stepwise._pieces import Data
+from stepwise._trees import same
+
+__all__ = ["HEAVY", "References"]
+
+HEAVY = 1 << 15
+"""Bytes: items of a list that take more are put into a chunk though they are few."""
+
+_BLOCK = 64  # items of a chunk
+_FEW = 4  # items of a list that may be heavy
+_LEAF = 1 << 14  # bytes: such a leaf is put into a chunk when it is met a second time
+_LOOK = 300  # objects that are looked at for long lists and large leaves
+_ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
+
+
+class _LongList:
+    """A list of which parts are in chunks.
+
+    Args:
+        key: by which a checkpoint names it.
+        parts: chunks, and lists of the items in between.
+        first: how many chunks it begins with; ``items`` are those of these chunks.
+    """
+
+    __slots__ = ("first", "items", "key", "met", "parts", "value")
+
+    def __init__(self, value: list[Any]) -> None:
+        self.value = value
+        self.key = 0
+        self.parts: list[Known | list[Any]] = []
+        self.first: list[Known] = []
+        self.items: list[Any] = []
+        self.met = False
+
+    def begins(self, value: list[Any]) -> bool:
+        """Whether a list begins with the items of these chunks."""
+        return same(self.items, value[: len(self.items)])
+
+    def put(self, known: Known) -> None:
+        """Add a chunk."""
+        if len(self.parts) == len(self.first):
+            if not self.first:
+                self.first, self.items = [], []
+            self.first.append(known)
+            self.items.extend(known.tree.root)
+        self.parts.append(known)
+
+
+class _Content:
+    """Stands for a new list with the contents of a long one, among what a pickler is given."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+
+class References:
+    """Those of the checkpoints of one run in this process."""
+
+    def __init__(self, known: KnownValues) -> None:
+        self._known = known
+        self._lists: dict[int, _LongList] = {}
+        self._found: list[list[Any]] = []
+        self._elsewhere: dict[int, list[Any]] = {}  # found, but not pickled: of a client, say
+        self._leaves: dict[int, Any] = {}
+        self._apart: set[int] = set()
+        self._used = Names()
+        self._last = self._next = Needs()  # without records
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    # -- before the variables are pickled --------------------------------------------------------
+
+    def prepare(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
+        """Find out what of the variables need not be written again.
+
+        Args:
+            arguments: objects that are kept by reference, so that no known value may hold them.
+        """
+        values, arguments = list(values), list(arguments)
+        self._apart = set(map(id, arguments))
+        self._known.update(self._apart)
+        leaves = self._find([*values, *arguments])
+        before, self._lists = self._lists, {}
+        self._found = [found for found in self._found if id(found) not in self._elsewhere]
+        long = [found for found in self._found if len(found) >= _BLOCK]
+        self._apart.update(map(id, long))
+        for found in long:
+            self._split(found, before.get(id(found)))
+        for leaf in leaves:
+            if id(leaf) in self._leaves:
+                self._known.make([leaf], self._apart)
+        self._leaves = {id(leaf): leaf for leaf in leaves}
+
+    def _find(self, values: Iterable[Any]) -> list[Any]:
+        """Look for lists that may be long, not too deeply; the large leaves that were met."""
+        leaves: dict[int, Any] = {}
+        lists: dict[int, list[Any]] = {}
+        waiting = deque(values)
+        for _ in range(_LOOK):
+            if not waiting:
+                break
+            value = waiting.popleft()
+            cls = type(value)
+            if cls in (str, bytes):
+                if len(value) >= _LEAF and id(value) not in self._known:
+                    leaves[id(value)] = value
+            elif cls is list:
+                if id(value) in lists or id(value) in self._known:
+                    continue
+                if len(value) >= _FEW:
+                    lists[id(value)] = value
+                if len(value) < _BLOCK:
+                    waiting.extend(value)
+            elif cls is dict:
+                if len(value) < _BLOCK and id(value) not in self._known:
+                    waiting.extend(value.values())
+            elif cls in _ITERATORS or (cls.__module__ != "builtins" and not issubclass(cls, type)):
+                waiting.extend(gc.get_referents(value))  # attributes, without asking the object
+        self._found = list(lists.values())
+        return list(leaves.values())
+
+    def _split(self, value: list[Any], before: _LongList | None, *, heavy: bool = False) -> bool:
+        """Take a list apart into chunks and what is between them; whether a chunk was made."""
+        long, at = _LongList(value), 0
+        if before is not None and self._known.has(before.first) and before.begins(value):
+            long.first, long.items = before.first, before.items
+            long.parts = [*before.first]
+            at = len(before.items)
+        made, loose, count = False, [], len(value)  # type: tuple[bool, list[Any], int]
+        while at < count:
+            known = self._known.chunk_at(value, at)
+            if known is not None:
+                self._close(long, loose)
+                long.put(known)
+                at += len(known.tree.root)
+                continue
+            loose.append(value[at])
+            at += 1
+            if len(loose) == _BLOCK:
+                made |= self._close(long, loose, least=0)
+        made |= self._close(long, loose, least=HEAVY if heavy else None)
+        if any(type(part) is not list for part in long.parts):
+            long.key = len(self._lists)
+            self._lists[id(value)] = long
+        return made
+
+    def _close(self, long: _LongList, loose: list[Any], least: int | None = None) -> bool:
+        """Items that were collected become a part: a chunk, if they take ``least`` bytes."""
+        if not loose:
+            return False
+        known = None
+        if least is not None:
+            known = self._known.make(list(loose), self._apart, least)
+        if known is not None:
+            long.put(known)
+        elif long.parts and type(long.parts[-1]) is list:
+            long.parts[-1].extend(loose)
+        else:
+            long.parts.append(list(loose))
+        loose.clear()
+        return known is not None
+
+    def split_heavy(self) -> bool:
+        """Put what makes the variables large into chunks, where that is items of lists."""
+        found = [self._split(each, self._lists.get(id(each)), heavy=True) for each in self._found]
+        return any(found)
+
+    # -- while they are pickled ------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The variables are pickled from the beginning."""
+        self._used = Names()
+        for each in self._lists.values():
+            each.met = False
+
+    def identity(self, value: Any) -> tuple[int, Any] | None:
+        """What stands for an object, or ``None``.
+
+        A node of a known value: the index of this value in the checkpoint (negative: of a chunk),
+        and its own.  A long list: its key and, at first, its parts: indices, and lists of items.
+        """
+        entry = self._known.node(value)
+        if entry is not None:
+            return self._used.index(entry[0].number), entry[1]
+        long = self._lists.get(id(value))
+        if long is not None:
+            if long.met:
+                return long.key, None
+            return long.key, self._parts(long)
+        return (-1, value.parts) if type(value) is _Content else None
+
+    def content(self, value: list[Any]) -> Any:
+        """What a list holds, as a value of its own, for a pickler."""
+        long = self._lists.get(id(value))
+        return list(value) if long is None else _Content(self._parts(long))
+
+    def _parts(self, long: _LongList) -> list[Any]:
+        long.met = True
+        return [
+            part if type(part) is list else self._used.index(part.number)  # type: ignore[union-attr]
+            for part in long.parts
+        ]
+
+    # -- afterwards ------------------------------------------------------------------------------
+
+    def needs(self) -> tuple[Needs, Mapping[int, Data]]:
+        """What the variables refer to as they were pickled; the chunks that are to be stored."""
+        records, chunks = list(self._used.records), list(self._used.chunks)
+        if chunks == self._last.chunks:  # mostly: all of them are stored
+            return self._last.along_with(records), {}
+        found = {number: self._known.chunk(number) for number in chunks}
+        waiting = list(found.values())
+        while waiting:
+            for each in waiting.pop().depends:
+                if each.chunk is not None and -each.number not in found:
+                    found[-each.number] = each
+                    waiting.append(each)
+        every = sorted(found)
+        links = digest_of(found[number].link for number in every)
+        lowest = min(filter(None, (each.lowest for each in found.values())), default=0)
+        new = {number: found[number].sealed for number in every if found[number].sealed}
+        self._next = Needs([], chunks, every, links, lowest)
+        return self._next.along_with(records), new
+
+    def stored(self, needs: Needs) -> None:
+        """The checkpoint is in the store: what it does not refer to is let go."""
+        for here, long in self._lists.items():
+            if not long.met:
+                self._elsewhere[here] = long.value
+        every = len(needs.all_chunks) == self._known.chunks
+        if every and needs.chunks == self._last.chunks:
+            self._known.keep(set(needs.records), None)
+            return
+        if needs.chunks != self._last.chunks:
+            self._last = self._next
+        for number in needs.all_chunks:
+            self._known.chunk(number).sealed = b""
+        self._known.keep(set(needs.records), set(needs.all_chunks))

@@ -1,0 +1,160 @@
+"""Trees of plain data: what is in them, and whether that is still so.
+
+A *tree* is made of lists, dicts, tuples and atoms of the exact builtin types.  Its *nodes* are what
+can be referred to from outside: the containers, and the large leaves, numbered in the order of one
+walk; a tree that was pickled and loaded again has the same nodes in the same order.
+
+A *watch* tells whether mutable containers still hold the very same objects under the same keys in
+the same order.  That is proved, not sampled: every slot is compared by identity, so an equal value
+of another type does not pass.  A few calls in C for any number of containers: 5,000 messages take
+0.3 ms.
+
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import struct
+import sys
+from collections.abc import Callable, Container, Iterable
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+__all__ = ["LARGE_LEAF", "Tree", "Watch", "same", "walk"]
+
+LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
+_LEAVES = frozenset({str, bytes})
+_NUMBERS = frozenset({int, float, bool, type(None)})
+_ATOMS = _LEAVES | _NUMBERS
+_NOTHING: frozenset[int] = frozenset()
+
+
+class Tree(NamedTuple):
+    """A tree: its nodes, the root first if that is one; and about how many bytes it takes."""
+
+    root: Any
+    nodes: list[Any]
+    size: int
+
+
+def walk(
+    root: Any,
+    known: Container[int] = _NOTHING,
+    refused: Container[int] = _NOTHING,
+    most: int = 1_000_000,
+) -> Tree | None:
+    """The tree at ``root``; ``None`` if it is none.
+
+    Args:
+        known: ids of objects that are nodes of other trees: neither they nor what they hold belong
+            to this one.
+        refused: ids of objects that must not be in it.
+        most: of how many objects it may consist.
+    """
+    nodes: list[Any] = []
+    met: set[int] = set()
+    waiting, size, left = [root], 0, most
+    while waiting:
+        value = waiting.pop()
+        cls = type(value)
+        if cls in _NUMBERS:
+            size += 8
+            continue
+        if cls in _LEAVES:
+            if len(value) < LARGE_LEAF:
+                size += len(value) + 4
+            elif id(value) not in known:
+                size += len(value)
+                nodes.append(value)
+            continue
+        here = id(value)
+        if here in known or here in met:
+            continue
+        if here in refused or cls not in _CONTAINERS:
+            return None
+        if cls is tuple and not value:
+            continue  # there is only one
+        met.add(here)
+        left -= len(value) + 1
+        if left < 0:
+            return None
+        nodes.append(value)
+        size += 8
+        if cls is dict:
+            if not _ATOMS.issuperset(map(type, value)):
+                return None
+            size += sum(len(key) if type(key) is str else 8 for key in value)
+            waiting.extend(value.values())
+        else:
+            waiting.extend(value)
+    return Tree(root, nodes, size)
+
+
+_CONTAINERS = frozenset({list, dict, tuple})
+
+
+class Watch:
+    """What mutable containers held when it was made: lengths, keys and the objects in each slot.
+
+    The garbage collector's view of a dict has its values in the order of its keys, and the keys as
+    well unless all are plain strings, which are told apart by their value.
+    """
+
+    __slots__ = ("_containers", "_dicts", "_keys", "_lengths", "_slots")
+
+    def __init__(self, nodes: Iterable[Any] = ()) -> None:
+        self._containers = [each for each in nodes if type(each) is list or type(each) is dict]
+        self._slots = gc.get_referents(*self._containers)
+        self._lengths = list(map(len, self._containers))
+        self._dicts = [each for each in self._containers if type(each) is dict]
+        self._keys = list(chain.from_iterable(self._dicts))
+
+    def extend(self, other: Watch) -> None:
+        """Watch what another one watches as well."""
+        for name in Watch.__slots__:
+            getattr(self, name).extend(getattr(other, name))
+
+    def holds(self) -> bool:
+        """Whether nothing has changed."""
+        return (
+            same(gc.get_referents(*self._containers), self._slots)
+            and list(map(len, self._containers)) == self._lengths
+            and list(chain.from_iterable(self._dicts)) == self._keys  # atoms; strings, mostly
+        )
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists hold the very same objects."""
+    if len(one) != len(other):
+        return False
+    if len(one) < _MANY:
+        return all(map(is_, one, other))
+    addresses = _reader_of_addresses()
+    if addresses is None:
+        return all(map(is_, one, other))
+    return addresses(tuple(one)) == addresses(tuple(other))
+
+
+_MANY = 1000
+
+
+@functools.cache
+def _reader_of_addresses() -> Callable[[tuple[Any, ...]], bytes] | None:
+    """What gives the addresses of a tuple's items; ``None`` where that is not to be had.
+
+    A sixth of the time of asking ``is`` for each of thousands of items.
+    """
+    if sys.implementation.name != "cpython":
+        return None
+    import ctypes  # on use: 10 ms
+
+    start, size = tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
+
+    def addresses(items: tuple[Any, ...]) -> bytes:
+        return ctypes.string_at(id(items) + start, size * len(items))
+
+    probe = (object(), "probe", object())
+    return addresses if addresses(probe) == struct.pack("3P", *map(id, probe)) else None
