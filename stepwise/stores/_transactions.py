@@ -23,10 +23,12 @@ class Transactions:
     Attributes:
         file: the path of the database.
         values: the value files.
+        settings: of each connection.
     """
 
     file: str
     values: Values
+    settings: tuple[str, ...] = ()
     _connection: sqlite3.Connection | None = None
     _level = 0
 
@@ -37,8 +39,8 @@ class Transactions:
                 self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             connection.text_factory = _text
-            connection.execute("PRAGMA mmap_size=0")
-            connection.execute(f"PRAGMA synchronous={NORMAL}")
+            for setting in ("mmap_size=0", f"synchronous={NORMAL}", *self.settings):
+                connection.execute(f"PRAGMA {setting}")
             self._connection, self._level = connection, 0
         return self._connection
 

@@ -16,6 +16,7 @@ Imports: the store in a folder, transactions, values, errors.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sqlite3
@@ -84,6 +85,8 @@ class SqliteStore(FolderStore):
 class _Tables(Transactions):
     """Rows in tables of a database."""
 
+    settings = _SETTINGS
+
     def __init__(self, folder: str, file: str) -> None:
         self.file = file
         self.values = Values(folder)
@@ -96,8 +99,6 @@ class _Tables(Transactions):
             raise
 
     def _set_up(self) -> None:
-        for setting in _SETTINGS:
-            self._con.execute(f"PRAGMA {setting}")
         self._write_ahead()
         found = self._format()
         if not found:
@@ -309,5 +310,11 @@ def _place(name: bytes) -> int:
     """
     stem = name.rstrip(b"0123456789")
     digits = name[len(stem) :][-7:]
-    place = int.from_bytes(hashlib.blake2b(stem, digest_size=5).digest(), "big")
-    return place >> _STEM_AT << _STEM_AT | int(digits) if digits else place
+    if not digits:
+        return _spread(stem)
+    return _spread(stem) >> _STEM_AT << _STEM_AT | int(digits)
+
+
+@functools.lru_cache(maxsize=256)
+def _spread(stem: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(stem, digest_size=5).digest(), "big")
