@@ -13,7 +13,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import CodeType
 from typing import Any, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from stepwise import _options
 from stepwise._attempts import Attempts, Backoff, RetryOn
@@ -25,7 +27,7 @@ from stepwise._identity import Key, Parameters, label_of
 from stepwise._mutation import Watch
 from stepwise._perform import Core, perform
 from stepwise._records import Call
-from stepwise._run import Scope, current_scope, live_runs
+from stepwise._run import ActiveRun, Scope, current_scope, live_runs
 from stepwise._unseen import warn_if_unseen
 from stepwise.errors import ConfigurationError
 
@@ -40,6 +42,9 @@ known_steps: set[tuple[str, str]] = set()
 
 compensated_tools: dict[tuple[str, str], Step] = {}
 """Those of them that have a compensation."""
+
+_lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKeyDictionary()
+"""Those that a run has called as steps."""
 
 _STEP = "__stepwise_step__"
 _NOTHING = object()  # None is what a decorator that forgot its return leaves
@@ -144,11 +149,26 @@ class Step:
 
     def core(self, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Core:
         """What executes a call inside a run."""
+        if self.name.endswith("<lambda>"):
+            self._check_only(scope.run)
         bound = self.parameters.bind(args, kwargs)
         if args and self._binds(args[0]):
             bound.pop(self.parameters.first or "", None)  # self is not part of the identity
         digest = self.parameters.digest(bound, (args, kwargs))
         return perform(self, scope, digest, bound, args, kwargs)
+
+    def _check_only(self, run: ActiveRun) -> None:
+        """Refuse a second lambda of the same name: their calls could not be told apart."""
+        lambdas = _lambdas.setdefault(run, {})
+        code = self.function.__code__
+        other = lambdas.setdefault((self.module, self.name), code)
+        if other != code:
+            where = [f"{each.co_filename}:{each.co_firstlineno}" for each in (other, code)]
+            raise ConfigurationError(
+                f"two lambdas are steps of one name, {self.name!r}: {where[0]} and {where[1]}. "
+                "Their recorded calls could be taken for each other; give each a name: "
+                f"@{self.kind}(name=...)"
+            )
 
     def _binds(self, first: object) -> bool:
         """Whether the first argument is the instance or class that this method is bound to."""

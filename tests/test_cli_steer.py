@@ -350,6 +350,36 @@ def test_run_a_script(tmp_path):
     assert f"to go on: stepwise run {path} --store x -n" in done.stderr
 
 
+def test_run_a_module(tmp_path, monkeypatch):
+    """``run -m`` runs a module of a package with its arguments; killed, ``resume`` goes on."""
+    package = tmp_path / "talks"
+    package.mkdir()
+    (package / "__init__.py").write_text("TOPICS = ['tides']")
+    (package / "talk.py").write_text(SCRIPT.replace("import os", "from . import TOPICS\nimport os"))
+    monkeypatch.chdir(tmp_path)
+    with subprocess.Popen(
+        [COMMAND, "run", "-m", "talks.talk", "winds"],
+        env={**os.environ, "STOP_AT": "2"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as started:
+        while started.stdout.readline().strip() != "waiting":
+            pass
+        os.killpg(started.pid, signal.SIGKILL)
+    (crashed,) = stepwise.runs()
+    done = process("resume", crashed.id)
+    assert done.stdout.splitlines()[0] == "think 2", done.stderr
+    assert "-m talks.talk winds" in done.stderr
+    assert crashed.status == "completed"
+    done = process("run", "talks.talk")
+    assert done.returncode == 2
+    assert "A module is run by: stepwise run -m talks.talk" in done.stderr
+    assert process("run").returncode == 2
+
+
 def test_interrupt_a_script(tmp_path):
     """Ctrl-C during ``run`` ends the script, and tells how to go on; that goes on."""
     path = tmp_path / "talk.py"

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+import stepwise
 from stepwise import NotRecordableError, RunWarning, step, workflow
 
 
@@ -134,3 +135,30 @@ def test_without_a_file():
     assert done.stdout == "1 1\n"
     assert done.stderr.count("RunWarning") == 1
     assert "put it into a file" in done.stderr
+
+
+# -- steps of one name ---------------------------------------------------------------------------
+
+
+def test_two_lambdas():
+    """Two lambdas as steps of one run are refused, with both places; with names they are fine."""
+    double, half = (step(each) for each in (lambda x: 2 * x, lambda x: x // 2))
+
+    @workflow
+    def both(x):
+        return double(x) + half(x)
+
+    with pytest.raises(stepwise.ConfigurationError, match=r"test_mistakes.py:\d+ and .*name="):
+        both(4)
+    half = step(name="half")(lambda x: x // 2)
+    assert both(4) == 10
+
+
+def test_one_lambda():
+    """A lambda that is made again, in a loop or a cell, is one step."""
+
+    @workflow
+    def each(values):
+        return [step(lambda x: 2 * x)(value) for value in values]
+
+    assert each([1, 2, 3]) == [2, 4, 6]

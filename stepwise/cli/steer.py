@@ -118,20 +118,28 @@ def _execute(command: tuple[str, ...], folder: str, environment: dict[str, str])
 @main.command(
     "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @store_option
-def run_script(script: str, arguments: tuple[str, ...]) -> None:
-    """Run a SCRIPT, showing on stderr what its workflows are doing.
+def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
+    """Run a SCRIPT, or with -m a module, showing on stderr what its workflows are doing.
 
-    The exit code is that of the script; 130 after Ctrl-C.
+    The exit code is that of the program; 130 after Ctrl-C.
     """
+    if not program:
+        raise click.UsageError("say what to run: a SCRIPT, or -m MODULE")
+    if as_module:
+        program = ("-m", *program)
+    elif not os.path.isfile(program[0]):
+        is_name = all(part.isidentifier() for part in program[0].split("."))
+        hint = f" A module is run by: stepwise run -m {program[0]}" if is_name else ""
+        raise click.UsageError(f"there is no script {program[0]!r}.{hint}")
     environment = {"STEPWISE_PROGRESS": os.environ.get("STEPWISE_PROGRESS", "1")}
     if (url := _chosen_store()) is not None:
         environment["STEPWISE_STORE"] = url
-    code = _execute((sys.executable, script, *arguments), "", environment)
+    code = _execute((sys.executable, *program), "", environment)
     if code:
-        again = shlex.join(("stepwise", "run", script, *arguments))
+        again = shlex.join(("stepwise", "run", *program))
         click.echo(f"stepwise: stopped (exit code {code}); to go on: {again}", err=True)
     sys.exit(code)
 
