@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import tempfile
+import weakref
 
 __all__ = ["Copy", "unwritable"]
 
@@ -33,13 +34,14 @@ class Copy:
     """A copy of a database and its log.
 
     Attributes:
-        folder: where it lies; deleted with this object.
+        folder: where it lies.
+        close: deletes it; called at the end of this object.
     """
 
     def __init__(self, database: str) -> None:
         self._files = [database, f"{database}-wal"]
-        self._held = tempfile.TemporaryDirectory(prefix="stepwise-")
-        self.folder = self._held.name
+        self.folder = tempfile.mkdtemp(prefix="stepwise-")
+        self.close = weakref.finalize(self, _delete, self.folder, os.getpid())
         for _ in range(_TRIES):  # somebody may be writing to it
             self._seen = self._state()
             for file in self._files:
@@ -63,6 +65,7 @@ class Copy:
                 found.append((there.st_ino, there.st_size, there.st_mtime_ns))
         return found
 
-    def close(self) -> None:
-        """Delete it."""
-        self._held.cleanup()
+
+def _delete(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # else it is the parent's
+        shutil.rmtree(folder, ignore_errors=True)
