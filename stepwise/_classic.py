@@ -10,6 +10,8 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -153,14 +155,14 @@ class CheckpointStore:
             "form": encoded.form,
             "run": vars(place) if place is not None else None,
         }
-        names = self._names(run_id)
-        serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
-        name = f"{_PREFIX}{checkpoint.step_number:012d}/{serial:012d}"
-        names = sorted([*names, name])
-        pruned = [each for each in names[:-keep] if each != name] if keep else []
         with _Owned(self, run_id) as owned:
+            names = owned.names
+            serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
+            name = f"{_PREFIX}{checkpoint.step_number:012d}/{serial:012d}"
+            names = sorted([*names, name])
+            pruned = [each for each in names[:-keep] if each != name] if keep else []
             owned.journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
-            owned.names, owned.written = [each for each in names if each not in pruned], name
+            owned.now([each for each in names if each not in pruned], name)
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
         """The checkpoint of the highest step that verifies; of two of one step the later one."""
@@ -253,10 +255,9 @@ class CheckpointStore:
 
     def _delete(self, run_id: str, names: _Names) -> int:
         if names:
-            known = self._names(run_id)
             with _Owned(self, run_id) as owned:
                 owned.journal.drop(tuple(names))
-                owned.names = [each for each in known if each not in names]
+                owned.now([each for each in owned.names if each not in names])
         return len(names)
 
     def _active(self, run_id: str) -> ActiveRun | None:
@@ -276,38 +277,59 @@ _written_in: weakref.WeakKeyDictionary[ActiveRun, str] = weakref.WeakKeyDictiona
 class _Owned:
     """The journal of a run: of the agent that is being executed here, else under a lease.
 
+    One thread at a time, so that those that save by hand wait for one another.
+
     Attributes:
         journal: to write to.
-        names: set it to the names of all checkpoints there are then, if they are known.
-        written: set it to the name of the one that was written.
+        names: of the checkpoints that there are.
     """
 
     journal: Journal
-    names: _Names | None = None
-    written: str | None = None
+    names: _Names
 
     def __init__(self, store: CheckpointStore, run_id: str) -> None:
-        self._store, self._run_id, self._active = store, run_id, store._active(run_id)
+        self._store, self._run_id = store, run_id
+        self._active: ActiveRun | None = None
         self._lease: Lease | None = None
+        if not _turns:
+            os.register_at_fork(after_in_child=_turns.clear)
+        self._turn = _turns.setdefault(store.store.url, threading.RLock())
 
     def __enter__(self) -> Self:
-        if self._active is not None:
-            _names_in.pop(self._active, None)
-            self.journal = self._active.journal
-            return self
-        store = self._store
-        self._lease = Lease(store.store, self._run_id).acquire()
-        epoch = self._lease.epoch
-        self.journal = Journal(store.store, store._seal, self._run_id, epoch, fsync=True)
+        self._turn.acquire()
+        try:
+            self._begin(self._store)
+        except BaseException:
+            self._turn.release()
+            raise
         return self
+
+    def _begin(self, store: CheckpointStore) -> None:
+        self._active = store._active(self._run_id)
+        if self._active is None:
+            self._lease = Lease(store.store, self._run_id).acquire()
+            epoch = self._lease.epoch
+            self.journal = Journal(store.store, store._seal, self._run_id, epoch, fsync=True)
+        else:
+            self.journal = self._active.journal
+        self.names = store._names(self._run_id)
+        if self._active is not None:
+            _names_in.pop(self._active, None)  # until it is known what has become of them
+
+    def now(self, names: _Names, written: str | None = None) -> None:
+        """These are the names of all checkpoints, of which that one has just been written."""
+        if self._active is not None:
+            _names_in[self._active] = names
+            if written is not None:
+                _written_in[self._active] = written
 
     def __exit__(self, *exception: object) -> None:
         if self._lease is not None:
             self._lease.release()
-        elif self._active is not None and self.names is not None:
-            _names_in[self._active] = self.names
-            if self.written is not None:
-                _written_in[self._active] = self.written
+        self._turn.release()
+
+
+_turns: dict[str, threading.RLock] = {}
 
 
 def _step_of(name: str) -> int:

@@ -228,7 +228,8 @@ class CheckpointManager:
 
         Args:
             memory: a mapping, or an object with ``read_all()``.
-            metadata: more fields of a :class:`GraphCheckpoint`, by name.
+            metadata: more fields of a :class:`GraphCheckpoint`, by name; what is none of these
+                goes into its ``context``.
 
         Returns:
             the checkpoint's id; ``None`` if checkpoints are not enabled.
@@ -242,6 +243,11 @@ class CheckpointManager:
         read_all = getattr(memory, "read_all", None)
         kind = ExecutorType(executor_type)
         by_id = "current_node_id" if kind is ExecutorType.GRAPH else "current_step_id"
+        more = dict(metadata or {})
+        known = {each.name for each in fields(GraphCheckpoint)}
+        other = {name: more.pop(name) for name in list(more) if name not in known}
+        if other:
+            more["context"] = {**more.get("context", {}), **other}
         checkpoint = GraphCheckpoint.model_validate(
             {
                 "id": uuid4().hex,
@@ -249,7 +255,7 @@ class CheckpointManager:
                 "executor_type": kind,
                 by_id: node_id,
                 "memory_snapshot": dict(read_all() if read_all is not None else memory),
-                **(metadata or {}),
+                **more,
             }
         )
         return self._save(checkpoint, None)

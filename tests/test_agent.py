@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -159,6 +160,14 @@ def test_odd_run_ids(store, run):
     store.save(checkpoint(run=run + "/", state={}))
     assert store.load_latest(run).state == {"run": run}
     assert len(store.list(run)) == 1
+
+
+def test_threads_save_one_run(store):
+    """Threads that save checkpoints of one run by hand wait for one another."""
+    with ThreadPoolExecutor(4) as pool:
+        saved = [Checkpoint("", "run", number % 5, {"n": number}) for number in range(40)]
+        list(pool.map(store.save, saved))
+    assert len({each.checkpoint_id for each in store.list("run")}) == 40
 
 
 def test_what_cannot_be_saved(store):

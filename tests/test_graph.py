@@ -700,13 +700,15 @@ def test_a_checkpoint_comes_back(manager, run_id):
     memory = {"list": [1]}
     first = manager.save_checkpoint(run_id, "a/..", memory, metadata={"next_node_id": "b"})
     memory["list"].append(2)
-    second = manager.save_checkpoint(run_id, "b", memory, ExecutorType.FLEXIBLE)
+    more = {"note": "of mine"}
+    second = manager.save_checkpoint(run_id, "b", memory, ExecutorType.FLEXIBLE, more)
     assert first != second
     assert manager.restore_from_checkpoint(run_id, first) == ({"list": [1]}, "b")
     assert manager.restore_from_checkpoint(run_id) == ({"list": [1, 2]}, "b")
     assert manager.restore_from_checkpoint(run_id, "none") == (None, None)
     assert [each.id for each in manager.list_checkpoints(run_id)] == [first, second]
     assert manager.get_checkpoint(run_id).current_step_id == "b"
+    assert manager.get_checkpoint(run_id).context == more
     assert manager.get_checkpoint(run_id, first).current_node_id == "a/.."
     assert manager.delete_checkpoints(run_id) == 2
     assert manager.restore_from_checkpoint(run_id) == (None, None)
