@@ -33,12 +33,14 @@ The map, each layer importing only from those above it::
     _inspection                    looking into variables
     _flows _run _others _unseen    tasks and threads; a run in progress; who else is in it
     _doubt _attempts _history      side effects in doubt; retries; what happened
-    _perform _drive _adrive        one call from look-up to outcome; sync; async
+    _operations _perform           what takes time in a call; a call from look-up to outcome
+    _drive _adrive                 what takes time, executed; awaited
     _options _steps                what options take; @step and @tool
     _map _compensation             many calls at once; undoing
     _forking                       a new run from a point of another
     _overview _settling            what is to be said of a run; what somebody says of a step
     _runs _listing _context        looking at runs; finding them; current_step
+    _going_on                      an attempt takes over from those before it
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
     _reports _opened               what is told of it; a run that was taken up
     _lifecycle _execute            how it is taken up; how it is executed

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 
 from stepwise._drive import PATIENCE, start, timed_out
-from stepwise._perform import Attempt, Core, Operation, Ready, Result, Sleep
+from stepwise._operations import Attempt, Core, Operation, Ready, Result, Sleep
 from stepwise._run import scope_variable
 
 __all__ = ["adrive", "aresume"]

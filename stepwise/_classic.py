@@ -22,6 +22,7 @@ from uuid import uuid4
 from stepwise import _codec, _digest
 from stepwise._checkpoints import Retention, State
 from stepwise._display import facts_html
+from stepwise._going_on import state_of
 from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._notices import notice
@@ -338,4 +339,4 @@ def _step_of(name: str) -> int:
 
 def place_of(active: ActiveRun) -> State:
     """Where in the journal a checkpoint is taken; the step function has no position of its own."""
-    return active.state(position="", line=0, file="", prefix="", visited=[], arguments={})
+    return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})

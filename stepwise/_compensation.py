@@ -23,8 +23,8 @@ from stepwise._inspection import look_into_value
 from stepwise._journal import Journal, Position, facts_of
 from stepwise._lease import Lease
 from stepwise._notices import notice, warn
+from stepwise._operations import Attempt, Core, Result
 from stepwise._outcomes import settled
-from stepwise._perform import Attempt, Core, Result
 from stepwise._previews import preview
 from stepwise._records import (
     Call,

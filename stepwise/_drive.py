@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
-from stepwise._perform import Attempt, Core, Operation, Ready, Result, Sleep
+from stepwise._operations import Attempt, Core, Operation, Ready, Result, Sleep
 from stepwise._run import scope_variable
 from stepwise.errors import StepTimeoutError
 

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any
 
 from stepwise._checkpoints import Checkpoints, Loaded, State
+from stepwise._going_on import state_of
 from stepwise._known import Looked
 from stepwise._notices import file_name, notice, warn
 from stepwise._origin import Helper
@@ -265,7 +266,8 @@ class WorkflowFrame(Frame):
         prefix = self.prefixes[here]
         if prefix is None:
             return None
-        return self.active.state(
+        return state_of(
+            self.active,
             position=point.position,
             line=point.line,
             file=file_name(source.filename),

@@ -5,32 +5,30 @@ Imports: graph walk, visits, checkpoints and model; lifecycle, execute, resume, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
 from stepwise import _digest, _identity
 from stepwise._classic import place_of
 from stepwise._execute import execute_async
+from stepwise._going_on import go_on_at, go_on_from_the_top, record_resumed
 from stepwise._graph_checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
 from stepwise._graph_model import Graph
 from stepwise._graph_result import ExecutionResult
 from stepwise._graph_tokens import Token, Written, copied
 from stepwise._graph_visits import Visits
 from stepwise._graph_walk import Answer, Paused, Walk
-from stepwise._journal import Position, facts_of, holds
+from stepwise._journal import facts_of, holds
 from stepwise._lifecycle import Invocation, Recall, open_run
-from stepwise._matching import Pool
 from stepwise._notices import count, notice
 from stepwise._opened import NothingGiven, Opened
 from stepwise._process import memory as process
-from stepwise._records import Resumed, RunFacts
-from stepwise._resume import Body, go_on
+from stepwise._records import RunFacts
+from stepwise._resume import Body
 from stepwise._runs import seal_for
 from stepwise._seal import DamagedError
-from stepwise._steps import known_steps
 from stepwise.errors import ConfigurationError
 from stepwise.rewrite import Source
 
@@ -261,19 +259,15 @@ class _Body(NothingGiven):
         if checkpoint is not None:
             told = f"goes on after {count(step, 'node')}"
         else:
-            done = sum(each.answers for each in active.pool.all)
-            told = f"goes on from its beginning, {count(done, 'step')} answered by the journal"
-        fingerprint, now = self._call.graph.fingerprint, time.time()
+            answered = sum(each.answers for each in active.pool.all)
+            told = f"goes on from its beginning, {count(answered, 'step')} answered by the journal"
+        fingerprint = self._call.graph.fingerprint
         if active.facts.code != fingerprint:
             notice(
                 f"{active.run_id}: the graph is not the one that it began with; what is done stays "
                 "done, and what follows is the new graph"
             )
-        active.facts = replace(
-            active.facts, status="running", end=0, error="", code=fingerprint, updated_at=now
-        )
-        resumed = Resumed(active.journal.epoch, told, step, code=fingerprint, at=now)
-        active.write((resumed, b""), durable=False, head=active.facts)
+        record_resumed(active, told, step, code=fingerprint)
         notice(f"{active.run_id} {told}")
         return checkpoint is not None
 
@@ -283,14 +277,14 @@ class _Body(NothingGiven):
             if place is None:  # taken beside a node in progress: records from before are needed
                 continue
             if holds(journal.store, journal.seal, journal.run_id, place.start):
-                go_on(active, place, journal.load(place.start))
+                go_on_at(active, place, journal.load(place.start))
                 self._visits.since = place.start
                 return checkpoint
             notice(
                 f"{active.run_id}: the journal before its checkpoint after "
                 f"{count(checkpoint.step_number, 'node')} is damaged; the checkpoint is left out"
             )
-        active.go_on_from_the_top(Pool(journal.load(Position()), known_steps))
+        go_on_from_the_top(active)
         return None
 
     # -- checkpoints -----------------------------------------------------------------------------

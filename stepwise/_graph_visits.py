@@ -25,7 +25,7 @@ from stepwise._graph_model import Graph, Memory, Node
 from stepwise._graph_tokens import Token, Written, copied, same
 from stepwise._journal import Position, read
 from stepwise._matching import Pool
-from stepwise._perform import Result
+from stepwise._operations import Result
 from stepwise._records import Entry, Forgotten
 from stepwise._run import ActiveRun, current_scope
 from stepwise._steps import Step, known_steps
@@ -240,7 +240,7 @@ class Visits:
         journal = active.journal
         records = read(journal.store, journal.seal, journal.run_id, self.since)
         pool = Pool((entry for entry, _ in records if isinstance(entry, Entry)), known_steps)
-        with active._lock:
+        with active.lock:
             for number in numbers:
                 recorded = pool.get(number)
                 if recorded is not None:

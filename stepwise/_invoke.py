@@ -29,7 +29,8 @@ from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._mutation import surroundings
 from stepwise._notices import notice
 from stepwise._opened import Opened
-from stepwise._perform import Core, perform
+from stepwise._operations import Core
+from stepwise._perform import perform
 from stepwise._process import Given, memory
 from stepwise._progress import Display
 from stepwise._records import Call

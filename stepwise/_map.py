@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, overload
 
 from stepwise._drive import resume, start
-from stepwise._perform import Core
+from stepwise._operations import Core
 from stepwise._run import current_scope
 from stepwise._steps import step_of
 from stepwise.errors import ConfigurationError

@@ -33,9 +33,10 @@ from stepwise._matching import Pool
 from stepwise._mutation import Watch
 from stepwise._notices import count
 from stepwise._opened import NothingGiven, Opened
+from stepwise._operations import Core
 from stepwise._origin import Locator, Origin
 from stepwise._overview import Overview
-from stepwise._perform import Core, perform
+from stepwise._perform import perform
 from stepwise._progress import Display
 from stepwise._records import Entry, Outcome, Resumed
 from stepwise._run import ActiveRun, current_scope

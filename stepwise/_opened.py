@@ -12,7 +12,7 @@ from stepwise._codec import Encoded
 from stepwise._compensation import compensate
 from stepwise._mutation import encode_changed, surroundings
 from stepwise._notices import notice, warn
-from stepwise._perform import Core, Result
+from stepwise._operations import Core, Result
 from stepwise._run import ActiveRun
 from stepwise._surroundings import Surroundings
 from stepwise.errors import NotRecordableError, RunWarning

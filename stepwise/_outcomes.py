@@ -8,6 +8,7 @@ Imports: codec, counts, mutation, previews, records, snapshot.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from stepwise._codec import Codec, Encoded, traceback_text
@@ -27,7 +28,7 @@ def outcome(
     status: StepStatus,
     value: Any,
     *,
-    inner: tuple[int, ...],
+    inner: Iterable[int],
     attempts: int,
     clean: bool = False,
     around: Surroundings | None = None,
@@ -60,7 +61,7 @@ def outcome(
         status,
         attempts=attempts,
         clean=clean,
-        inner=inner,
+        inner=tuple(inner),
         preview=preview(value),
         traceback=traceback_text(value) if failed else "",
         changed=around.kinds() if around is not None and changed is not None else {},

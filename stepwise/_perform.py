@@ -10,8 +10,7 @@ Imports: run, attempts, doubt, and what they import.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Union
+from typing import Any, Literal, Protocol
 
 from stepwise import _tasks
 from stepwise._attempts import Attempts
@@ -26,12 +25,13 @@ from stepwise._doubt import (
     in_doubt,
     may_be_another,
 )
-from stepwise._flows import Flows
 from stepwise._matching import Match, Recorded, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
+from stepwise._operations import Attempt, Change, Core, Ready, Result, Sleep
 from stepwise._origin import Origin
 from stepwise._others import others_alive, others_may_claim
+from stepwise._outcomes import outcome, settled
 from stepwise._previews import preview_arguments
 from stepwise._records import Call
 from stepwise._run import Scope
@@ -44,17 +44,7 @@ from stepwise.errors import (
     UnreadableValueError,
 )
 
-__all__ = [
-    "Attempt",
-    "Change",
-    "Core",
-    "Operation",
-    "Performer",
-    "Ready",
-    "Result",
-    "Sleep",
-    "perform",
-]
+__all__ = ["Performer", "perform"]
 
 
 class Watches(Protocol):
@@ -95,65 +85,6 @@ class Performer(Protocol):
 
     def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
         """What undoing the call takes, to be recorded with its intent."""
-
-
-@dataclass
-class Result:
-    """What came of an operation: a value, or an exception that is yet to be raised.
-
-    Exceptions travel as values: thrown through a generator, a ``StopIteration`` would change type.
-    """
-
-    value: Any = None
-    error: BaseException | None = None
-
-    def unwrap(self) -> Any:
-        """The value; raises the exception."""
-        if self.error is None:
-            return self.value
-        try:
-            raise self.error
-        finally:
-            self.error = None  # no cycle through the traceback
-
-
-# -- operations ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One try of a body, inside the scope of its call."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    scope: Scope | None
-    name: str
-    timeout: float | None = None
-
-
-@dataclass(frozen=True)
-class Sleep:
-    """Wait between two attempts."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Change:
-    """Wait until another flow of control of the run did something; the value says if one did."""
-
-    flows: Flows
-    seen: int
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The journal has been asked, and nothing was done yet."""
-
-
-Operation = Union[Attempt, Sleep, Change, Ready]
-Core = Generator[Operation, Result, Result]
 
 
 # -- the call ------------------------------------------------------------------------------------
@@ -281,9 +212,10 @@ def _execute(
             changed = watch.changed()
             if changed and not call.child:
                 _warn_mutated(call, changed)
+            looked = active.look(scope, result.value)
             try:
-                active.outcome(
-                    scope,
+                record = outcome(
+                    active.codec,
                     call,
                     "completed",
                     result.value,
@@ -292,11 +224,13 @@ def _execute(
                     around=watch.around if changed else None,
                     kind=performer.returns,
                 )
-                return result
             except NotRecordableError as error:
                 if call.child:  # its own journal can make the result again
                     return result
                 result = Result(error=error)
+            else:
+                active.record_outcome(scope, record, looked=looked)
+                return result
         assert result.error is not None
         clean = isinstance(result.error, performer.fails_cleanly)
         may_repeat = not call.effect or clean or performer.idempotent
@@ -352,9 +286,17 @@ def _record_failure(
         status: Literal["cancelled", "failed"] = (
             "cancelled" if _tasks.is_cancellation(error) else "failed"
         )
-        active.outcome(
-            scope, call, status, error, inner=inner, attempts=attempts, clean=clean, around=around
+        record = outcome(
+            active.codec,
+            call,
+            status,
+            error,
+            inner=inner,
+            attempts=attempts,
+            clean=clean,
+            around=around,
         )
+        active.record_outcome(scope, record, error=error)
 
 
 # -- doubt ---------------------------------------------------------------------------------------
@@ -389,11 +331,14 @@ def _decide(
             raise active.stop(in_doubt(active, recorded, why)) from asked.error
         answer = asked.value
     if isinstance(answer, Landed):
-        active.settle(call, landed=True, value=answer.value, kind=performer.returns)
+        landed = settled(
+            active.codec, call, landed=True, value=answer.value, kind=performer.returns
+        )
+        active.write(landed)
         active.answered(scope, recorded)
         return Result(answer.value)
     if _is(answer, DidNotHappen):
-        active.settle(call, landed=False)
+        active.write(settled(active.codec, call, landed=False))
         return None
     if _is(answer, Inconclusive):
         why = f"{call.name} was started, and its reconcile could not tell whether it happened"

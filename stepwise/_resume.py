@@ -5,28 +5,25 @@ Imports: frames, checkpoints, run, mutation, journal, matching.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stepwise._checkpoints import Checkpoints, Loaded, Retention, State
 from stepwise._frames import RestoreFailedError, WorkflowFrame, Workplace
+from stepwise._going_on import go_on_at, go_on_from_the_top, record_resumed
 from stepwise._journal import Position, holds
-from stepwise._matching import Pool
 from stepwise._mutation import record_arguments, surroundings
 from stepwise._notices import count, notice
 from stepwise._pickling import PYTHON
-from stepwise._process import command as process_command
 from stepwise._records import Compensating, Ended, Entry, Forgotten, Outcome, Resumed, Started
 from stepwise._run import ActiveRun
 from stepwise._snapshot import load_values
-from stepwise._steps import known_steps
 from stepwise._surroundings import Surroundings
 from stepwise.errors import CodeChangedError
 from stepwise.rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
 
-__all__ = ["Body", "CheckpointPolicy", "go_on"]
+__all__ = ["Body", "CheckpointPolicy"]
 
 
 @dataclass(frozen=True)
@@ -211,7 +208,7 @@ class Body:
         return prefix_fingerprint(node, state.position, state.visited) == state.prefix
 
     def _fill(self, state: State, entries: list[Entry]) -> None:
-        go_on(self.active, state, entries)
+        go_on_at(self.active, state, entries)
         node = self._source.node()
         line = following_line(node, state.position) if node is not None else None
         where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
@@ -233,10 +230,7 @@ class Body:
                 run_id=active.run_id,
             )
         entries = self._load(Position())
-        pool = Pool(entries, known_steps)
-        done = sum(each.answers for each in pool.all)
-        active.pool = pool
-        active.progress.resumed_from = 0
+        done = go_on_from_the_top(active, entries)
         self._told = (
             f"replays from the top, {count(done, 'step')} answered by the journal"
             if done
@@ -264,23 +258,9 @@ class Body:
         if self._is_new:
             self.active.tell("run_started", detail=self.active.facts.arguments)
             return
-        active, now = self.active, time.time()
+        active = self.active
         step = active.progress.resumed_from or 0
-        how = process_command() if active.parent is None else ((), "")
-        active.facts = replace(
-            active.facts, status="running", end=0, error="", code=self._code, updated_at=now
-        )
-        resumed = Resumed(
-            active.journal.epoch,
-            how=self._told,
-            step=step,
-            code=self._code,
-            at=now,
-            void=self._void,
-            command=how[0],
-            cwd=how[1],
-        )
-        active.write((resumed, b""), durable=False, head=active.facts)
+        record_resumed(active, self._told, step, code=self._code, void=self._void)
         active.tell("run_resumed", detail=self._told)
         if active.parent is None:
             why = self._why()
@@ -289,15 +269,6 @@ class Body:
     def _why(self) -> str:
         """Why it does not go on at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
-
-
-def go_on(active: ActiveRun, state: State, entries: list[Entry]) -> None:
-    """Be where a checkpoint was taken; the records after it answer the calls that follow."""
-    journal = active.journal
-    earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
-    flags = {entry.number: known for entry, known in earlier}
-    pool = Pool([*(entry for entry, _ in earlier), *entries], known_steps, flags)
-    active.go_on_at(state, pool)
 
 
 def _redoes(state: State, entries: list[Entry]) -> bool:

@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from stepwise import _codec, _config, _outcomes, _tasks
-from stepwise._checkpoints import State
 from stepwise._counts import Ordinals, Progress, counted_as
 from stepwise._events import Event, Kind, emit, heard
 from stepwise._flows import Flows
@@ -36,12 +35,12 @@ from stepwise._records import (
     Call,
     Handled,
     Intent,
+    Outcome,
     Record,
     RunFacts,
     StepStatus,
 )
 from stepwise._summary import SummaryKeeper
-from stepwise._surroundings import Surroundings
 from stepwise._unwinding import Unwinding
 from stepwise.errors import OutsideRunError, RunStopped
 
@@ -130,7 +129,7 @@ class ActiveRun:
         self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
         self.ordinals = Ordinals()
         self._summary = SummaryKeeper(journal)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._pid = os.getpid()
         live_runs.add(self)
 
@@ -230,12 +229,12 @@ class ActiveRun:
 
     def match(self, call: Call, origin: Origin, alone: Callable[[], bool]) -> Match:
         """What is recorded of this call; see :meth:`Pool.match`."""
-        with self._lock:
+        with self.lock:
             return self.pool.match(call, directly=origin.directly, alone=alone)
 
     def take(self, recorded: Recorded) -> bool:
         """Use a record; False if another task or thread was faster."""
-        with self._lock:
+        with self.lock:
             if self.pool.get(recorded.call.number) is not recorded:
                 return False
             self.pool.take(recorded)
@@ -251,7 +250,7 @@ class ActiveRun:
             frame.recorded(recorded.entry.number, recorded.entry.record, looked)
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
-        with self._lock:
+        with self.lock:
             self.progress.skipped += 1
         self.tell("step_answered", recorded.call, getattr(recorded.entry.record, "preview", ""))
 
@@ -269,57 +268,42 @@ class ActiveRun:
         payload, form = arguments if arguments is not None else (b"", None)
         self.write((Intent(call, form), payload))
 
-    def outcome(
+    def look(self, scope: Scope, value: Any) -> Any:
+        """What the value of a call looks like, before it is encoded."""
+        frame = self._frame_of(scope)
+        return frame.look(value) if frame is not None else None
+
+    def record_outcome(
         self,
         scope: Scope,
-        call: Call,
-        status: StepStatus,
-        value: Any,
+        outcome: tuple[Outcome, Data],
         *,
-        inner: list[int],
-        attempts: int,
-        clean: bool = False,
-        around: Surroundings | None = None,
-        kind: Any = Any,
+        error: BaseException | None = None,
+        looked: Any = None,
     ) -> None:
         """Record how a call ended; durable when this returns.
 
         Args:
-            around: the arguments, if the call changed them.
-            kind: the type that its value is annotated with.
-
-        Raises:
-            NotRecordableError: its value cannot be recorded.
+            error: what it raised, if it did.
+            looked: what its value looked like; see :meth:`look`.
         """
-        frame = self.frame if scope.call is None else None
-        looked = frame.look(value) if frame is not None else None
-        record, payload = _outcomes.outcome(
-            self.codec,
-            call,
-            status,
-            value,
-            inner=tuple(inner),
-            attempts=attempts,
-            clean=clean,
-            around=around,
-            kind=kind,
-        )
-        (number,) = self.write((record, payload), durable=call.effect or status != "cancelled")
+        record, _ = outcome
+        call, frame = record.call, self._frame_of(scope)
+        (number,) = self.write(outcome, durable=call.effect or record.status != "cancelled")
         if frame is not None:
             frame.recorded(number, record, looked)
-        self._note(scope, call.number, tuple(inner))
-        with self._lock:
+        self._note(scope, call.number, record.inner)
+        with self.lock:
             self.progress.executed += 1
-        self.tell(_ENDED[status], call, record.preview, duration=record.at - call.at)
-        if status != "completed":
-            self.unwinding.failed(call.number, value)
+        self.tell(_ENDED[record.status], call, record.preview, duration=record.at - call.at)
+        if error is not None:
+            self.unwinding.failed(call.number, error)
         if frame is not None:
             frame.done(effect=call.effect, helper=self._locator.helper())
 
-    def settle(self, call: Call, *, landed: bool, value: Any = None, kind: Any = Any) -> None:
-        """Record the answer of a ``reconcile`` function, or the decision to skip."""
-        answer = _outcomes.settled(self.codec, call, landed=landed, value=value, kind=kind)
-        self.write(answer)
+    def _frame_of(self, scope: Scope) -> WatchesSteps | None:
+        """The frame that makes a call; ``None`` if a step makes it."""
+        return self.frame if scope.call is None else None
 
     def _note(self, scope: Scope, number: int, inner: tuple[int, ...]) -> None:
         self.unwinding.made(number)
@@ -363,39 +347,6 @@ class ActiveRun:
                 skipped=self.progress.skipped,
             )
         )
-
-    # -- checkpoints -----------------------------------------------------------------------------
-
-    def state(self, **place: Any) -> State:
-        """What a checkpoint holds of the run; ``place`` is what it holds of the frame."""
-        at, (ordinals, children) = self.journal.position, self.ordinals.kept()
-        with self._lock:
-            return State(
-                step=self.progress.done,
-                calls=self.journal.calls,
-                ordinals=ordinals,
-                children=children,
-                journal=[at.last, (at.link or b"").hex(), at.effects],
-                unused=[
-                    [each.origin.number, each.entry.number, *each.flags] for each in self.pool.all
-                ],
-                at=time.time(),
-                **place,
-            )
-
-    def go_on_at(self, state: State, pool: Pool) -> None:
-        """Be where the run was when a checkpoint was taken."""
-        self.pool = pool
-        self.journal.calls = max(self.journal.calls, state.calls)
-        self.progress = Progress(skipped=state.step, resumed_from=state.step)
-        children = {(name, digest): count for name, digest, count in state.children}
-        self.ordinals = Ordinals(state.ordinals, children)
-
-    def go_on_from_the_top(self, pool: Pool) -> None:
-        """Be where the run was when it began."""
-        self.pool = pool
-        self.progress = Progress(resumed_from=0)
-        self.ordinals = Ordinals()
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ from stepwise._doubt import InDoubt
 from stepwise._drive import drive
 from stepwise._identity import Key, Parameters, label_of
 from stepwise._mutation import Watch
-from stepwise._perform import Core, perform
+from stepwise._operations import Core
+from stepwise._perform import perform
 from stepwise._records import Call
 from stepwise._run import ActiveRun, Scope, current_scope, live_runs
 from stepwise._unseen import warn_if_unseen

@@ -11,9 +11,8 @@ Imports: classic checkpoints, lifecycle, execute, steps, and what they import.
 from __future__ import annotations
 
 import contextvars
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -22,15 +21,13 @@ from stepwise._adrive import adrive
 from stepwise._checkpoints import Retention
 from stepwise._classic import Checkpoint, CheckpointStore
 from stepwise._execute import execute_async
-from stepwise._journal import Position, holds
+from stepwise._going_on import go_on_at, go_on_from_the_top, record_resumed
+from stepwise._journal import holds
 from stepwise._lifecycle import Invocation, Recall, open_run
-from stepwise._matching import Pool
 from stepwise._notices import notice
 from stepwise._opened import NothingGiven
-from stepwise._records import Resumed
-from stepwise._resume import go_on
 from stepwise._run import ActiveRun, current_scope
-from stepwise._steps import Step, known_steps, step_of
+from stepwise._steps import Step, step_of
 from stepwise._unwinding import Unwinding
 from stepwise.errors import ConfigurationError, OutsideRunError
 from stepwise.rewrite import Source
@@ -266,10 +263,7 @@ class _Recoveries(NothingGiven):
         active.unwinding = Unwinding(self.run_id)
         self.recovered_from = checkpoint.step_number if checkpoint is not None else 0
         told = f"recovers at step {self.recovered_from}{f' from {why}' if why else ''}"
-        now = time.time()
-        active.facts = replace(active.facts, status="running", end=0, error="", updated_at=now)
-        resumed = Resumed(active.journal.epoch, told, self.recovered_from, at=now)
-        active.write((resumed, b""), durable=False, head=active.facts)
+        record_resumed(active, told, self.recovered_from, code="")
         notice(f"{self.run_id} {told}")
         return checkpoint
 
@@ -277,16 +271,16 @@ class _Recoveries(NothingGiven):
         active, journal = self._active, self._active.journal
         for checkpoint, place in self._agent.checkpoint_store._newest_first(self.run_id):
             if place is None:  # saved by hand, outside of the run
-                active.go_on_from_the_top(Pool(journal.load(Position()), known_steps))
+                go_on_from_the_top(active)
                 return checkpoint
             if holds(journal.store, journal.seal, self.run_id, place.start):
-                go_on(active, place, journal.load(place.start))
+                go_on_at(active, place, journal.load(place.start))
                 return checkpoint
             notice(
                 f"{self.run_id}: the journal before its checkpoint after step "
                 f"{checkpoint.step_number} is damaged; the checkpoint is left out"
             )
-        active.go_on_from_the_top(Pool(journal.load(Position()), known_steps))
+        go_on_from_the_top(active)
         return None
 
 

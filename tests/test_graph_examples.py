@@ -27,7 +27,6 @@ COMMANDS = {
     "graph": ["review_graph.py", "text.md", "--longest", "4", "--answer", "yes"],
     "agent": ["recoverable_agent.py", "sources"],
 }
-ONCE = {"graph": "[append]", "agent": "[append] "}
 
 
 class Ran(NamedTuple):

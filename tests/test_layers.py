@@ -25,7 +25,7 @@ TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in M
 
 FRONT_MODULES = "agent cli errors graph integrations notebook rewrite stores testing"
 LINES, FUNCTION_LINES = 420, 60
-LARGER = {"stepwise._run": 460, "stepwise.testing.contract": 450}
+LARGER = {"stepwise.testing.contract": 450}
 LONGER: dict[str, int] = {}
 
 ONLY_IN = {

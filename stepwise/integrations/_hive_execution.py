@@ -18,11 +18,12 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 
 from stepwise import _digest
 from stepwise._adrive import adrive
+from stepwise._going_on import go_on_from_the_top, record_resumed
 from stepwise._journal import Position
 from stepwise._matching import Pool
 from stepwise._notices import count, notice
 from stepwise._opened import NothingGiven, Opened
-from stepwise._records import Forgotten, Outcome, Resumed
+from stepwise._records import Forgotten, Outcome
 from stepwise._run import current_scope
 from stepwise._steps import Step, known_steps
 from stepwise.errors import ConfigurationError, RunStopped
@@ -130,20 +131,15 @@ class HiveExecution(NothingGiven):
     def _go_on(self) -> None:
         """Be at the entry; what is recorded answers its visits."""
         active = self.active
-        active.go_on_from_the_top(Pool(active.journal.load(Position()), known_steps))
-        done = sum(each.answers for each in active.pool.all)
+        done = go_on_from_the_top(active)
         told = f"goes on from its beginning, {count(done, 'step')} answered by the journal"
-        code, now = self._code, time.time()
+        code = self._code
         if active.facts.code != code:
             notice(
                 f"{active.run_id}: the graph is not the one that it began with; nodes that are "
                 "done are answered by their ids, and what follows is the new graph"
             )
-        active.facts = dataclasses.replace(
-            active.facts, status="running", end=0, error="", code=code, updated_at=now
-        )
-        resumed = Resumed(active.journal.epoch, told, 0, code=code, at=now)
-        active.write((resumed, b""), durable=False, head=active.facts)
+        record_resumed(active, told, 0, code=code)
         notice(f"{active.run_id} {told}")
 
     async def visit(self, node: Any, spec: Any, ctx: Any) -> Any:
@@ -205,7 +201,7 @@ class HiveExecution(NothingGiven):
             record = entry.record
             if isinstance(record, Outcome) and record.call.number == call:
                 for recorded in filter(None, map(pool.get, record.inner)):
-                    with active._lock:
+                    with active.lock:
                         active.pool.put_back(recorded)
 
     async def _visited(self, visit: str, attempt: int) -> Any:

@@ -71,22 +71,21 @@ class Watch:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Within the block, it watches."""
-        body, outcome = _steps.Step.body, _run.ActiveRun.outcome
+        body, record = _steps.Step.body, _run.ActiveRun.record_outcome
 
         def watched_body(step: _steps.Step, call: Call) -> Callable[..., Any]:
             repeatable = step.idempotent or step.in_doubt == "retry"
             return self._around(body(step, call), call, repeatable=repeatable)
 
-        def watched_outcome(
-            active: Any, scope: Any, call: Call, status: Any, *args: Any, **kwargs: Any
-        ) -> None:
-            outcome(active, scope, call, status, *args, **kwargs)
-            if not call.child:
-                self._pass(call, "recorded", status)
+        def watched_record(active: Any, scope: Any, item: Any, **facts: Any) -> None:
+            record(active, scope, item, **facts)
+            outcome = item[0]
+            if not outcome.call.child:
+                self._pass(outcome.call, "recorded", outcome.status)
 
         with (
             mock.patch.object(_steps.Step, "body", watched_body),
-            mock.patch.object(_run.ActiveRun, "outcome", watched_outcome),
+            mock.patch.object(_run.ActiveRun, "record_outcome", watched_record),
         ):
             yield
 

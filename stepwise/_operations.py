@@ -1,0 +1,71 @@
+"""What a call asks its driver to do: what takes time, and what came of it.
+
+Imports: run (scopes), flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from stepwise._flows import Flows
+from stepwise._run import Scope
+
+__all__ = ["Attempt", "Change", "Core", "Operation", "Ready", "Result", "Sleep"]
+
+
+@dataclass
+class Result:
+    """What came of an operation: a value, or an exception that is yet to be raised.
+
+    Exceptions travel as values: thrown through a generator, a ``StopIteration`` would change type.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+
+    def unwrap(self) -> Any:
+        """The value; raises the exception."""
+        if self.error is None:
+            return self.value
+        try:
+            raise self.error
+        finally:
+            self.error = None  # no cycle through the traceback
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of a body, inside the scope of its call."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    scope: Scope | None
+    name: str
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Wait between two attempts."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """Wait until another flow of control of the run did something; the value says if one did."""
+
+    flows: Flows
+    seen: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The journal has been asked, and nothing was done yet."""
+
+
+Operation = Union[Attempt, Sleep, Change, Ready]
+Core = Generator[Operation, Result, Result]
