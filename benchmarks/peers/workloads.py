@@ -135,7 +135,7 @@ class Bench:
     def flushes(self) -> Figures:
         """Per step: what a run of 3n steps has more than one of n, over 2n."""
         few, many = (self._flushes_of(count) for count in (self.arguments.n, 3 * self.arguments.n))
-        return {"flushes": round((many - few) / (2 * self.arguments.n), 2)}
+        return {"flushes": max(0.0, round((many - few) / (2 * self.arguments.n), 2))}
 
     def _flushes_of(self, count: int) -> int:
         with self.store() as (root, service):
