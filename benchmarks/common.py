@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -207,6 +208,7 @@ def main(measure: Callable[[argparse.Namespace], list[Row]], title: str) -> None
     if arguments.quick:
         arguments.rounds = min(2, arguments.rounds)
     os.environ.setdefault("STEPWISE_QUIET", "1")
+    warnings.filterwarnings("ignore", message="checkpoints take")  # that is what is measured
     began = time.monotonic()
     rows = measure(arguments)
     print(f"{title}  [{', '.join(machine().values())}]")
