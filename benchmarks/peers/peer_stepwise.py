@@ -68,11 +68,15 @@ class Stepwise(Peer):
     def open(self):
         os.environ.update(STEPWISE_HOME=str(self.store / "home"), STEPWISE_QUIET="1")
         scheme, durability, *every = self.variant.split("-")
+        self.where = open_store(f"{scheme}:{self.store / 'runs'}")
         self.options = {
-            "store": f"{scheme}:{self.store / 'runs'}",
+            "store": self.where,
             "durability": durability,
             "checkpoint_every": int(every[0]) if every else 1,
         }
+
+    def close(self):
+        self.where.close()
 
     def loop(self, run_id, count):
         loop.options(run_id=run_id, **self.options)(count)
