@@ -110,4 +110,4 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
 
 
 if __name__ == "__main__":
-    common.main(measure, "Whether costs grow with a run's length")
+    common.main(measure, "W8: whether costs grow with a run's length")

@@ -39,6 +39,10 @@ def spread(values: list[float] | None) -> str:
     return str(found) if found.high > found.low else str(found).split(" ", maxsplit=1)[0]
 
 
+def _ours(row: Report) -> str:
+    return f"{spread(row['ours'])} {row['unit']}".strip()
+
+
 def judged(row: Report) -> str:
     if row["limit"] is None:
         return ""
@@ -51,15 +55,19 @@ def rows(report: Report) -> str:
     lines = []
     for row in report["rows"]:
         ratio = f"**{spread(row['ratio'])}**" if row["ratio"] else ""
-        ours = f"{spread(row['ours'])} {row['unit']}".strip()
-        lines.append((row["what"], ratio, ours, row["other"], judged(row), row["note"]))
+        lines.append((row["what"], ratio, _ours(row), row["other"], judged(row), row["note"]))
     return table(("", "ratio", "stepwise", "compared with", "target", ""), lines)
 
 
 def targets(reports: dict[str, Report]) -> str:
     """Every figure that has a target."""
     lines = [
-        (name, row["what"], spread(row["ratio"] or row["ours"]), judged(row))
+        (
+            name,
+            row["what"],
+            f"{spread(row['ratio'])} x" if row["ratio"] else _ours(row),
+            judged(row),
+        )
         for name, report in reports.items()
         for row in report.get("rows", ())
         if row["limit"] is not None
@@ -117,9 +125,11 @@ def render(prose: str, reports: dict[str, Report]) -> str:
 
 
 def read(folder: pathlib.Path) -> dict[str, Report]:
-    """What the scripts have left, by their names."""
-    paths = sorted(folder.glob("*.json"))
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    """What the scripts have left, by their names: the workloads W1 to W8, then the others."""
+    found = {path.stem: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
+    titles = {name: str(report["title"]) for name, report in found.items()}
+    order = sorted(found, key=lambda name: (not titles[name].startswith("W"), titles[name]))
+    return {name: found[name] for name in order}
 
 
 def main() -> None:
