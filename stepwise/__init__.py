@@ -22,7 +22,8 @@ The map, each layer importing only from those above it::
     _process _resources _counts    what a process remembers; what is made anew; counting
     rewrite                        functions that can be entered in the middle
     stores                         where runs are kept: memory, disk, sqlite
-    _heads _lease _journal         listings; one owner per run; the append-only records
+    _heads _lease                  listings; one owner per run
+    _chain _group _journal         verified records; group commit; the append-only records
     _trees _chunks                 plain data, and whether it changed; parts of checkpoints
     _known _references             what is stored already; what a checkpoint refers to
     _matching _summary             which record answers; what a long journal comes to
@@ -33,7 +34,8 @@ The map, each layer importing only from those above it::
     _inspection                    looking into variables
     _flows _run _others _unseen    tasks and threads; a run in progress; who else is in it
     _doubt _attempts _history      side effects in doubt; retries; what happened
-    _operations _perform           what takes time in a call; a call from look-up to outcome
+    _operations _recording         what takes time in a call; recording, which does
+    _perform                       a call from look-up to outcome
     _drive _adrive                 what takes time, executed; awaited
     _options _steps                what options take; @step and @tool
     _map _compensation             many calls at once; undoing

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from stepwise._drive import PATIENCE, start, timed_out
-from stepwise._operations import Attempt, Core, Operation, Ready, Result, Sleep
-from stepwise._run import scope_variable
+from stepwise._drive import PATIENCE, start, timed_out, write
+from stepwise._operations import Attempt, Change, Core, Operation, Ready, Result, Sleep, Write
+from stepwise._run import ActiveRun, scope_variable
 
 __all__ = ["adrive", "aresume"]
 
@@ -40,11 +40,17 @@ async def aresume(core: Core, operation: Operation | Result) -> Result:
 async def _run(operation: Operation) -> Result:
     if isinstance(operation, Attempt):
         return await _attempt(operation)
+    if isinstance(operation, Write):
+        return await _write(operation) if _others(operation.run) else write(operation)
     if isinstance(operation, Ready):
         return Result()
     if isinstance(operation, Sleep):
         await asyncio.sleep(operation.seconds)
         return Result()
+    return await _change(operation)
+
+
+async def _change(operation: Change) -> Result:
     changed, loop = asyncio.Event(), asyncio.get_running_loop()
     flows = operation.flows
 
@@ -91,3 +97,40 @@ async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
     if not task.cancelled() and task.exception() is None:
         return Result(task.result())
     return Result(error=timed_out(attempt))
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+_LONE = 2  # tasks: the run's own, and its caller's
+
+
+def _others(run: ActiveRun) -> bool:
+    """Whether somebody could go on while the disk is waited for, or write something too."""
+    each: ActiveRun | None = run
+    while each is not None:
+        if each.flows.several_working():
+            return True
+        each = each.parent
+    return len(asyncio.all_tasks()) > _LONE
+
+
+class _Written(asyncio.Future[None]):
+    """Is not cancelled: who waits for it is, once it is known whether the record is there."""
+
+    def cancel(self, msg: object = None) -> bool:
+        return False
+
+
+async def _write(operation: Write) -> Result:
+    """Append a record in another thread; what is written by then is of one transaction."""
+    written = _Written(loop=asyncio.get_running_loop())
+    share = operation.run.journal.submit(operation.item, durable=operation.durable, future=written)
+    cancelled = None
+    try:
+        await written
+    except asyncio.CancelledError as error:
+        cancelled = error
+    if share.error is not None:
+        return Result(error=share.error)
+    operation.run.written(share.numbers, operation.item)
+    return Result(share.numbers[0], cancelled)

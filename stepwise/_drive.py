@@ -12,11 +12,11 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
-from stepwise._operations import Attempt, Core, Operation, Ready, Result, Sleep
+from stepwise._operations import Attempt, Core, Operation, Ready, Result, Sleep, Write
 from stepwise._run import scope_variable
 from stepwise.errors import StepTimeoutError
 
-__all__ = ["PATIENCE", "drive", "resume", "start", "timed_out"]
+__all__ = ["PATIENCE", "drive", "resume", "start", "timed_out", "write"]
 
 PATIENCE = 30.0  # seconds without any change after which a blocked call is given up
 
@@ -54,6 +54,8 @@ def resume(core: Core, operation: Operation | Result) -> Result:
 def _run(operation: Operation) -> Result:
     if isinstance(operation, Attempt):
         return _attempt(operation) if operation.timeout is None else _in_thread(operation)
+    if isinstance(operation, Write):
+        return write(operation)
     if isinstance(operation, Ready):
         return Result()
     if isinstance(operation, Sleep):
@@ -63,6 +65,16 @@ def _run(operation: Operation) -> Result:
     flows = operation.flows
     with flows.watching(changed.set):
         return Result(flows.changes != operation.seen or changed.wait(PATIENCE))
+
+
+def write(operation: Write) -> Result:
+    """Append a record, and wait until it is written."""
+    try:
+        numbers = operation.run.journal.append(operation.item, durable=operation.durable)
+        operation.run.written(numbers, operation.item)
+        return Result(numbers[0])
+    except BaseException as error:  # raised where the call is decided about
+        return Result(error=error)
 
 
 def _attempt(attempt: Attempt) -> Result:

@@ -5,17 +5,19 @@ it, and after each acknowledged batch the store keeps a *mark* apart from the da
 far the journal went.  So a damaged record, a missing one, a lost tail and an emptied database are
 all noticed, and even then it is known whether a side effect is concerned.
 
-Imports: seal, records, interrupts, notices, stores.
+Imports: chain, group, seal, records, interrupts, notices, stores.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from stepwise import _records
+from stepwise._chain import Lost, Position, holds, identity, read, read_one
+from stepwise._group import Group, Share
 from stepwise._heads import derive_facts, open_head, seal_head
 from stepwise._interrupts import Uninterrupted
 from stepwise._notices import notice
@@ -29,106 +31,14 @@ from stepwise._records import (
     Record,
     RunFacts,
 )
-from stepwise._seal import NO_LINK, DamagedError, ForeignKeyError, Seal
-from stepwise.errors import ConfigurationError, JournalLostError
+from stepwise._seal import NO_LINK, Seal
+from stepwise.errors import JournalLostError
 from stepwise.stores import Batch, Store
 
 __all__ = ["Journal", "Lost", "Position", "facts_of", "holds", "identity", "read", "read_one"]
 
 _MARK = struct.Struct("<QQ8s")
 _MARK_SIZE = _MARK.size + 16
-
-
-class Position(NamedTuple):
-    """How far a journal goes: its last number, the link to it, the intents up to it."""
-
-    last: int = 0
-    link: bytes | None = NO_LINK  # None: the last record cannot be read
-    effects: int = 0
-
-
-class Lost(NamedTuple):
-    """A record that does not verify, or is missing before one that does."""
-
-    number: int
-
-
-def read(
-    store: Store, seal: Seal, run_id: str, start: Position | None = None
-) -> Iterator[tuple[Entry | Lost, Position]]:
-    """The records after a position, verified, each with the position that it makes.
-
-    Raises:
-        ConfigurationError: they were written with another key.
-    """
-    at, stray = start or Position(), 0
-    for number, data in store.read(run_id, after=at.last):
-        try:
-            opened = seal.open(identity(run_id, number), data)
-        except ForeignKeyError:
-            if not _knows(store, seal, run_id):
-                raise _foreign(store, run_id) from None
-            opened = None
-        except DamagedError:
-            opened = None
-        if opened is None and number > at.last + 1:
-            stray = number  # perhaps it is the number that is damaged: it proves no gap
-            continue
-        stray = 0
-        for missing in range(at.last + 1, number):
-            at = Position(missing, None, at.effects)
-            yield Lost(missing), at
-        if opened is None or (at.link is not None and opened.previous != at.link):
-            at = Position(number, None, at.effects)
-            yield Lost(number), at
-            continue
-        record = _records.from_header(opened.header)
-        at = Position(number, opened.link, opened.effects + isinstance(record, ANNOUNCES))
-        yield Entry(number, record, opened.payload), at
-    if stray:
-        yield Lost(stray), at
-
-
-def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
-    """Whether the journal goes at least to this position, and there is what it was."""
-    for number, data in store.read(run_id, after=at.last - 1):
-        try:
-            return number == at.last and seal.open(identity(run_id, number), data).link == at.link
-        except DamagedError:
-            return False
-    return at.last == 0
-
-
-def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None:
-    """One record; ``None`` if it is not there or does not verify."""
-    for found, data in store.read(run_id, after=number - 1):
-        if found == number:
-            try:
-                opened = seal.open(identity(run_id, number), data)
-            except DamagedError:
-                break
-            return Entry(number, _records.from_header(opened.header), opened.payload)
-        break
-    return None
-
-
-def identity(run_id: str, number: int) -> str:
-    """What the seal of a record is bound to."""
-    return f"record/{number}/{run_id}"
-
-
-def _knows(store: Store, seal: Seal, run_id: str) -> bool:
-    """Whether the run's head is under this key: then the key id of a record is what is damaged."""
-    head = store.head(run_id)
-    return head is not None and open_head(seal, head) is not None
-
-
-def _foreign(store: Store, run_id: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"run {run_id!r} in {store.url} was written with another key. Bring back the key file "
-        "($STEPWISE_HOME/key), or set STEPWISE_KEY to the key it was written with; to start over "
-        "with this key, give another store"
-    )
 
 
 class Journal:
@@ -156,6 +66,7 @@ class Journal:
         self.unknown_effects = 0
         self.fsync = fsync
         self._lock = threading.RLock()
+        self._group = Group(store.url)
         self._at = Position()
         self._known = True  # whether _at is where the store is
         self._told: set[str] = set()
@@ -214,26 +125,61 @@ class Journal:
             durable: somebody relies on it; it is then acknowledged at the run's durability.
             head: the run's new head.
         """
-        with Uninterrupted(), self._lock:
-            if not self._known:
-                self._catch_up()
-            at, sealed = self._at, []
-            for record, payload in items:
-                data, at = self._sealed(at, record, payload)
-                sealed.append((at.last, data))
-            self._known = False  # until the write has returned
-            self.store.write(
-                self.run_id,
-                self.epoch,
-                Batch(
-                    tuple(sealed),
-                    head=seal_head(self.seal, head) if head is not None else None,
-                    mark=self._mark(at) if durable else b"",
-                    durable=durable and self.fsync,
-                ),
-            )
-            self._at, self._known = at, True
-            return [number for number, _ in sealed]
+        return self._group.write(Share(items, durable=durable, head=head), self._write)
+
+    def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Share:
+        """Append records as :meth:`append` does, but in another thread.
+
+        Args:
+            future: of an event loop; done when they are written, or cannot be.
+        """
+        share = Share(items, durable=durable, future=future)
+        self._group.submit(share, self._write)
+        return share
+
+    def _write(self, shares: list[Share]) -> None:
+        """Write the shares of several callers in one transaction, in their order."""
+        if not self._known:
+            self._catch_up()
+        at, sealed, head, durable = self._at, list[tuple[int, Data]](), None, False
+        written = []
+        for share in shares:
+            if share.items and share.end == self._at:  # an interrupted write that was done
+                share.done = True
+                continue
+            try:
+                following, at = self._follow(at, share.items)
+            except Exception as error:
+                share.error = error
+                continue
+            sealed += following
+            share.numbers = [number for number, _ in following]
+            head = share.head or head
+            durable = durable or share.durable
+            written.append(share)
+        if not written:
+            return
+        for share in written:
+            share.end = at
+        batch = Batch(
+            tuple(sealed),
+            head=seal_head(self.seal, head) if head is not None else None,
+            mark=self._mark(at) if durable else b"",
+            durable=durable and self.fsync,
+        )
+        self._known = False  # until the write has returned
+        self.store.write(self.run_id, self.epoch, batch)
+        self._at, self._known = at, True
+
+    def _follow(
+        self, at: Position, items: Iterable[tuple[Record, Data]]
+    ) -> tuple[list[tuple[int, Data]], Position]:
+        """Records sealed as they follow a position, and the position that they make."""
+        sealed = []
+        for record, payload in items:
+            data, at = self._sealed(at, record, payload)
+            sealed.append((at.last, data))
+        return sealed, at
 
     def _sealed(self, at: Position, record: Record, payload: Data) -> tuple[Data, Position]:
         """A record as it follows a position, and the position that it makes."""
@@ -263,17 +209,16 @@ class Journal:
             data, at = self._sealed(positions[-1], record, payload)
             sealed.append((at.last, data))
             positions.append(at)
-        with Uninterrupted(), self._lock:
-            self._known = False
-            batch = Batch(
-                tuple(sealed),
-                put=put(positions),
-                head=seal_head(self.seal, head),
-                mark=self._mark(positions[-1]),
-                durable=self.fsync,
-            )
-            self.store.write(self.run_id, self.epoch, batch)
-            self._at, self._known = positions[-1], True
+        batch = Batch(
+            tuple(sealed),
+            put=put(positions),
+            head=seal_head(self.seal, head),
+            mark=self._mark(positions[-1]),
+            durable=self.fsync,
+        )
+        self._known = False
+        self._put(batch)
+        self._at, self._known = positions[-1], True
 
     def put(
         self,
@@ -289,24 +234,24 @@ class Journal:
     ) -> int:
         """Write an object beside the records, and others that are sealed; its size in bytes."""
         data, _ = self.seal.close(f"{name}/{self.run_id}", header, payload)
-        with Uninterrupted(), self._lock:
-            self.store.write(
-                self.run_id,
-                self.epoch,
-                Batch(
-                    put={**(also or {}), name: data},
-                    delete=delete,
-                    prune=prune,
-                    head=seal_head(self.seal, head) if head is not None else None,
-                    durable=durable and self.fsync,
-                ),
+        self._put(
+            Batch(
+                put={**(also or {}), name: data},
+                delete=delete,
+                prune=prune,
+                head=seal_head(self.seal, head) if head is not None else None,
+                durable=durable and self.fsync,
             )
+        )
         return len(data)
 
     def drop(self, names: tuple[str, ...]) -> None:
         """Delete objects."""
-        with Uninterrupted(), self._lock:
-            self.store.write(self.run_id, self.epoch, Batch(delete=names, durable=False))
+        self._put(Batch(delete=names, durable=False))
+
+    def _put(self, batch: Batch) -> None:
+        with Uninterrupted():
+            self._group.alone(lambda: self.store.write(self.run_id, self.epoch, batch))
 
     def next_call(self) -> int:
         """A number for a new call."""

@@ -1,6 +1,6 @@
 """What a call asks its driver to do: what takes time, and what came of it.
 
-Imports: run (scopes), flows.
+Imports: run, flows, records, pieces.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from stepwise._flows import Flows
-from stepwise._run import Scope
+from stepwise._pieces import Data
+from stepwise._records import Record
+from stepwise._run import ActiveRun, Scope
 
-__all__ = ["Attempt", "Change", "Core", "Operation", "Ready", "Result", "Sleep"]
+__all__ = ["Attempt", "Change", "Core", "Operation", "Ready", "Result", "Sleep", "Write"]
 
 
 @dataclass
@@ -67,5 +69,18 @@ class Ready:
     """The journal has been asked, and nothing was done yet."""
 
 
-Operation = Union[Attempt, Sleep, Change, Ready]
+@dataclass(frozen=True)
+class Write:
+    """Append a record with its payload to the journal of a run.
+
+    The value of its result is the record's number; with it may come an error that is not the
+    journal's: a cancellation of who waited for it.
+    """
+
+    run: ActiveRun
+    item: tuple[Record, Data]
+    durable: bool = True
+
+
+Operation = Union[Attempt, Sleep, Change, Ready, Write]
 Core = Generator[Operation, Result, Result]

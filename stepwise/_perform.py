@@ -28,11 +28,12 @@ from stepwise._doubt import (
 from stepwise._matching import Match, Recorded, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
-from stepwise._operations import Attempt, Change, Core, Ready, Result, Sleep
+from stepwise._operations import Attempt, Change, Core, Ready, Result, Sleep, Write
 from stepwise._origin import Origin
 from stepwise._others import others_alive, others_may_claim
 from stepwise._outcomes import outcome, settled
 from stepwise._previews import preview_arguments
+from stepwise._recording import Recording, intend, record_outcome, record_settled
 from stepwise._records import Call
 from stepwise._run import Scope
 from stepwise._surroundings import Surroundings
@@ -131,7 +132,7 @@ def perform(
         if settled is not None:
             return settled
     if call.effect:
-        active.intend(call, performer.to_undo(bound, active.codec))
+        yield from intend(scope, call, performer.to_undo(bound, active.codec))
     active.tell("step_started", call)
     with active.flows.working(call.number):
         return (yield from _execute(performer, scope, call, bound, args, kwargs))
@@ -229,7 +230,7 @@ def _execute(
                     return result
                 result = Result(error=error)
             else:
-                active.record_outcome(scope, record, looked=looked)
+                yield from record_outcome(scope, record, looked=looked)
                 return result
         assert result.error is not None
         clean = isinstance(result.error, performer.fails_cleanly)
@@ -243,7 +244,7 @@ def _execute(
         finally:
             if delay is None:
                 left = watch.around if call.child and watch.changed() else None
-                _record_failure(
+                yield from _record_failure(
                     scope, call, result.error, inner.inner, number, clean=clean, around=left
                 )
         if delay is None:
@@ -271,7 +272,7 @@ def _record_failure(
     *,
     clean: bool,
     around: Surroundings | None,
-) -> None:
+) -> Recording:
     """Record what a call raised, unless it is the run that is being stopped.
 
     Args:
@@ -296,7 +297,7 @@ def _record_failure(
             clean=clean,
             around=around,
         )
-        active.record_outcome(scope, record, error=error)
+        yield from record_outcome(scope, record, error=error)
 
 
 # -- doubt ---------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ def _decide(
     call: Call,
     recorded: Recorded,
     bound: Mapping[str, Any],
-) -> Generator[Attempt, Result, Result | None]:
+) -> Generator[Attempt | Write, Result, Result | None]:
     """Settle a call in doubt as its tool says; ``None`` if it is to run (again)."""
     active, policy = scope.run, performer.in_doubt
     active.tell("step_in_doubt", call)
@@ -334,11 +335,11 @@ def _decide(
         landed = settled(
             active.codec, call, landed=True, value=answer.value, kind=performer.returns
         )
-        active.write(landed)
+        yield from record_settled(active, landed)
         active.answered(scope, recorded)
         return Result(answer.value)
     if _is(answer, DidNotHappen):
-        active.write(settled(active.codec, call, landed=False))
+        yield from record_settled(active, settled(active.codec, call, landed=False))
         return None
     if _is(answer, Inconclusive):
         why = f"{call.name} was started, and its reconcile could not tell whether it happened"

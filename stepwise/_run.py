@@ -34,7 +34,6 @@ from stepwise._previews import preview
 from stepwise._records import (
     Call,
     Handled,
-    Intent,
     Outcome,
     Record,
     RunFacts,
@@ -263,39 +262,34 @@ class ActiveRun:
             return call.numbered(old.number, old.key, old.child or child)
         return call.numbered(self.journal.next_call(), call.key, child)
 
-    def intend(self, call: Call, arguments: _codec.Encoded | None = None) -> None:
-        """Announce a side effect; durable when this returns."""
-        payload, form = arguments if arguments is not None else (b"", None)
-        self.write((Intent(call, form), payload))
-
     def look(self, scope: Scope, value: Any) -> Any:
         """What the value of a call looks like, before it is encoded."""
         frame = self._frame_of(scope)
         return frame.look(value) if frame is not None else None
 
-    def record_outcome(
+    def recorded(
         self,
         scope: Scope,
-        outcome: tuple[Outcome, Data],
+        number: int,
+        outcome: Outcome,
         *,
         error: BaseException | None = None,
         looked: Any = None,
     ) -> None:
-        """Record how a call ended; durable when this returns.
+        """How a call ended is on record.
 
         Args:
-            error: what it raised, if it did.
+            number: of the record.
+            error: what the call raised, if it did.
             looked: what its value looked like; see :meth:`look`.
         """
-        record, _ = outcome
-        call, frame = record.call, self._frame_of(scope)
-        (number,) = self.write(outcome, durable=call.effect or record.status != "cancelled")
+        call, frame = outcome.call, self._frame_of(scope)
         if frame is not None:
-            frame.recorded(number, record, looked)
-        self._note(scope, call.number, record.inner)
+            frame.recorded(number, outcome, looked)
+        self._note(scope, call.number, outcome.inner)
         with self.lock:
             self.progress.executed += 1
-        self.tell(_ENDED[record.status], call, record.preview, duration=record.at - call.at)
+        self.tell(_ENDED[outcome.status], call, outcome.preview, duration=outcome.at - call.at)
         if error is not None:
             self.unwinding.failed(call.number, error)
         if frame is not None:
@@ -316,10 +310,14 @@ class ActiveRun:
         """Append to the journal, and give the records' numbers; if that fails, the run stops."""
         try:
             numbers = self.journal.append(*items, durable=durable, head=head)
-            self._summary.note(numbers, [record for record, _ in items])
+            self.written(numbers, *items)
             return numbers
         except RunStopped as error:
             raise self.stop(error) from error.__cause__
+
+    def written(self, numbers: list[int], *items: tuple[Record, Data]) -> None:
+        """These records are in the journal, under these numbers."""
+        self._summary.note(numbers, [record for record, _ in items])
 
     def tell(
         self,

@@ -70,37 +70,39 @@ async def agent(first):
 RIGHT = [0, [10, "sent 1"], [20, "sent 2"], "sent 3", "sent 4"]
 
 
-async def cancelled(call, turns):
-    """The result of a call that is cancelled after some turns of the loop; ``None`` if it was."""
-    task = asyncio.ensure_future(call)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    return None if task.cancelled() else task.result()
+class Turning(asyncio.SelectorEventLoop):
+    """An event loop that counts its turns, and cancels its task at one of them."""
+
+    turns, at, task = 0, None, None
+
+    def _run_once(self):
+        self.turns += 1
+        if self.turns == self.at:
+            self.task.cancel()
+        super()._run_once()
 
 
-async def turns_of(call):
-    """How many turns of the loop a call takes."""
-    task, turns = asyncio.ensure_future(call), 0
-    while not task.done():
-        await asyncio.sleep(0)
-        turns += 1
-    assert task.result() == RIGHT
-    return turns
+def turned(call, at=None):
+    """The result of a call that is cancelled at a turn (``None`` if it was), and the turns."""
+    with contextlib.closing(Turning()) as loop:
+        loop.task, loop.at = loop.create_task(call), at
+        try:
+            return loop.run_until_complete(loop.task), loop.turns
+        except asyncio.CancelledError:
+            return None, loop.turns
 
 
 def storm(count, run=agent):
     """Cancel a run at random turns, and call it again; what was wrong, and how many were hit."""
     wrong, hit, chance = [], 0, random.Random(f"{SEED} cancel")
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder, fresh_store(folder):
-        turns = asyncio.run(turns_of(run.options(run_id="undisturbed")(0)))
+        result, turns = turned(run.options(run_id="undisturbed")(0))
+        assert result == RIGHT
         for number in range(count):
             DID.clear()
-            call, at = run.options(run_id=f"run{number}"), chance.randrange(turns)
-            ended = asyncio.run(cancelled(call(0), at))
-            hit += ended is None
-            if asyncio.run(call(0)) != RIGHT:
+            call, at = run.options(run_id=f"run{number}"), chance.randint(1, turns)
+            hit += turned(call(0), at)[0] is None
+            if turned(call(0))[0] != RIGHT:
                 wrong.append(f"cancelled at turn {at}: another result")
             if any(DID[f"send {n}"] != 1 for n in (1, 2, 3, 4)) or DID.total() > len(DID) + 2:
                 wrong.append(f"cancelled at turn {at}: {DID}")

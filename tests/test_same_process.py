@@ -40,8 +40,15 @@ def test_ctrl_c_and_again(program):
     for place in [*undisturbed(program).places[::EVERY], *sampled(program, SAMPLES)]:
         with Lab(*PROGRAMS[program]) as lab:
             lab.run_to_end(place, how="int")
-            assert "interrupted" in lab.log, lab.said
+            assert "interrupted" in lab.log or _beyond(lab, place), lab.said
             check(lab, program, place)
+
+
+def _beyond(lab, place):
+    """Whether a program had ended by then: threads that write together pass fewer events."""
+    passed = [line for line in lab.log if line.startswith("events ")]
+    number = place.removeprefix("event ")
+    return number.isdecimal() and bool(passed) and int(passed[0].split()[1]) < int(number)
 
 
 @programs

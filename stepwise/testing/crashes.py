@@ -17,7 +17,7 @@ from typing import Any, Literal
 from unittest import mock
 
 from stepwise import _run, _steps
-from stepwise._records import Call
+from stepwise._records import Call, Outcome
 from stepwise.errors import ConfigurationError
 
 __all__ = ["Passed", "Point", "SimulatedCrash", "Watch", "crash_at"]
@@ -71,21 +71,22 @@ class Watch:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Within the block, it watches."""
-        body, record = _steps.Step.body, _run.ActiveRun.record_outcome
+        body, record = _steps.Step.body, _run.ActiveRun.recorded
 
         def watched_body(step: _steps.Step, call: Call) -> Callable[..., Any]:
             repeatable = step.idempotent or step.in_doubt == "retry"
             return self._around(body(step, call), call, repeatable=repeatable)
 
-        def watched_record(active: Any, scope: Any, item: Any, **facts: Any) -> None:
-            record(active, scope, item, **facts)
-            outcome = item[0]
+        def watched_record(
+            active: Any, scope: Any, number: int, outcome: Outcome, **facts: Any
+        ) -> None:
+            record(active, scope, number, outcome, **facts)
             if not outcome.call.child:
                 self._pass(outcome.call, "recorded", outcome.status)
 
         with (
             mock.patch.object(_steps.Step, "body", watched_body),
-            mock.patch.object(_run.ActiveRun, "record_outcome", watched_record),
+            mock.patch.object(_run.ActiveRun, "recorded", watched_record),
         ):
             yield
 

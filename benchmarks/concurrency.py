@@ -1,0 +1,257 @@
+"""W6: many steps at once, against the time that they take themselves, and against no library.
+
+Steps wait 10 ms.  200 tasks make one each; 64 threads make ten each; 8 processes with a run each in
+one store make fifty each, one after the other.  The *ideal* is the waiting alone: 10, 100, 500 ms.
+*Plain* is the same on asyncio, threads and processes with an insert that waits for the disk (SQLite
+WAL FULL) for each step.  Flushes are counted in processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import pathlib
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import common
+
+import stepwise
+
+_WAIT = 0.010  # seconds
+_LIMIT = 1.5
+_TASKS, _THREADS, _EACH, _PROCESSES, _TURNS = 200, 64, 10, 8, 50
+_serial = itertools.count()
+
+
+@stepwise.step
+async def fetch(number: int) -> int:
+    await asyncio.sleep(_WAIT)
+    return number
+
+
+@stepwise.step
+def work(number: int) -> int:
+    time.sleep(_WAIT)
+    return number
+
+
+@stepwise.workflow
+async def tasks(count: int) -> int:
+    return sum(await asyncio.gather(*[fetch(number) for number in range(count)]))
+
+
+@stepwise.workflow
+def threads(count: int) -> int:
+    return sum(stepwise.map(work, range(count), max_workers=_THREADS))
+
+
+@stepwise.workflow
+def one_by_one(count: int) -> int:
+    total = 0
+    for number in range(count):
+        total += work(number)
+    return total
+
+
+class Raw:
+    """A database that takes one insert for each step, from any thread."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._mutex = threading.Lock()
+        self._database = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=60
+        )
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute("CREATE TABLE IF NOT EXISTS kv (k TEXT PRIMARY KEY, v BLOB)")
+        self.insert(f"{os.getpid()}")
+
+    def insert(self, key: str) -> None:
+        with self._mutex:
+            self._database.execute("INSERT INTO kv VALUES (?, ?)", (key, bytes(300)))
+
+    def work(self, number: int) -> None:
+        time.sleep(_WAIT)
+        self.insert(f"{os.getpid()}/{number}")
+
+    async def fetch(self, number: int) -> None:
+        await asyncio.sleep(_WAIT)
+        self.insert(f"{number}")
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _timed(function: Callable[[], object]) -> float:
+    """Milliseconds."""
+    began = time.perf_counter()
+    function()
+    return (time.perf_counter() - began) * 1e3
+
+
+# -- the three workloads, each in a new store or database ----------------------------------------
+
+
+def run_tasks(path: pathlib.Path, count: int = _TASKS) -> float:
+    run = tasks.options(store=f"disk:{path / f'store{next(_serial)}'}")
+
+    async def main() -> float:
+        await run.options(run_id="first")(2)
+        measured = run.options(run_id="measured")(count)
+        began = time.perf_counter()
+        await measured
+        return (time.perf_counter() - began) * 1e3
+
+    return asyncio.run(main())
+
+
+def plain_tasks(path: pathlib.Path) -> float:
+    raw = Raw(path / f"raw{next(_serial)}.db")
+
+    async def main() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*[raw.fetch(number) for number in range(_TASKS)])
+        return (time.perf_counter() - began) * 1e3
+
+    took = asyncio.run(main())
+    raw.close()
+    return took
+
+
+def run_threads(path: pathlib.Path, count: int = _THREADS * _EACH) -> float:
+    run = threads.options(store=f"disk:{path / f'store{next(_serial)}'}")
+    run.options(run_id="first")(2)
+    return _timed(lambda: run.options(run_id="measured")(count))
+
+
+def plain_threads(path: pathlib.Path) -> float:
+    raw = Raw(path / f"raw{next(_serial)}.db")
+
+    def whole() -> None:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(raw.work, range(_THREADS * _EACH)))
+
+    took = _timed(whole)
+    raw.close()
+    return took
+
+
+def run_processes(path: pathlib.Path) -> float:
+    return _together("process", path / f"store{next(_serial)}")
+
+
+def plain_processes(path: pathlib.Path) -> float:
+    return _together("plain", path / f"raw{next(_serial)}.db")
+
+
+def _together(kind: str, path: pathlib.Path) -> float:
+    """Milliseconds from when all processes may begin to when the last one has ended."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, __file__, kind, str(path), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(_PROCESSES)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+
+    def whole() -> None:
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.close()
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "done\n"
+
+    took = _timed(whole)
+    for child in children:
+        child.wait()
+    return took
+
+
+def process(kind: str, path: pathlib.Path, number: str) -> None:
+    """One of the processes: prepare, wait until told, do the work."""
+    if kind == "process":
+        run = one_by_one.options(store=f"disk:{path}")
+        run.options(run_id=f"first {number}")(1)
+        measured = run.options(run_id=f"measured {number}")
+    else:
+        raw = Raw(path)
+
+        def measured(count: int) -> None:
+            for turn in range(count):
+                raw.work(turn)
+
+    print("ready", flush=True)
+    sys.stdin.read()
+    measured(_TURNS)
+    print("done", flush=True)
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+_KINDS = (
+    # what, ours, plain, ideal in milliseconds, what is counted
+    (f"{_TASKS} tasks", run_tasks, plain_tasks, _WAIT * 1e3, "tasks"),
+    (f"{_THREADS} threads", run_threads, plain_threads, _WAIT * _EACH * 1e3, "threads"),
+    (f"{_PROCESSES} processes", run_processes, plain_processes, _WAIT * _TURNS * 1e3, ""),
+)
+
+
+def measure(arguments: argparse.Namespace) -> list[common.Row]:
+    rows = []
+    with common.folder() as path:
+        os.environ["STEPWISE_HOME"] = str(path)
+        for what, ours, plain, ideal, counted in _KINDS:
+            note = _flushes(counted) if counted else ""
+            against = (
+                (f"{what}, against the ideal", lambda ideal=ideal: ideal, "ideal", _LIMIT),
+                (f"{what}, against plain", lambda p=plain: p(path), "plain", None),
+            )
+            for title, other, name, limit in against:
+                row = common.compare(
+                    title,
+                    "ms",
+                    lambda ours=ours: ours(path),
+                    other,
+                    name,
+                    rounds=arguments.rounds,
+                    limit=limit,
+                    note=note,
+                )
+                rows.append(row)
+    return rows
+
+
+def _flushes(kind: str) -> str:
+    """Flushes per step: the difference between a long and a short run."""
+    counts = []
+    for count in (200, 1000):
+        with common.folder() as path:
+            found = common.flushes(__file__, kind, str(count), STEPWISE_HOME=str(path))
+        if found is None:
+            return "flushes not counted: no strace"
+        counts.append(found)
+    return f"{(counts[1] - counts[0]) / 800:.2f} flushes per step"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] in (["tasks"], ["threads"]):
+        home = pathlib.Path(os.environ["STEPWISE_HOME"])
+        (run_tasks if sys.argv[1] == "tasks" else run_threads)(home, int(sys.argv[2]))
+    elif sys.argv[1:2] in (["process"], ["plain"]):
+        process(sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3])
+    else:
+        sys.exit(common.main(measure, "W6: many steps at once"))

@@ -1,0 +1,241 @@
+"""Group commit: what several tasks and threads of a run want written goes in one transaction.
+
+A *share* is what one caller wants written.  The first to come writes it, and leads: what comes
+meanwhile waits, and then one of those writes all of it, in the order in which it came.  So what
+comes in during one flush shares the next, and a caller who is alone waits for nobody.
+
+An event loop must not stand still for a flush while other tasks could run: its shares are written
+in a thread, which lives as long as there are any, and the loop is told.  Nobody goes on before his
+own records are written.
+
+Waiting for a lock instead, and finding one's share done behind it, was rejected (measured): those
+whose shares are done stand in line with those who bring new ones, and each gets a flush of its own.
+
+Imports: errors, interrupts, pieces, records.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import errno
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stepwise._interrupts import Uninterrupted
+from stepwise._pieces import Data
+from stepwise._records import Record, RunFacts
+from stepwise.errors import RunStopped, StoreError
+
+__all__ = ["Group", "Share"]
+
+
+class Share:
+    """What one caller wants written.
+
+    Args:
+        items: records with their payloads.
+        durable: somebody relies on it.
+        head: the run's new head.
+        future: of the event loop that waits for it, if one does.
+
+    Attributes:
+        numbers: of the records, once they are written.
+        error: what came of it instead.
+        done: one of the two is there.
+        end: where the journal ends with the batch that it was last part of.
+        leads: who brought it is to write it, and all that waits with it.
+        bell: what who brought it waits at.
+        thread: of who brought it; an event loop's writes are made in no thread of the program.
+    """
+
+    __slots__ = (
+        "bell",
+        "done",
+        "durable",
+        "end",
+        "error",
+        "future",
+        "head",
+        "items",
+        "leads",
+        "numbers",
+        "thread",
+    )
+
+    def __init__(
+        self,
+        items: tuple[tuple[Record, Data], ...],
+        *,
+        durable: bool,
+        head: RunFacts | None = None,
+        future: Any = None,
+    ) -> None:
+        self.items = items
+        self.durable = durable
+        self.head = head
+        self.future = future
+        self.numbers: list[int] = []
+        self.error: BaseException | None = None
+        self.done = self.leads = False
+        self.end: Any = None
+        self.bell = _thread.allocate_lock()
+        self.thread = threading.get_ident() if future is None else _ELSEWHERE
+
+    def ring(self) -> None:
+        """It is done, or is to lead."""
+        if self.bell.locked():
+            self.bell.release()
+
+    def result(self) -> list[int]:
+        """The numbers; raises the error."""
+        if self.error is not None:
+            raise self.error
+        return self.numbers
+
+
+Write = Callable[[list[Share]], None]
+_NOBODY, _ELSEWHERE = 0, -1  # no identifiers of threads
+
+
+class Group:
+    """The shares that wait, and who writes them: the *leader*, of whom there is one at a time.
+
+    What is given to :meth:`write` and :meth:`submit` writes shares in one transaction.  If it stops
+    the run, each of them gets the error; anything else that it raises is for who called it, and the
+    shares of the others still wait.
+
+    Whatever a signal handler raises, and where, the next one leads: only plain ``with`` and ``try``
+    stand between taking the lead and giving it up.
+
+    Args:
+        where: the store, for an error message.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lock = threading.RLock()
+        self._writing = False
+        self._mutex = threading.RLock()  # a finalizer may come to it anywhere
+        self._waiting: list[Share] = []
+        self._leader = _NOBODY  # the thread
+
+    def alone(self, function: Callable[[], None]) -> None:
+        """Call a function while nobody else writes."""
+        with self._lock:
+            if self._writing:
+                raise self._refused()
+            try:
+                self._writing = True
+                function()
+            finally:
+                self._writing = False
+
+    def write(self, share: Share, write: Write) -> list[int]:
+        """Have a share written, and wait for it."""
+        with Uninterrupted():
+            try:
+                self._join(share)
+                if not share.leads:
+                    share.bell.acquire()  # until it is done, or is to lead
+                if not share.done:
+                    self.alone(lambda: self._write_waiting(write))
+            finally:
+                share.done = True
+                if share.leads and self._hand_over():
+                    self._serve_elsewhere(write)
+        return share.result()
+
+    def submit(self, share: Share, write: Write) -> None:
+        """Have a share written in another thread; its future is told."""
+        with Uninterrupted():
+            self._join(share)
+            if share.leads:
+                self._serve_elsewhere(write)
+
+    def _join(self, share: Share) -> None:
+        with self._mutex:
+            if self._leader == share.thread and share.future is None:
+                raise self._refused()
+            self._waiting.append(share)
+            if self._leader == _NOBODY:
+                share.leads, self._leader = True, share.thread
+            else:
+                share.bell.acquire()
+
+    def _hand_over(self) -> bool:
+        """Another leads from now on; whether it is one who does not do so by itself."""
+        with self._mutex:
+            self._waiting = [share for share in self._waiting if not share.done]
+            # The last: if its thread waits for two, for one in a signal handler, that is this one.
+            following = self._waiting[-1] if self._waiting else None
+            self._leader = following.thread if following is not None else _NOBODY
+            if following is None:
+                return False
+            following.leads = True
+            following.ring()
+            return following.future is not None
+
+    def _serve_elsewhere(self, write: Write) -> None:
+        try:
+            # Not a threading.Thread: the loop would wait until that has begun.
+            _thread.start_new_thread(self._serve, (write,))
+        except RuntimeError:  # there are too many, or Python is about to end
+            self._serve(write)
+
+    def _serve(self, write: Write) -> None:
+        """Lead for those that do not do so by themselves."""
+        while True:
+            with self._mutex:
+                waiting = list(self._waiting)
+            try:
+                self.alone(lambda: self._write_waiting(write))
+            except BaseException as error:  # nobody else would get it
+                _end([share for share in waiting if not share.done], error)
+            if not self._hand_over():
+                return
+
+    def _write_waiting(self, write: Write) -> None:
+        with self._mutex:
+            shares = [share for share in self._waiting if not share.done]
+        stop: RunStopped | None = None
+        try:
+            write(shares)
+        except RunStopped as error:
+            stop = error
+        _end(shares, stop)
+
+    def _refused(self) -> StoreError:
+        return StoreError(
+            "a signal handler or a finalizer called stepwise in the middle of a write; "
+            "call it from ordinary code",
+            path=self._where,
+            errno=errno.EDEADLK,
+        )
+
+
+def _end(shares: list[Share], error: BaseException | None) -> None:
+    for share in shares:
+        share.error = share.error or error
+        share.done = True
+    for share in shares:
+        share.ring()
+    _tell(shares)
+
+
+def _tell(shares: list[Share]) -> None:
+    """Tell the event loops that wait, each once."""
+    loops: dict[Any, list[Any]] = {}
+    for share in shares:
+        if share.future is not None:
+            loops.setdefault(share.future.get_loop(), []).append(share.future)
+    for loop, futures in loops.items():
+        with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, futures)
+
+
+def _settle(futures: list[Any]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,85 @@
+"""Recording what becomes of a call: it begins, it ended, somebody settled it.
+
+Written as generators: the write is an operation that they yield, so that synchronous callers wait
+for the disk, and an event loop goes on meanwhile.  When one returns, its record is durable.
+
+Imports: run, operations, codec, records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from stepwise import _outcomes
+from stepwise._codec import Encoded
+from stepwise._operations import Result, Write
+from stepwise._pieces import Data
+from stepwise._records import Call, Intent, Outcome, Record
+from stepwise._run import ActiveRun, Scope
+from stepwise.errors import RunStopped
+
+__all__ = ["Recording", "intend", "record_outcome", "record_settled"]
+
+Recording = Generator[Write, Result, None]
+
+
+def intend(scope: Scope, call: Call, arguments: Encoded | None = None) -> Recording:
+    """Announce a side effect.
+
+    Raises:
+        CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
+    """
+    active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
+    _, cancelled = yield from _write(active, (Intent(call, form), payload))
+    if cancelled is not None:
+        outcome = _outcomes.outcome(
+            active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
+        )
+        yield from record_outcome(scope, outcome, error=cancelled)
+        raise cancelled
+
+
+def record_outcome(
+    scope: Scope,
+    outcome: tuple[Outcome, Data],
+    *,
+    error: BaseException | None = None,
+    looked: Any = None,
+) -> Recording:
+    """Record how a call ended.
+
+    Args:
+        error: what it raised, if it did.
+        looked: what its value looked like; see :meth:`ActiveRun.look`.
+
+    Raises:
+        CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
+    """
+    active, (record, _) = scope.run, outcome
+    durable = record.call.effect or record.status != "cancelled"
+    number, cancelled = yield from _write(active, outcome, durable=durable)
+    active.recorded(scope, number, record, error=error, looked=looked)
+    if cancelled is not None:
+        # What the call raised is part of what the run may end with then, and is tried again.
+        raise cancelled from (error if record.status == "failed" else None)
+
+
+def record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> Recording:
+    """Record the answer of a ``reconcile`` function, or the decision to skip."""
+    _, cancelled = yield from _write(active, settled)
+    if cancelled is not None:
+        raise cancelled
+
+
+def _write(
+    active: ActiveRun, item: tuple[Record, Data], *, durable: bool = True
+) -> Generator[Write, Result, tuple[int, BaseException | None]]:
+    """Append a record, or stop the run; its number, and a cancellation that came meanwhile."""
+    result = yield Write(active, item, durable)
+    if isinstance(result.error, RunStopped):
+        raise active.stop(result.error) from result.error.__cause__
+    if result.value is None:
+        result.unwrap()
+    number: int = result.value
+    return number, result.error

@@ -1,0 +1,590 @@
+"""Group commit: what is written at once shares a flush; nobody goes on before his is written."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import stepwise
+from stepwise import StoreError, step, tool, workflow
+from stepwise._group import Group, Share
+from stepwise._journal import Journal
+from stepwise._records import Call, Intent, Outcome
+from stepwise._seal import Seal
+from stepwise.stores import Owner
+from stepwise.stores.disk import DiskStore
+from stepwise.stores.memory import MemoryStore
+from stepwise.stores.sqlite import SqliteStore
+
+SEAL = Seal((b"k" * 32,))
+OWNER = Owner(os.getpid(), "here", 0.0)
+
+
+class Watched:
+    """A store that tells of its writes: ``held`` keeps the first with records until it is set."""
+
+    def __init__(self, store):
+        self.store = store
+        self.batches = []
+        self.threads = []
+        self.began, self.held = threading.Event(), None
+        self.fate = None
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def write(self, run_id, epoch, batch):
+        self.batches.append(batch)
+        self.threads.append(threading.get_ident())
+        if self.held is not None:
+            self.began.set()
+            assert self.held.wait(30)
+        if self.fate is not None:
+            self.fate()
+        self.store.write(run_id, epoch, batch)
+
+    @property
+    def records(self):
+        """How many records each write had, of those that had any."""
+        return [len(batch.records) for batch in self.batches if batch.records]
+
+
+@pytest.fixture(params=[MemoryStore, DiskStore, SqliteStore])
+def store(request, tmp_path):
+    """A store that is watched."""
+    inside = MemoryStore() if request.param is MemoryStore else request.param(tmp_path / "store")
+    yield Watched(inside)
+    inside.close()
+
+
+def begin(store):
+    """A journal."""
+    journal = Journal(store, SEAL, "run", store.acquire("run", OWNER), fsync=True)
+    journal.load()
+    return journal
+
+
+def outcome(number):
+    return Outcome(Call(number, "s", "m", "d", 1), "completed")
+
+
+def together(store, journal, count, append):
+    """Have threads append while a write is held back; what each of them got."""
+    store.held = threading.Event()
+    got = {}
+
+    def work(number):
+        try:
+            got[number] = append(number)
+        except BaseException as error:
+            got[number] = error
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
+    threads[0].start()
+    assert store.began.wait(30)  # the first writes for itself alone
+    for thread in threads[1:]:
+        thread.start()
+    while len(journal._group._waiting) < count:
+        threading.Event().wait(0.001)
+    store.held.set()
+    for thread in threads:
+        thread.join()
+    store.held = None
+    return got
+
+
+# -- one transaction for many --------------------------------------------------------------------
+
+
+def test_threads_share_a_write(store):
+    """What 20 threads append during a write is written with the next one, each in its place."""
+    journal = begin(store)
+    got = together(store, journal, 20, lambda n: journal.append((outcome(n), b"%d" % n)))
+    assert store.records == [1, 19]
+    loaded = Journal(store, SEAL, "run", journal.epoch, fsync=True).load()
+    assert {entry.number: entry.payload for entry in loaded} == {
+        number: b"%d" % n for n, (number,) in got.items()
+    }
+    assert [entry.number for entry in loaded] == list(range(1, 21))
+
+
+@step
+async def fetch(n):
+    await asyncio.sleep(0.01)
+    return n
+
+
+@tool(side_effect=True)
+async def send(n):
+    await asyncio.sleep(0)
+    return n
+
+
+@step
+def work(n):
+    return n
+
+
+@workflow(name="many")
+async def many(kind, count):
+    call = {"fetch": fetch, "send": send}[kind]
+    return sum(await asyncio.gather(*[call(n) for n in range(count)]))
+
+
+@workflow(name="mapped")
+def mapped(count):
+    return sum(stepwise.map(work, range(count), max_workers=64))
+
+
+@workflow(name="pooled")
+def pooled(count):
+    with ThreadPoolExecutor(64) as pool:
+        return sum(pool.map(work, range(count)))
+
+
+def slow(store, seconds=0.005):
+    """Give the store's writes the time that a disk takes."""
+    store.fate = lambda: threading.Event().wait(seconds)
+    return store
+
+
+@pytest.mark.parametrize(("kind", "records"), [("fetch", 200), ("send", 400)])
+def test_concurrent_tasks_share_writes(store, kind, records):
+    """200 concurrent steps or side effects need a tenth of that in writes, or less."""
+    run = many.options(store=slow(store), run_id="run")
+    assert asyncio.run(run(kind, 200)) == sum(range(200))
+    assert sum(store.records) == records + 2  # and the run's begin and end
+    assert len(store.records) <= 20
+
+
+@pytest.mark.parametrize("run", [mapped, pooled])
+def test_concurrent_threads_share_writes(store, run):
+    """Steps in 64 threads need a fourth of that in writes, or less."""
+    assert run.options(store=slow(store), run_id="run")(200) == sum(range(200))
+    assert sum(store.records) == 202
+    assert len(store.records) <= 50
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace to count flushes with")
+def test_flushes_are_shared(tmp_path):
+    """For 200 concurrent steps the disk is waited for far fewer than 200 times."""
+    source = (
+        "import asyncio, sys, stepwise\n"
+        "@stepwise.step\n"
+        "async def fetch(n):\n"
+        "    await asyncio.sleep(0.01)\n"
+        "@stepwise.workflow\n"
+        "async def many():\n"
+        "    await asyncio.gather(*[fetch(n) for n in range(200)])\n"
+        "asyncio.run(many())\n"
+    )
+    (tmp_path / "many.py").write_text(source, encoding="utf-8")
+    trace = tmp_path / "trace"
+    calls = ["-e", "trace=fsync,fdatasync", "-o", str(trace)]
+    subprocess.run(
+        ["strace", "-f", *calls, sys.executable, str(tmp_path / "many.py")], check=True, timeout=120
+    )
+    assert 1 <= trace.read_text().count("sync(") <= 60
+
+
+def test_a_lone_task_needs_no_other_thread(store):
+    """Steps one after the other are written in the event loop's own thread, each at once."""
+
+    @workflow(name="lone")
+    async def lone():
+        for n in range(5):
+            await send(n)
+
+    asyncio.run(lone.options(store=store, run_id="run")())
+    assert set(store.threads) == {threading.get_ident()}
+    assert store.records == [1] * 12
+
+
+def test_the_loop_goes_on_during_a_flush(store):
+    """While a step's record is written, the other tasks of the loop go on."""
+    going = asyncio.Event()
+
+    @step
+    async def recorded():
+        store.held = threading.Event()
+        going.set()
+
+    async def other():
+        await going.wait()
+        assert await asyncio.to_thread(store.began.wait, 30)
+        store.held.set()  # were the loop to stand still in the write, nobody would
+
+    @workflow(name="beside")
+    async def beside():
+        await recorded()
+        return "done"
+
+    async def main():
+        helper = asyncio.ensure_future(other())
+        result = await beside.options(store=store, run_id="run")()
+        await helper
+        return result
+
+    assert asyncio.run(main()) == "done"
+
+
+# -- durable before it returns -------------------------------------------------------------------
+
+CONCURRENT = """
+import asyncio, os, sys, threading
+import stepwise
+from stepwise import step, workflow
+{broken}
+@step
+async def fetch(n):
+    await asyncio.sleep(0.001 * (n % 7))
+    return n
+
+@step
+def work(n):
+    threading.Event().wait(0.001 * (n % 7))
+    return n
+
+async def one(n):
+    for k in range(50):
+        os.write(1, b"%d\\n" % await fetch(50 * n + k))
+
+@workflow
+async def tasks():
+    await asyncio.gather(*[one(n) for n in range(40)])
+
+def two(n):
+    for k in range(50):
+        os.write(1, b"%d\\n" % work(50 * n + k))
+
+@workflow
+def threads():
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(40) as pool:
+        list(pool.map(two, range(40)))
+
+run = {kind}.options(store="disk:" + sys.argv[1], run_id="run")
+asyncio.run(run()) if "{kind}" == "tasks" else run()
+"""
+# Acknowledged before they are written: what a library without the promise would do.
+HASTY = """
+from stepwise import _adrive, _drive
+from stepwise._operations import Result
+import _thread
+def hasty(operation):
+    _thread.start_new_thread(operation.run.journal.append, (operation.item,))
+    return Result(1)
+_adrive._write = None
+_adrive._others = lambda run: False
+_adrive.write = _drive.write = hasty
+"""
+
+
+def killed(start, path, kind, acknowledged, broken=""):
+    """Kill a program once it was given so many results; those that it got, and those on record."""
+    script = start(CONCURRENT.format(kind=kind, broken=broken), path)
+    got = [script.hear() for _ in range(acknowledged)]
+    os.kill(script.pid, signal.SIGKILL)
+    got += script.process.stdout.read().split()
+    store = DiskStore(path)
+    run = stepwise.get_run("run", store=f"disk:{path}")
+    recorded = {each.result for each in run.steps if each.status == "completed"}
+    store.close()
+    return set(map(int, got)), recorded
+
+
+@pytest.mark.parametrize("acknowledged", [1, 60, 400])
+@pytest.mark.parametrize("kind", ["tasks", "threads"])
+def test_what_was_returned_is_on_record(start, tmp_path, kind, acknowledged):
+    """Killed at any instant, every step that had returned to the workflow is in the journal."""
+    got, recorded = killed(start, str(tmp_path / "store"), kind, acknowledged)
+    assert len(got) >= acknowledged
+    assert got <= recorded
+
+
+@pytest.mark.parametrize("kind", ["tasks", "threads"])
+def test_the_kill_sees_a_broken_promise(start, tmp_path, kind):
+    """Were steps to return before their records are written, these kills would show it."""
+    for number in range(5):
+        got, recorded = killed(start, str(tmp_path / f"store{number}"), kind, 60, HASTY)
+        if not got <= recorded:
+            return
+    pytest.fail("nothing was noticed")
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def test_everybody_gets_the_error_of_the_store(store):
+    """When the store fails, each caller of the batch gets the error, and none its record."""
+    journal = begin(store)
+
+    def fail():
+        if len(store.records) == 2:
+            raise StoreError("no answer")
+
+    store.fate = fail
+    got = together(store, journal, 5, lambda n: journal.append((outcome(n), b"")))
+    assert sum(isinstance(each, StoreError) for each in got.values()) == 4
+    assert journal.append((outcome(9), b"")) == [2]
+    assert len(Journal(store, SEAL, "run", journal.epoch, fsync=True).load()) == 2
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_interrupt_is_of_one_caller(store, written):
+    """What a signal handler raises in the midst of a write costs the others nothing."""
+    journal = begin(store)
+    inside = store.store.write
+
+    def interrupted(run_id, epoch, batch):
+        if len(store.records) == 2:
+            if written:
+                inside(run_id, epoch, batch)
+            raise SystemExit
+        inside(run_id, epoch, batch)
+
+    store.store.write = interrupted
+    got = together(store, journal, 5, lambda n: journal.append((outcome(n), b"%d" % n)))
+    del store.store.write
+    assert sum(isinstance(each, SystemExit) for each in got.values()) == 1
+    loaded = Journal(store, SEAL, "run", journal.epoch, fsync=True).load()
+    assert [entry.number for entry in loaded] == list(range(1, 6 if written else 5))
+    payloads = {entry.number: entry.payload for entry in loaded}
+    for n, numbers in got.items():
+        assert isinstance(numbers, SystemExit) or payloads[numbers[0]] == b"%d" % n
+
+
+def test_one_that_cannot_be_sealed_is_alone(store):
+    """A record that cannot be sealed is an error for its caller, and for nobody else."""
+    journal = begin(store)
+    got = together(
+        store, journal, 5, lambda n: journal.append((outcome(n), b"" if n != 3 else None))
+    )
+    assert isinstance(got.pop(3), TypeError)
+    loaded = Journal(store, SEAL, "run", journal.epoch, fsync=True).load()
+    assert sorted(number for (number,) in got.values()) == [1, 2, 3, 4]
+    assert len(loaded) == 4
+
+
+def test_a_run_whose_store_fails_stops_and_goes_on_later(store):
+    """Tasks whose records cannot be written stop the run; the next call goes on, nothing twice."""
+    did = []
+
+    @step(name="did")
+    async def act(n):
+        did.append(n)
+        await asyncio.sleep(0)
+        return n
+
+    @workflow(name="failing")
+    async def failing():
+        return sum(await asyncio.gather(*[act(n) for n in range(10)]))
+
+    def fail():
+        if did:
+            raise StoreError("no space")
+
+    store.fate = fail
+    run = failing.options(store=store, run_id="run")
+    with pytest.raises(StoreError, match="no space"):
+        asyncio.run(run())
+    store.fate = None
+    assert asyncio.run(run()) == 45
+    assert sorted(did) == sorted([*range(10), *range(10)])
+    assert stepwise.get_run("run", store=store).status == "completed"
+
+
+def test_a_write_in_a_write_is_refused(store):
+    """A signal handler that appends in the midst of a write is told, and harms nothing."""
+    journal = begin(store)
+    inner = []
+
+    def append():
+        store.fate = None
+        try:
+            journal.append((outcome(2), b""))
+        except StoreError as error:
+            inner.append(str(error))
+
+    store.fate = append
+    journal.append((outcome(1), b""))
+    assert "in the middle of a write" in inner[0]
+    assert journal.append((outcome(3), b"")) == [2]
+
+
+# -- cancellations -------------------------------------------------------------------------------
+
+
+async def cancelled_in_a_write(store, run, records):
+    """Cancel the call of a run while its n-th record is being written."""
+    loop = asyncio.get_running_loop()
+    before, seen = len(store.records), loop.create_future()
+    release = threading.Event()
+
+    def fate():
+        if len(store.records) == before + records:
+            loop.call_soon_threadsafe(seen.set_result, None)
+            assert release.wait(30)
+
+    store.fate = fate
+    task = asyncio.ensure_future(run())
+    await seen
+    task.cancel()
+    loop.call_later(0.01, release.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    store.fate = None
+
+
+def test_cancelled_while_its_outcome_is_written(store):
+    """A step that is cancelled while its outcome is written is done, and answered afterwards."""
+    did = []
+
+    @tool(side_effect=True, name="did")
+    async def act():
+        did.append("did")
+        return "value"
+
+    @workflow(name="cancelled")
+    async def cancelled():
+        return await act()
+
+    run = cancelled.options(store=store, run_id="run")
+
+    async def main():
+        await cancelled_in_a_write(store, run, 3)  # the run's begin, the intent, the outcome
+        return await run()
+
+    assert asyncio.run(main()) == "value"
+    assert did == ["did"]
+
+
+def test_cancelled_while_its_intent_is_written(store):
+    """A side effect that is cancelled before it began did not happen, and is not in doubt."""
+    did = []
+
+    @tool(side_effect=True, name="did")
+    async def act():
+        did.append("did")
+        return "value"
+
+    @workflow(name="cancelled")
+    async def cancelled():
+        return await act()
+
+    run = cancelled.options(store=store, run_id="run")
+
+    async def main():
+        await cancelled_in_a_write(store, run, 2)
+        assert did == []
+        return await run()
+
+    assert asyncio.run(main()) == "value"
+    assert did == ["did"]
+
+
+def test_one_of_many_is_cancelled(store):
+    """Of tasks that write together one is cancelled: the others' steps return as ever."""
+
+    @workflow(name="one of many")
+    async def one_of_many():
+        tasks = [asyncio.ensure_future(fetch(n)) for n in range(20)]
+        await asyncio.sleep(0)
+        tasks[7].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        return [n for n in found if isinstance(n, int)]
+
+    run = one_of_many.options(store=slow(store), run_id="run")
+    assert asyncio.run(run()) == [n for n in range(20) if n != 7]
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import asyncio, os, signal, stepwise, sys, threading
+from stepwise import step, workflow
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
+
+@step
+async def fetch(n):
+    await asyncio.sleep(0.001 * (n % 5))
+    with open(sys.argv[2], "a") as file:
+        file.write(f"{n}\\n")
+    return n
+
+async def one(n):
+    return [await fetch(20 * n + k) for k in range(20)]
+
+@workflow
+async def tasks():
+    found = await asyncio.gather(*[one(n) for n in range(20)])
+    return sum(map(sum, found))
+
+run = tasks.options(store="disk:" + sys.argv[1], run_id="run")
+attempts = 0
+while True:
+    attempts += 1
+    timer = threading.Timer(0.02 * attempts, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        result = asyncio.run(run())
+        break
+    except KeyboardInterrupt:
+        continue
+    finally:
+        timer.cancel()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(attempts, result)
+"""
+
+
+def test_ctrl_c_among_many_tasks(start, tmp_path):
+    """However often Ctrl-C hits tasks that write together, the run ends, and its journal holds."""
+    path, log = tmp_path / "store", tmp_path / "log"
+    attempts, result = map(int, start(INTERRUPTED, path, log).finish().split()[-2:])
+    assert attempts > 1
+    assert result == sum(range(400))
+    run = stepwise.get_run("run", store=f"disk:{path}")
+    assert run.status == "completed"
+    assert sorted(each.result for each in run.steps if each.status == "completed") == [*range(400)]
+
+
+# -- the group itself ----------------------------------------------------------------------------
+
+
+def test_intents_are_counted_in_their_order(store):
+    """Intents and outcomes that share a write make one chain, with the intents counted."""
+    journal = begin(store)
+
+    def append(n):
+        call = Call(n, "s", "m", "d", 1, effect=True)
+        return journal.append((Intent(call), b"")) + journal.append(
+            (Outcome(call, "completed"), b"")
+        )
+
+    together(store, journal, 10, append)
+    again = Journal(store, SEAL, "run", journal.epoch, fsync=True)
+    records = [entry.record for entry in again.load()]
+    assert again.position == journal.position
+    assert again.position.effects == 10
+    for n in range(10):
+        kinds = [type(each).__name__ for each in records if each.call.number == n]
+        assert kinds == ["Intent", "Outcome"]
+
+
+def test_a_loop_that_was_closed_is_not_told():
+    """A loop that ended while its record was being written is nobody to be told."""
+    group, loop = Group("memory:"), asyncio.new_event_loop()
+    share = Share((), durable=True, future=loop.create_future())
+    loop.close()
+    done = threading.Event()
+    group.submit(share, lambda shares: done.set())
+    assert done.wait(30)
+    group.alone(lambda: None)
+    assert share.done
