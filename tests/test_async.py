@@ -186,10 +186,12 @@ def test_equal_calls_side_by_side_are_refused(log):
 
 def test_a_timeout_that_was_handled_is_an_outcome(log):
     """A step that ``wait_for`` cancelled stays cancelled on resume, and is not run again."""
+    began = asyncio.Event()
 
     @tool(side_effect=True)
     async def slow():
         log.append("slow")
+        began.set()
         await asyncio.Event().wait()
 
     @step
@@ -201,8 +203,10 @@ def test_a_timeout_that_was_handled_is_an_outcome(log):
 
     @workflow
     async def agent():
+        call = asyncio.ensure_future(slow())
+        await began.wait()
         try:
-            await asyncio.wait_for(slow(), 0.01)
+            await asyncio.wait_for(call, 0.01)
         except asyncio.TimeoutError:
             log.append("handled")
         return note("noted")
