@@ -223,7 +223,7 @@ border:0;border-bottom:1px solid var(--sw-line);background:none;white-space:nowr
 .stepwise.stepwise th{color:var(--sw-soft);font-weight:500}
 .stepwise.stepwise td.sw-wide{white-space:normal;width:50%;overflow-wrap:anywhere}
 .stepwise.stepwise td.sw-when{min-width:9em;width:25%}
-@container (max-width:36em){.stepwise.stepwise .sw-when{display:none}
+@container (max-width:36em){.stepwise.stepwise .sw-when,.stepwise.stepwise .sw-less{display:none}
 .stepwise.stepwise td.sw-wide{width:90%}}
 .stepwise.stepwise code,.stepwise.stepwise pre{font:12px/1.5 ui-monospace,monospace;
 color:var(--sw-code);background:none;padding:0}
@@ -343,13 +343,14 @@ def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
     """Runs, one a row."""
     rows = "".join(
         f"<tr><td><code>{_escaped(each.id)}</code></td><td>{_status(each.status)}</td>"
-        f"<td>{_when(each.updated_at)}</td>"
+        f'<td class="sw-less">{_when(each.updated_at)}</td>'
         f'<td class="sw-wide"><code>{html.escape(_line(each.call, 90))}</code></td></tr>'
         for each in runs
     )
     if not rows:
         return _framed("<small>no runs</small>")
-    head = "<tr><th>run</th><th>status</th><th>updated</th><th>call</th></tr>"
+    updated = '<th class="sw-less">updated</th>'
+    head = f"<tr><th>run</th><th>status</th>{updated}<th>call</th></tr>"
     rest = f"<small>and {more} more</small>" if more else ""
     return _framed(f"<table>{head}{rows}</table>{rest}")
 

@@ -255,16 +255,18 @@ JUPYTER = """<style>
 </style>"""
 MEASURE = """<script>
 const seen = document.querySelector(".stepwise"), cell = getComputedStyle(seen.querySelector("td"));
-const timeline = getComputedStyle(seen.querySelector("td.sw-when")).display;
+const timeline = getComputedStyle(seen.querySelector("td.sw-when, td.sw-less")).display;
 document.body.innerHTML = [seen.scrollWidth, seen.clientWidth, cell.textAlign,
   getComputedStyle(seen.querySelector("table")).tableLayout, timeline].join(" ");
 </script>"""
 
 
+@pytest.mark.parametrize("one", [True, False], ids=["run", "runs"])
 @pytest.mark.parametrize(("width", "timeline"), [(900, "table-cell"), (360, "none")])
-def test_wide_and_narrow(browse, width, timeline):
-    """The table fits; where it is narrow without its timeline; Jupyter's own style is overruled."""
-    shown = run_of("x" * 200, 1)._repr_html_()
+def test_wide_and_narrow(browse, width, timeline, one):
+    """Tables fit, where it is narrow with less columns; Jupyter's own style is overruled."""
+    run = run_of("x" * 200, 1)
+    shown = run._repr_html_() if one else stepwise.runs(store="memory:")._repr_html_()
     body = f'<div class="jp-RenderedHTMLCommon" style="width:{width}px">{shown}</div>'
     page = browse(f"{JUPYTER}{body}{MEASURE}", "--dump-dom")
     needs, has, *styles = Page(page.partition("<body")[2].partition(">")[2]).text.split()
