@@ -90,12 +90,14 @@ class Visits:
         visit = _Visit(node, token, Attempts(node.retries, node.retry_on, node.backoff, what))
         self._open[token.key] = visit
         calls: list[int] = []
-        number = 0
+        number = tokens = ms = 0
         try:
             while True:
                 number += 1
                 visit.error, visit.inner = None, []
                 record = await self._attempt(token, number)
+                tokens, ms = tokens + record["tokens"], ms + record["ms"]
+                record = {**record, "tokens": tokens, "ms": ms}  # failed attempts cost as well
                 if record["error"] is None:
                     return record
                 calls.append(record["call"])

@@ -226,13 +226,15 @@ def test_loops_count_visits(manager):
 
 
 def test_tokens_and_latency_are_summed(manager):
-    """What the nodes say that they spent is in the result."""
+    """What the nodes say that they spent is in the result, in failed attempts, too."""
 
     def spend(memory):
         memory.tokens += 10
+        if memory.node_id == "b" and memory.attempt < 3:
+            raise ConnectionError
 
-    result = run(chain(Node("a", spend), Node("b", spend)), manager)
-    assert result.total_tokens == 20
+    result = run(chain(Node("a", spend), Node("b", spend, retries=2, backoff=0)), manager)
+    assert result.total_tokens == 40
     assert result.total_latency_ms >= 0
 
 

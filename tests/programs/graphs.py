@@ -29,6 +29,7 @@ def seen(memory):
 
 
 def acts(memory):
+    memory.tokens += 3
     name = f"{memory.node_id}-{memory.visit}"
     world.here(f"{name} begins")
     memory["last"] = post(name)
@@ -36,6 +37,7 @@ def acts(memory):
 
 
 async def looks(memory):
+    memory.tokens += 5
     name = f"{memory.node_id}-{memory.visit}"
     world.here(f"{name} begins")
     found = await look(name)
@@ -46,6 +48,7 @@ def flaky(memory):
     name = f"{memory.node_id}-{memory.attempt}"
     world.here(f"{name} begins")
     memory["junk"] = name  # rolled back
+    memory.tokens += 7
     post(memory.node_id)  # once, whatever the attempt
     world.doing(f"node({name})", seen(memory))
     if memory.attempt < 3:
@@ -110,6 +113,8 @@ async def execute(kind, keep):
         "path": result.path,
         "retries": result.retry_details,
         "failures": result.nodes_with_failures,
+        "tokens": result.total_tokens,
+        "steps": result.steps_executed,
     }
 
 
