@@ -32,7 +32,6 @@ SCRIPTS = (
     ("rewrite_cost", 3, ()),
     ("graph_overhead", 3, ()),
 )
-_LEAST = 8  # minutes for the peers: about one round of theirs on two quiet cores
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
 RESULTS = common.HERE / "results"
 
@@ -58,7 +57,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--only", help="one script, or 'versus' for the other libraries")
     parser.add_argument("--rounds", type=int, help="how often each figure is taken")
-    parser.add_argument("--minutes", type=float, default=24, help="for all; the peers get the rest")
+    parser.add_argument("--minutes", type=float, default=24, help="then the peers' rounds end")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--no-page", action="store_true", help="figures only")
     arguments = parser.parse_args()
@@ -75,7 +74,7 @@ def main() -> int:
     if arguments.peers and arguments.only in (None, "versus"):
         peers = common.HERE / "peers"
         _run("environments of the peers", str(peers / "environments.py"))
-        left = max(_LEAST, arguments.minutes - (time.monotonic() - began) / 60)
+        left = arguments.minutes - (time.monotonic() - began) / 60
         how = ["--rounds", str(arguments.rounds or 3), "--minutes", f"{left:.1f}", *quick]
         found = arguments.results / "versus.json"
         if not _run("versus", str(peers / "versus.py"), *how, "--json", str(found)):

@@ -5,8 +5,9 @@
 
 A round takes every workload once, and in it every contender once, in the other order than the round
 before; ratios are formed within a round.  A contender that cannot run is skipped with its reason.
-Prefect, which takes minutes, takes part in the first round only.  When the minutes are over, no
-further measurement begins; what there is stays in the JSON, which grows with each measurement.
+Prefect, which takes minutes, takes part in the first round only.  The first round is always whole
+(ten minutes on two quiet cores); in those after it, nothing begins when the minutes are over.  The
+JSON grows with each measurement.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def measure(arguments: argparse.Namespace) -> Found:
             if how is None or turn > most or not fnmatch.fnmatch(workload, arguments.workload):
                 continue
             for name, variant in _who(arguments.only)[:: 1 if turn % 2 else -1]:
-                if (turn > 1 and name in _SLOW) or time.monotonic() > ends:
+                if turn > 1 and (name in _SLOW or time.monotonic() > ends):
                     continue
                 size = quick if name in _SLOW and workload == "flushes" else how
                 found = _measure(name, variant, workload, size, arguments.timeout)
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of the smallest sizes")
     parser.add_argument("--only", action="append", help="contenders, for example 'dbos/*'")
     parser.add_argument("--workload", default="*", help="for example 'w1'")
-    parser.add_argument("--minutes", type=float, default=15, help="begin nothing after them")
+    parser.add_argument("--minutes", type=float, default=15, help="later rounds end after them")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one process")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     arguments = parser.parse_args()
