@@ -278,7 +278,7 @@ def run_html(run: RunShown) -> str:
 def _steps_table(run: RunShown) -> str:
     steps = run.steps
     now = time.time() if run.status == "running" else run.updated_at
-    bars = _timeline([(s.started_at, s.finished_at or max(now, s.started_at)) for s in steps])
+    bars = _timeline([(s.started_at, s.started_at + _length(s, now)) for s in steps])
     rows = []
     for step, (left, width) in zip(steps, bars, strict=True):
         did = _did(step, run)
@@ -294,6 +294,13 @@ def _steps_table(run: RunShown) -> str:
     timeline = '<th class="sw-when">timeline</th>'
     head = f"<tr><th>step</th><th>call</th><th>status</th>{timeline}<th>time</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _length(step: Any, now: float) -> float:
+    """The seconds that a step takes in the timeline; none if somebody settled it."""
+    if step.duration is None and step.finished_at is None:
+        return max(0.0, now - float(step.started_at))
+    return step.duration or 0.0
 
 
 def _timeline(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

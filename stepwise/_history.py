@@ -70,7 +70,9 @@ class StepRecord:
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the call to its outcome."""
+        """Seconds from the call to its outcome; ``None`` if somebody settled it."""
+        if isinstance(self._entry.record, Settled):
+            return None
         return None if self.finished_at is None else max(0.0, self.finished_at - self.started_at)
 
     @property

@@ -63,6 +63,7 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
 
         near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = hint or (" They are listed by: stepwise runs" if ids else "")
         raise RunNotFoundError(
             f"there is no run {run_id!r} in {opened.url}, which holds {len(ids)} runs.{hint}",
             run_id=run_id,

@@ -446,3 +446,20 @@ def test_demo(tmp_path):
     assert "goes on at release_notes.py:" in done.stdout
     assert "Lines in the outbox: 1." in done.stdout
     assert {path.name for path in tmp_path.iterdir()} <= {"home"}
+
+
+# -- completion ----------------------------------------------------------------------------------
+
+
+def test_completion():
+    """A shell completes commands, and the ids of runs."""
+    agent("tides")
+    (made,) = stepwise.runs()
+
+    def completed(*words):
+        typed = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return process(_STEPWISE_COMPLETE="bash_complete", **typed).stdout.split()
+
+    assert completed("stepwise", "in") == ["plain,in-doubt"]
+    assert completed("stepwise", "show", "age") == [f"plain,{made.id}"]
+    assert completed("stepwise", "show", "--store", "memory:", "age") == []

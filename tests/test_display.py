@@ -8,10 +8,11 @@ import subprocess
 import zlib
 
 import pytest
+from click.testing import CliRunner
 from IPython.lib.pretty import pretty
 
 import stepwise
-from stepwise import _display
+from stepwise import _display, cli
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
 ANSI = "\x1b[31mred\x1b[0m\x07\r\u202eleft"
@@ -272,6 +273,24 @@ def test_wide_and_narrow(browse, width, timeline, one):
     needs, has, *styles = Page(page.partition("<body")[2].partition(">")[2]).text.split()
     assert int(needs) <= int(has) == width
     assert styles == ["left", "auto", timeline]
+
+
+OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+OVERFLOW = """<script>
+document.body.append(`${document.documentElement.scrollWidth <= innerWidth} ${document.title}`);
+</script>"""
+
+
+@pytest.mark.parametrize("width", [1200, 500])
+def test_an_exported_page(browse, width):
+    """The page of ``stepwise export`` fits a browser, wide and narrow, and executes nothing."""
+    run = run_of("x" * 300, OWNED, ANSI)
+    written = CliRunner().invoke(cli.main, ["export", run.id, "--store", "memory:"])
+    assert written.exit_code == 0, written.output
+    page = written.stdout.replace("</html>", f"{OVERFLOW}</html>")
+    shown = browse(page, "--dump-dom", f"--window-size={width},600")
+    assert "true flow(" in Page(shown).text
+    assert "<title>owned" not in shown
 
 
 def test_nothing_is_unpickled():

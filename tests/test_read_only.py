@@ -66,6 +66,7 @@ def elsewhere(function):
         except BaseException as problem:
             theirs.send((None, f"{type(problem).__name__}: {problem}"))
         finally:
+            close()
             os._exit(0)
     os.waitpid(child, 0)
     given, problem = ours.recv()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 import stepwise
 from stepwise import Run
-from stepwise.cli._display import ago
+from stepwise._listing import listed
+from stepwise.cli._display import ago, call_text
 
-__all__ = ["as_json_option", "find_run", "main", "run", "store_option"]
+__all__ = ["as_json_option", "find_run", "main", "run", "run_argument", "store_option"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,8 +36,27 @@ store_option = click.option(
     expose_value=False,
     is_eager=True,
     callback=_use_store,
-    help="disk:/path; by default STEPWISE_STORE, else ~/.stepwise.",
+    help="disk:/path or sqlite:/path; by default STEPWISE_STORE, else ~/.stepwise.",
 )
+
+
+def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The runs whose id begins so, for a shell that completes it."""
+    try:
+        return [
+            CompletionItem(each.facts.run_id, help=f"{each.status} {call_text(each.facts)}")
+            for each in listed()
+            if each.facts.run_id.startswith(begun) and (begun or not each.facts.parent)
+        ]
+    except (stepwise.StepwiseError, stepwise.RunStopped):
+        return []
+
+
+def run_argument(name: str = "run_id", metavar: str = "RUN", **how: Any) -> Callable[[F], F]:
+    """An argument that names a run."""
+    return click.argument(name, metavar=metavar, shell_complete=_ids, **how)
+
+
 as_json_option = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
+_NARROW = 100  # columns of a terminal
 _STATUS_COLOURS = {
     "completed": "green",
     "verified": "green",
@@ -62,8 +63,16 @@ def age(text: str) -> float:
     return float(match[1]) * _UNITS[match[2] or "d"]
 
 
-def table(rows: list[list[Any]], headers: list[str]) -> None:
-    """Print a table; on a terminal it fits, but for its first column, which names things."""
+def table(rows: list[list[Any]], headers: list[str], less: Sequence[str] = ()) -> None:
+    """Print a table; on a terminal it fits, but for its first column, which names things.
+
+    Args:
+        less: the columns that a narrow terminal does not get.
+    """
+    if less and sys.stdout.isatty() and shutil.get_terminal_size().columns < _NARROW:
+        places = [n for n, name in enumerate(headers) if name not in less]
+        rows = [[row[n] for n in places] for row in rows]
+        headers = [headers[n] for n in places]
     # A pipe gets whole cells: who searches them wants to find things.
     cells = [[shorten(cell, _WIDEST) for cell in row] for row in rows]
     if sys.stdout.isatty():

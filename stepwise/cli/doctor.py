@@ -41,7 +41,7 @@ class Finding:
     todo: str = ""
 
 
-@main.command()
+@main.command(short_help="Look for what keeps stepwise from working here.")
 @as_json_option
 @store_option
 def doctor(*, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from stepwise._display import RunShown, printable
 from stepwise._listing import listed
 from stepwise._overview import SHOWN, Overview
 from stepwise._records import RunFacts
-from stepwise.cli._command import as_json_option, find_run, main, store_option
+from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import (
     age,
     ago,
@@ -96,7 +96,7 @@ def runs(
 
 
 @main.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option("--locals", "with_locals", is_flag=True, help="The variables where it goes on, too.")
 @click.option("--all", "every", is_flag=True, help="Every step, not the newest ones only.")
 @as_json_option
@@ -121,7 +121,8 @@ def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
         rows = [step_row(step) for step in (*doubtful, *shown.steps)]
         if shown.earlier:
             rows.insert(0, ["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
-        table(rows, ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"])
+        headers = ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"]
+        table(rows, headers, less=("TRIES", "FROM"))
     if with_locals:
         click.echo()
         show_variables(variables)
@@ -188,8 +189,8 @@ def show_variables(variables: Mapping[str, Any]) -> None:
     table(rows, ["VARIABLE", "VALUE"])
 
 
-@main.command("locals")
-@click.argument("run_id", metavar="RUN")
+@main.command("locals", short_help="Show the local variables at a checkpoint.")
+@run_argument()
 @click.option("--at", type=click.IntRange(0), metavar="STEP", help="After so many steps.")
 @as_json_option
 @store_option
@@ -207,8 +208,8 @@ def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
     show_variables(variables)
 
 
-@main.command()
-@click.argument("run_id", metavar="RUN")
+@main.command(short_help="Print the steps of a RUN as they happen.")
+@run_argument()
 @store_option
 def watch(run_id: str) -> None:
     """Print each step of a RUN as it happens, until the run ends or its process is gone."""
@@ -235,7 +236,7 @@ def watch(run_id: str) -> None:
         time.sleep(max(0.3, 5 * (time.monotonic() - began)))
 
 
-@main.command("in-doubt")
+@main.command("in-doubt", short_help="List the side effects that may have happened.")
 @as_json_option
 @store_option
 def in_doubt(*, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import click
 import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display import duration_text, facts_html, printable, run_html
-from stepwise.cli._command import as_json_option, find_run, main, store_option
+from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import error_text, shown_value
 from stepwise.cli.look import run_facts, step_facts
 
@@ -35,8 +35,8 @@ padding: 0 1em }}</style>
 """
 
 
-@main.command()
-@click.argument("run_id", metavar="RUN")
+@main.command(short_help="Write a RUN as one HTML page, or as JSON.")
+@run_argument()
 @click.option(
     "--format", "form", type=click.Choice(["json", "html"]), default="html", show_default=True
 )
@@ -80,9 +80,9 @@ def _variables(run: Run) -> tuple[dict[str, str], str]:
 # -- where two runs part -------------------------------------------------------------------------
 
 
-@main.command()
-@click.argument("one", metavar="RUN_A")
-@click.argument("other", metavar="RUN_B")
+@main.command(short_help="Show where two runs part.")
+@run_argument("one", "RUN_A")
+@run_argument("other", "RUN_B")
 @as_json_option
 @store_option
 def diff(one: str, other: str, *, as_json: bool) -> None:

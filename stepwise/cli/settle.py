@@ -14,12 +14,12 @@ import click
 
 import stepwise
 from stepwise._listing import listed
-from stepwise.cli._command import as_json_option, find_run, main, store_option
+from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import age, ago, call_text, coloured
 
 
 @main.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("step")
 @click.option("--landed", metavar="JSON", help="It happened, and this is its result.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
@@ -53,8 +53,8 @@ def _parsed(landed: str) -> Any:
         ) from None
 
 
-@main.command()
-@click.argument("run_ids", metavar="[RUN]...", nargs=-1)
+@main.command(short_help="Verify every stored byte of runs.")
+@run_argument("run_ids", "[RUN]...", nargs=-1)
 @click.option("--repair", is_flag=True, help="Set aside what is damaged, derive what can be.")
 @click.option(
     "--accept-loss",
@@ -90,7 +90,7 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
 
 
 @main.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("step", required=False)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @store_option
@@ -113,7 +113,7 @@ def forget(run_id: str, step: str | None, *, yes: bool) -> None:
     click.echo(f"{run.id} is deleted")
 
 
-@main.command()
+@main.command(short_help="Delete old completed runs.")
 @click.option(
     "--older-than",
     "seconds",

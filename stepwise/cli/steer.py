@@ -14,14 +14,14 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display import printable
-from stepwise.cli._command import find_run, main, store_option
+from stepwise.cli._command import find_run, main, run_argument, store_option
 from stepwise.cli._display import call_text, coloured
 
 __all__: list[str] = []
 
 
 @main.command()
-@click.argument("run_id", metavar="[RUN]", required=False)
+@run_argument(metavar="[RUN]", required=False)
 @click.option("--all-crashed", is_flag=True, help="Every run that crashed, one after another.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be run.")
 @store_option
@@ -116,7 +116,9 @@ def _execute(command: tuple[str, ...], folder: str, environment: dict[str, str])
 
 
 @main.command(
-    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    "run",
+    short_help="Run a SCRIPT or module, and show its progress.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
@@ -155,7 +157,7 @@ def _chosen_store() -> str | None:
 
 
 @main.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option(
     "--at", type=click.IntRange(0), metavar="STEP", help="Share the steps up to this one."
 )
