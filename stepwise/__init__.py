@@ -26,7 +26,8 @@ The map, each layer importing only from those above it::
     _chain _group _journal         verified records; group commit; the append-only records
     _trees _chunks                 plain data, and whether it changed; parts of checkpoints
     _known _references             what is stored already; what a checkpoint refers to
-    _matching _summary             which record answers; what a long journal comes to
+    _recorded _matching            what became of a recorded call; which one answers
+    _summary                       what a long journal comes to
     _unwinding _origin             failures; where a call is made
     _surroundings _snapshot        what variables refer to; variables to bytes
     _mutation _outcomes            what a call did to its arguments; how it ended
@@ -39,7 +40,7 @@ The map, each layer importing only from those above it::
     _drive _adrive                 what takes time, executed; awaited
     _options _steps                what options take; @step and @tool
     _map _compensation             many calls at once; undoing
-    _forking                       a new run from a point of another
+    _fork_point _forking           a point of a run; a new run from there
     _overview _settling            what is to be said of a run; what somebody says of a step
     _runs _listing _context        looking at runs; finding them; current_step
     _going_on                      an attempt takes over from those before it

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 from stepwise import _config
 from stepwise._identity import compensation_key
 from stepwise._journal import Journal
-from stepwise._matching import Match, Recorded
+from stepwise._matching import Match
+from stepwise._recorded import Recorded
 from stepwise._records import Call
 from stepwise.errors import StepInDoubtError
 

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from stepwise import _codec
-from stepwise._checkpoints import Loaded, State, checkpoints_of, sealed
+from stepwise._checkpoints import Loaded, sealed
 from stepwise._codec import Codec
+from stepwise._fork_point import Change, Source, call_of, point_of
 from stepwise._history import program_of
 from stepwise._identity import idempotency_key, random_id
 from stepwise._inspection import look_into
-from stepwise._journal import Journal, Lost, Position, facts_of, read
+from stepwise._journal import Journal, Position, facts_of
 from stepwise._lease import Lease
-from stepwise._matching import Pool, Recorded
+from stepwise._matching import Pool
 from stepwise._outcomes import outcome
 from stepwise._pieces import Data
+from stepwise._recorded import Recorded
 from stepwise._records import (
     Call,
     Entry,
@@ -33,44 +35,23 @@ from stepwise._records import (
     Outcome,
     Quarantined,
     Record,
-    Resumed,
     RunFacts,
-    Settled,
     Started,
 )
 from stepwise._seal import Seal
 from stepwise._summary import sealed_summary
 from stepwise.errors import (
-    CodeChangedError,
     ConfigurationError,
-    CorruptStoreError,
     RunConflictError,
-    RunNotFoundError,
-    StepNotFoundError,
 )
 from stepwise.stores import Store
 
 __all__ = ["Change", "fork"]
 
 
-@dataclass(frozen=True)
-class Change:
-    """What is different in a fork.
-
-    Args:
-        at: the step up to which records are shared; ``None`` for the newest checkpoint.
-        variables: other values of local variables.
-        results: other results of steps, by number or name.
-    """
-
-    at: int | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    results: Mapping[int | str, Any] = field(default_factory=dict)
-
-
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
     """Write a run that goes on from a point of another one; gives its id."""
-    source = _Source(store, seal, run_id)
+    source = Source(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
     taken = facts_of(store, seal, new_id)
     if taken is not None:
@@ -82,145 +63,16 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
             given=f"a fork of {run_id}",
         )
     results = {source.number_of(step): value for step, value in change.results.items()}
-    cut, loaded = _point(source, change, results)
+    cut, loaded = point_of(source, change, results)
     _write(source, new_id, cut, loaded, change.variables, results)
     return new_id
-
-
-class _Source:
-    """The run that is forked.
-
-    Attributes:
-        entries: its records, in order.
-        calls: the last record of each call that has one, by the call's number.
-    """
-
-    def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
-        facts = facts_of(store, seal, run_id)
-        if facts is None:
-            raise RunNotFoundError(f"run {run_id!r} is gone from {store.url}", run_id=run_id)
-        self.store, self.seal, self.facts = store, seal, facts
-        self.entries: list[Entry] = []
-        lost: set[int] = set()
-        for entry, at in read(store, seal, run_id, Position(facts.pruned, None)):
-            if isinstance(entry, Lost):
-                lost.add(at.last)
-            else:
-                self.entries.append(entry)
-        for each in self.entries:
-            if isinstance(each.record, Quarantined):
-                lost.difference_update(each.record.numbers)
-        if lost:
-            raise CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. Put "
-                f"right what can be, and try again: stepwise verify {run_id} --repair",
-                run_id=run_id,
-            )
-        self.calls: dict[int, Entry] = {}
-        for each in self.entries:
-            if isinstance(each.record, (Intent, Outcome)):
-                self.calls[each.record.call.number] = each
-            elif isinstance(each.record, Settled):
-                self.calls[each.record.number] = each
-
-    def number_of(self, step: int | str) -> int:
-        """The number of a step that is named by number or name."""
-        calls = filter(None, map(_call_of, self.entries))
-        found = {call.number for call in calls if step in (call.number, call.name)}
-        if len(found) != 1:
-            why = "names more than one step; give its number" if found else "is no step of it"
-            raise self.no_step(step, why)
-        return found.pop()
-
-    def no_step(self, step: int | str, why: str) -> StepNotFoundError:
-        run_id = self.facts.run_id
-        return StepNotFoundError(
-            f"run {run_id!r} cannot be forked like that: {step!r} {why}. Its steps: "
-            f"stepwise show {run_id}",
-            run_id=run_id,
-            step=step,
-        )
-
-    def checkpoints(self, cut: int) -> list[Loaded]:
-        """Those that were taken up to a record, the newest first."""
-        found = checkpoints_of(self.store, self.seal, self.facts.run_id)
-        verified = [loaded for _, loaded in found if loaded is not None]
-        return [each for each in reversed(verified) if each.state.journal[0] <= cut]
-
-
-def _call_of(entry: Entry) -> Call | None:
-    return entry.record.call if isinstance(entry.record, (Intent, Outcome)) else None
-
-
-# -- from where ----------------------------------------------------------------------------------
-
-
-def _point(
-    source: _Source, change: Change, results: Mapping[int, Any]
-) -> tuple[int, Loaded | None]:
-    """The last record to share, and the checkpoint to go on at, if not from the top."""
-    run_id, at = source.facts.run_id, change.at
-    if at is None and results:
-        at = max(results)
-    if at is None:
-        places = source.checkpoints(source.entries[-1].number)
-        if not places:
-            raise source.no_step(
-                "the newest checkpoint", "is not there; say from which step it goes on (at=)"
-            )
-        return places[0].state.journal[0], places[0]
-    late = [number for number in results if number > at]
-    if late:
-        raise source.no_step(late[0], f"comes after step {at}, up to which records are shared")
-    if at < 0 or at > max(source.calls, default=0):
-        raise source.no_step(at, "is no step of it")
-    cut = _end_of(source, at)
-    for loaded in source.checkpoints(cut):
-        if not _has_used(source, loaded.state, results):
-            return cut, loaded
-    if source.facts.pruned:
-        raise CodeChangedError(
-            f"run {run_id!r} cannot be forked so early: its journal was pruned "
-            "(prune_journal=True), and there is no checkpoint before",
-            run_id=run_id,
-        )
-    if change.variables:
-        kept = ", ".join(str(each.state.step) for each in source.checkpoints(1 << 62)[::-1])
-        raise source.no_step(
-            at,
-            f"has no checkpoint at or before it whose variables could be changed; there are some "
-            f"after steps {kept or '(none)'}, and @workflow(retention='all') keeps them all",
-        )
-    return cut, None
-
-
-def _end_of(source: _Source, at: int) -> int:
-    """The last record that belongs to the steps up to ``at``."""
-    known = [number for number in source.calls if number <= at]
-    last = source.calls[max(known)].number if known else 0
-    if not known:
-        first = source.entries[0]
-        return first.number if isinstance(first.record, Started) else 0
-    for entry in source.entries:
-        if entry.number == last + 1 and isinstance(entry.record, (Handled, Resumed)):
-            last = entry.number  # the checkpoint after the step lies behind these
-    return last
-
-
-def _has_used(source: _Source, state: State, results: Mapping[int, Any]) -> bool:
-    """Whether the variables at a checkpoint already depend on one of these steps."""
-    unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
-    waiting = {
-        call.number for each in source.entries if each.number in unused and (call := _call_of(each))
-    }
-    return any(number <= state.calls and number not in waiting for number in results)
 
 
 # -- writing it ----------------------------------------------------------------------------------
 
 
 def _write(
-    source: _Source,
+    source: Source,
     new_id: str,
     cut: int,
     loaded: Loaded | None,
@@ -296,7 +148,7 @@ def _with_changes(
 
 
 def _items(
-    source: _Source, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
+    source: Source, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
 ) -> tuple[list[tuple[Record, Data]], dict[int, int]]:
     """The records of the fork, and where each shared one of the source stands in it."""
     items: list[tuple[Record, Data]] = []
@@ -328,21 +180,21 @@ def _items(
     return items, numbers
 
 
-def _handled_later(source: _Source, shared: list[Entry]) -> tuple[int, ...]:
+def _handled_later(source: Source, shared: list[Entry]) -> tuple[int, ...]:
     """The shared calls whose failure the workflow went on from, as only later records tell."""
-    made = {call.number for entry in shared if (call := _call_of(entry)) is not None}
+    made = {call.number for entry in shared if (call := call_of(entry)) is not None}
     numbers: set[int] = set()
     for entry in source.entries:
         if shared and entry.number <= shared[-1].number:
             continue
         if isinstance(entry.record, Handled):
             numbers.update(entry.record.numbers)
-        elif (call := _call_of(entry)) is not None and call.unwinding:
+        elif (call := call_of(entry)) is not None and call.unwinding:
             numbers.add(call.unwinding)
     return tuple(sorted(numbers & made))
 
 
-def _started(source: _Source, started: Started | None, now: float) -> Started:
+def _started(source: Source, started: Started | None, now: float) -> Started:
     facts, program = source.facts, program_of(source.entries)
     if started is None:
         started = Started(facts.workflow, facts.digest, facts.arguments, facts.code)
@@ -355,7 +207,7 @@ def _started(source: _Source, started: Started | None, now: float) -> Started:
     )
 
 
-def _call_in_fork(source: _Source, new_id: str, recorded: Recorded) -> Call:
+def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
     """A shared call: if it will be made again, it is another call than that of the source."""
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
@@ -367,11 +219,11 @@ def _call_in_fork(source: _Source, new_id: str, recorded: Recorded) -> Call:
     return replace(call, key=key, child=child)
 
 
-def _fork_child(source: _Source, new_id: str, child: str) -> str:
+def _fork_child(source: Source, new_id: str, child: str) -> str:
     """A child run that has not answered yet goes on in the fork, in a run of its own."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
-    whole = _Source(source.store, source.seal, child)
+    whole = Source(source.store, source.seal, child)
     name = f"{new_id}{child[len(source.facts.run_id) :]}"
     if not child.startswith(f"{source.facts.run_id}/") or len(name) > 160:
         name = f"{new_id}/{random_id(whole.facts.label)}"
@@ -382,7 +234,7 @@ def _fork_child(source: _Source, new_id: str, child: str) -> str:
 
 
 def _changed_results(
-    source: _Source, shared: list[Entry], results: Mapping[int, Any]
+    source: Source, shared: list[Entry], results: Mapping[int, Any]
 ) -> Iterator[tuple[Record, Data]]:
     codec = Codec(source.facts.codec)
     for number, value in results.items():
@@ -394,7 +246,7 @@ def _changed_results(
                 raise source.no_step(
                     number, f"was called inside {record.call.name}, whose result answers: change it"
                 )
-            if (found := _call_of(entry)) is not None and found.number == number:
+            if (found := call_of(entry)) is not None and found.number == number:
                 call, last = found, record if isinstance(record, Outcome) else None
         if call is None:
             raise source.no_step(number, "is not among the records that are shared")

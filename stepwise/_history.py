@@ -12,7 +12,8 @@ from typing import Any
 from stepwise import _codec
 from stepwise._display import step_html
 from stepwise._inspection import look_into_value
-from stepwise._matching import Pool, Recorded
+from stepwise._matching import Pool
+from stepwise._recorded import Recorded
 from stepwise._records import (
     Call,
     Compensated,

@@ -5,7 +5,7 @@ argument digest; identity is a multiset, so two identical calls made on purpose 
 makes a side effect safe is the other half: one that matches nothing runs only if nothing recorded
 could be itself with other arguments.
 
-Imports: records.
+Imports: recorded, records.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepwise._recorded import Recorded, Status
 from stepwise._records import (
     Call,
     Compensated,
@@ -30,94 +31,7 @@ from stepwise._records import (
     Settled,
 )
 
-__all__ = ["Match", "Pool", "Recorded", "Verdict"]
-
-
-class _Status(enum.Enum):
-    OPEN = "started, and nothing else is known"
-    COMPLETED = "returned a value"
-    FAILED = "raised"
-    CANCELLED = "was cancelled"
-    FREE = "did not happen, as somebody who looked said"
-
-
-@dataclass(slots=True)
-class Recorded:
-    """A recorded call, and what became of it.
-
-    Args:
-        entry: the last record of it.
-        origin: the last record of it that has its arguments; mostly the same.
-        handled: the workflow went on after its failure, which is its outcome.
-        retry: it failed, and the run with it; it is tried again.
-        undoing: its compensation was started, and nothing else is known.
-        spent: it was made by a clean-up that is over; it answers only the same clean-up.
-    """
-
-    call: Call
-    status: _Status
-    entry: Entry
-    origin: Entry
-    handled: bool = False
-    retry: bool = False
-    undoing: bool = False
-    spent: bool = False
-
-    @property
-    def flags(self) -> tuple[bool, bool, bool]:
-        """What a checkpoint keeps of it."""
-        return self.handled, self.retry, self.spent
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How it ended, if it did and nobody settled it since."""
-        record = self.entry.record
-        return record if isinstance(record, Outcome) else None
-
-    @property
-    def answers(self) -> bool:
-        """Whether its outcome answers a call."""
-        if self.undoing:
-            return False
-        if self.status in (_Status.FAILED, _Status.CANCELLED):
-            return self.handled and not self.retry
-        return self.status is _Status.COMPLETED
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether it is not known if its side effect happened."""
-        if not self.call.effect or self.call.child or self.answers:
-            return False
-        return self.undoing or self.status is _Status.OPEN or self._unclean
-
-    @property
-    def over(self) -> bool:
-        """Whether nobody need meet it again: a clean-up made it, and it is known what became of it.
-
-        Where the same failure is cleaned up after again, it still answers.
-        """
-        return self.spent and not self.in_doubt
-
-    @property
-    def settled(self) -> bool:
-        """Whether somebody who looked said that it happened, and what it returned."""
-        return isinstance(self.entry.record, Settled) and self.status is _Status.COMPLETED
-
-    @property
-    def may_have_happened(self) -> bool:
-        """Whether its effect is, or may be, out in the world."""
-        if not self.call.effect:
-            return False
-        return self.status in (_Status.OPEN, _Status.COMPLETED) or self._unclean
-
-    @property
-    def _unclean(self) -> bool:
-        outcome = self.outcome
-        return (
-            self.status in (_Status.FAILED, _Status.CANCELLED)
-            and outcome is not None
-            and not outcome.clean
-        )
+__all__ = ["Match", "Pool", "Verdict"]
 
 
 class Verdict(enum.Enum):
@@ -211,14 +125,14 @@ class Pool:
     def _load_intent(self, entry: Entry) -> None:
         call = entry.record.call  # type: ignore[union-attr]
         self._acted_on(call)
-        self._unused[call.number] = Recorded(call, _Status.OPEN, entry, entry)
+        self._unused[call.number] = Recorded(call, Status.OPEN, entry, entry)
 
     def _load_outcome(self, entry: Entry) -> None:
         outcome = entry.record
         assert isinstance(outcome, Outcome)
         self._acted_on(outcome.call)
         self._unused[outcome.call.number] = Recorded(
-            outcome.call, _Status[outcome.status.upper()], entry, entry
+            outcome.call, Status[outcome.status.upper()], entry, entry
         )
 
     def _acted_on(self, call: Call) -> None:
@@ -241,7 +155,7 @@ class Pool:
             if settled.landed:  # it was undone
                 del self._unused[settled.number]
         elif recorded is not None:
-            status = _Status.COMPLETED if settled.landed else _Status.FREE
+            status = Status.COMPLETED if settled.landed else Status.FREE
             self._unused[settled.number] = Recorded(
                 recorded.call, status, entry, recorded.origin, spent=recorded.spent
             )

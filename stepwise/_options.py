@@ -49,13 +49,18 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
         )
 
 
+_MEANT = {"retry": "retries"}  # by its letters it is nearer to retry_on
+
+
 def _hint(kind: str, option: str) -> str:
     import difflib
 
     for other, options in _KINDS.items():
         if option in options:
             return f", which belongs to @{other}"
-    close = difflib.get_close_matches(option, _KINDS[kind], n=1)
+    known = _KINDS[kind]
+    meant = _MEANT.get(option)
+    close = [meant] if meant in known else difflib.get_close_matches(option, known, n=1)
     return f": did you mean {close[0]!r}?" if close else ""
 
 

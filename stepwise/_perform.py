@@ -25,7 +25,7 @@ from stepwise._doubt import (
     in_doubt,
     may_be_another,
 )
-from stepwise._matching import Match, Recorded, Verdict
+from stepwise._matching import Match, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
 from stepwise._operations import Attempt, Change, Core, Ready, Result, Sleep, Write
@@ -33,6 +33,7 @@ from stepwise._origin import Origin
 from stepwise._others import others_alive, others_may_claim
 from stepwise._outcomes import outcome, settled
 from stepwise._previews import preview_arguments
+from stepwise._recorded import Recorded
 from stepwise._recording import Recording, intend, record_outcome, record_settled
 from stepwise._records import Call
 from stepwise._run import Scope

@@ -184,26 +184,40 @@ def _dump_plain(value: object, forms: Forms | None) -> tuple[Data, Forms | None]
     return sink.data(), pickler.forms
 
 
+class _TreePickler(pickle.Pickler):
+    # Methods: in Python 3.13.0 the hooks of an instance cannot be set.
+    def __init__(self, sink: io.BytesIO, refer: Callable[[Any], Any]) -> None:
+        super().__init__(sink, PROTOCOL)
+        self._refer = refer
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._refer(obj)
+
+
 def dump_tree(tree: object, refer: Callable[[Any], Any]) -> bytes:
     """Pickle plain data; ``refer`` gives what stands for an object, or ``None``."""
     sink = io.BytesIO()
-    pickler = pickle.Pickler(sink, PROTOCOL)
-    pickler.persistent_id = refer  # type: ignore[method-assign]
-    pickler.dump(tree)
+    _TreePickler(sink, refer).dump(tree)
     return sink.getvalue()
 
 
 class _TreeUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, resolve: Callable[[Any], Any] | None) -> None:
+        super().__init__(io.BytesIO(data))
+        self._resolve = resolve
+
+    def persistent_load(self, pid: Any) -> Any:
+        if self._resolve is None:
+            raise pickle.UnpicklingError("plain data refers to something")
+        return self._resolve(pid)
+
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"plain data names {module}.{name}")
 
 
 def load_tree(data: bytes, resolve: Callable[[Any], Any] | None = None) -> Any:
     """Load what :func:`dump_tree` made, from verified bytes; ``resolve`` knows the references."""
-    unpickler = _TreeUnpickler(io.BytesIO(data))
-    if resolve is not None:
-        unpickler.persistent_load = resolve  # type: ignore[method-assign]
-    return unpickler.load()
+    return _TreeUnpickler(data, resolve).load()
 
 
 def too_deep(error: BaseException) -> bool:

@@ -27,10 +27,11 @@ from stepwise._flows import Flows
 from stepwise._identity import idempotency_key
 from stepwise._journal import Journal
 from stepwise._lease import Lease
-from stepwise._matching import Match, Pool, Recorded
+from stepwise._matching import Match, Pool
 from stepwise._origin import Helper, Locator, Origin
 from stepwise._pieces import Data
 from stepwise._previews import preview
+from stepwise._recorded import Recorded
 from stepwise._records import (
     Call,
     Handled,

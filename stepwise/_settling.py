@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepwise._doubt import DidNotHappen, Landed
-from stepwise._matching import Recorded
+from stepwise._recorded import Recorded
 from stepwise.errors import ConfigurationError, StepNotFoundError
 
 __all__ = ["UNSET", "answer_given", "choose"]

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepwise._journal import Journal, Lost, Position, holds, read, read_one
-from stepwise._matching import Pool, Recorded
+from stepwise._matching import Pool
 from stepwise._pieces import Data
+from stepwise._recorded import Recorded
 from stepwise._records import (
     Compensated,
     Compensating,

@@ -291,6 +291,7 @@ def test_options_of_workflows(options):
     ("decorate", "said"),
     [
         (step(retrys=3), r"@step of '_add' has no option 'retrys': did you mean 'retries'\?"),
+        (step(retry=3), r"did you mean 'retries'\?"),
         (tool(sideeffect=True), "did you mean 'side_effect'"),
         (workflow(checkpoint_evry=3), "@workflow of '_add' .* did you mean 'checkpoint_every'"),
         (lambda f: workflow(f).options(zzz=1), "'zzz'; its options are checkpoint_every, "),
@@ -298,7 +299,7 @@ def test_options_of_workflows(options):
         (workflow(retries=3), "'retries', which belongs to @step"),
         (step(backof=3), "its options are backoff, ignore, key, name, retries, retry_on, timeout"),
     ],
-    ids=["step", "tool", "workflow", "options", "of tools", "of steps", "list"],
+    ids=["step", "retry", "tool", "workflow", "options", "of tools", "of steps", "list"],
 )
 def test_options_that_there_are_not(decorate, said):
     """The message names the option that was meant, or the decorator that has it."""
