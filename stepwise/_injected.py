@@ -49,7 +49,7 @@ def _is_injected(annotation: Any, names: _Names) -> bool:
         annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
         try:
-            annotation = eval(annotation, {"__builtins__": {}}, names)  # noqa: S307
+            annotation = eval(annotation, {}, names)  # noqa: S307
         except Exception:  # an annotation may be anything; then it is not one of ours
             return False
         return not isinstance(annotation, str) and _is_injected(annotation, names)

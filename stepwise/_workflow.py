@@ -206,7 +206,9 @@ class Workflow(_Offers[P, R], FunctionWrapper):
         self, wrapped: Any, definition: Definition, operation: Operation = _give_result
     ) -> None:
         def call(_: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            return operation(definition, instance, args, kwargs)
+            if instance is None and args and _is_class_method(args[0], definition.function):
+                instance, *args = args  # since Python 3.13 a classmethod does not bind it
+            return operation(definition, instance, tuple(args), kwargs)
 
         super().__init__(wrapped, call)  # type: ignore[call-arg]
         self._self_definition = definition
@@ -258,6 +260,18 @@ def _with_options(found: Any, options: Options) -> Any:
 
 def _unbound(held: Any) -> Any:
     return held.__func__ if isinstance(held, (classmethod, staticmethod)) else held
+
+
+def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
+    """Whether a workflow of this function is a class method of ``owner``."""
+    if not isinstance(owner, type):
+        return False
+    for base in owner.__mro__:
+        held = vars(base).get(function.__name__)
+        if isinstance(held, classmethod):
+            found = held.__func__
+            return isinstance(found, Workflow) and found.definition.function is function
+    return False
 
 
 def _get(base: type, name: str, instance: Any, owner: Any) -> Any:

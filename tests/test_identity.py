@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -188,6 +189,9 @@ def test_binding_is_that_of_python(function, args, kwargs):
     try:
         function(*args, **kwargs)
     except TypeError:
+        with contextlib.suppress(TypeError):  # Python 3.13.0 binds what it then refuses to call
+            inspect.signature(function).bind(*args, **kwargs)
+            return
         with pytest.raises(TypeError):
             known.bind(tuple(args), kwargs)
         return
