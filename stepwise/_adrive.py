@@ -111,7 +111,7 @@ def _others(run: ActiveRun) -> bool:
         if each.flows.several_working():
             return True
         each = each.parent
-    return len(asyncio.all_tasks()) > _LONE
+    return len(asyncio.all_tasks()) > _LONE + run.idle
 
 
 class _Written(asyncio.Future[None]):

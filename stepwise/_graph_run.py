@@ -225,7 +225,7 @@ class _Body(NothingGiven):
 
     async def arun(self) -> Any:
         """Visit the nodes that have not been visited."""
-        self._active.begun = True
+        self._active.begun, self._active.idle = True, 1  # visits are made in tasks of their own
         if self._is_new or not self._recover():
             begin(self._walk, await self._visits.beginning(self._beginning))
         try:

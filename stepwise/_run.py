@@ -125,6 +125,7 @@ class ActiveRun:
         self.executor: FrameType | None = None  # below which it does
         self.task: Any = None  # in which an asynchronous workflow runs
         self.waiter: Any = None  # the future at which its caller waits
+        self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
         self._locator = locator
         self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
         self.ordinals = Ordinals()

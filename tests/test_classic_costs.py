@@ -1,6 +1,7 @@
 """What checkpoints of step loops and graphs cost, counted: writes, reads, flushes; never time."""
 
 import asyncio
+import threading
 from collections import Counter
 
 import pytest
@@ -19,9 +20,11 @@ class Counting(MemoryStore):
         super().__init__("counting")
         self.counts = Counter()
         self.sizes = []
+        self.thread = threading.get_ident()
 
     def write(self, run_id, epoch, batch):
         self.counts["write"] += 1
+        self.counts["in another thread"] += threading.get_ident() != self.thread
         self.counts["flush"] += batch.durable
         self.counts["record"] += len(batch.records)
         self.counts["put"] += len(batch.put)
@@ -67,7 +70,7 @@ def loop(steps):
 @pytest.mark.parametrize("graph", [chain, loop])
 @pytest.mark.parametrize("keep", ["latest_only", "all"])
 def test_a_node_costs_one_flush(graph, keep):
-    """A node with a checkpoint is one record and one flush; nothing is read."""
+    """A node with a checkpoint is one record and one flush, at once; nothing is read."""
 
     async def execute(store, steps):
         manager = CheckpointManager(store, CheckpointConfig(retention_strategy=keep))
