@@ -104,7 +104,10 @@ def test_what_is_answered_is_what_counts(program, when):
 
 @pytest.mark.parametrize("program", ["plain", "gather", "threads"])
 def test_a_doubt_stays_until_it_is_settled(program):
-    """Run again and again without an answer, it stops at the same doubt and does nothing else."""
+    """Run again and again without an answer, it stops at the same doubt and repeats nothing.
+
+    Nor does it do anything else, unless in threads that have not seen yet that the run stopped.
+    """
     place = next(p for p in undisturbed(program).places if is_effect(p) and p.endswith("after"))
     with Lab(*PROGRAMS[program]) as lab:
         assert lab.run(die_at=place).died
@@ -113,8 +116,8 @@ def test_a_doubt_stays_until_it_is_settled(program):
         third = lab.run()
         assert first.code == second.code == third.code == 1
         assert Doubt.read(first.text) == Doubt.read(second.text) == Doubt.read(third.text)
-        assert lab.did == did
-        assert not any(times > 1 for call, times in did.items() if is_effect(call))
+        assert program == "threads" or lab.did == did
+        assert not any(times > 1 for call, times in lab.did.items() if is_effect(call))
 
 
 # -- what these tests can see --------------------------------------------------------------------
