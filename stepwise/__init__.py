@@ -10,6 +10,7 @@ The map, each layer importing only from those above it::
     _tasks _threads                what asyncio is doing; threads that belong to a run
     _pieces                        large bytes that are never joined
     _digest_atoms _digest_types    equal values, equal digests
+    _trees _grown                  plain data, and whether it changed; lists that grew
     _forms                         objects that pickle stores wrongly
     _digest _pickling              the same for all; code by value
     _data _codec                   values as data only; values to bytes and back
@@ -24,8 +25,7 @@ The map, each layer importing only from those above it::
     stores                         where runs are kept: memory, disk, sqlite
     _heads _lease                  listings; one owner per run
     _chain _group _journal         verified records; group commit; the append-only records
-    _trees _chunks                 plain data, and whether it changed; parts of checkpoints
-    _known _references             what is stored already; what a checkpoint refers to
+    _chunks _known _references     parts of checkpoints; what is stored; what is referred to
     _recorded _matching            what became of a recorded call; which one answers
     _summary                       what a long journal comes to
     _unwinding _origin             failures; where a call is made

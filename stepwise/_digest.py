@@ -36,10 +36,12 @@ from stepwise._digest_atoms import (
     class_name,
     fold,
     join,
+    lengthened,
     noun,
     string,
 )
 from stepwise._digest_types import Form, form_for, leads_to
+from stepwise._grown import LONG, digest_grown
 from stepwise.errors import DigestError
 
 __all__ = ["class_name", "combine", "digest", "encode"]
@@ -155,7 +157,14 @@ class _Encoder:
         return encoded
 
     def list_(self, value: Iterable[Any]) -> bytes:
+        if type(value) is list and len(value) >= LONG:  # then it is folded
+            digest = digest_grown(value, b"l", self.joined, self.active)
+            if digest is not None:
+                return b"#" + digest
         return join(b"l", self.items(value))
+
+    def joined(self, values: Iterable[Any]) -> bytes:
+        return lengthened(self.items(values))
 
     def tuple_(self, value: Iterable[Any]) -> bytes:
         return join(b"t", self.items(value))

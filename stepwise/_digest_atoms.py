@@ -16,7 +16,17 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["ATOMS", "UndigestibleError", "atom", "class_name", "fold", "join", "noun", "string"]
+__all__ = [
+    "ATOMS",
+    "UndigestibleError",
+    "atom",
+    "class_name",
+    "fold",
+    "join",
+    "lengthened",
+    "noun",
+    "string",
+]
 
 _FOLD = 64  # bytes; below it an encoding stands for itself
 _BLOCK = 1 << 16  # characters of a long text that are encoded at once
@@ -40,7 +50,12 @@ def fold(encoded: bytes) -> bytes:
 
 def join(tag: bytes, children: Iterable[bytes]) -> bytes:
     """Join folded encodings so that no two lists join alike: one byte holds the length of each."""
-    return fold(tag + b"".join([_LENGTH[len(child)] + child for child in children]))
+    return fold(tag + lengthened(children))
+
+
+def lengthened(children: Iterable[bytes]) -> bytes:
+    """The encodings one after the other, each behind its length."""
+    return b"".join([_LENGTH[len(child)] + child for child in children])
 
 
 def class_name(cls: Any) -> str:

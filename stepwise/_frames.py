@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -359,7 +359,8 @@ class WorkflowFrame(Frame):
         if elapsed < _SETTLED or not dear or "cost" in self.complaints:
             return
         self.complaints.add("cost")
-        sizes = {n: len(dump_values({n: value}, self.around)) for n, value in values.items()}
+        whole = replace(self.around, references=None)
+        sizes = {n: len(dump_values({n: value}, whole)) for n, value in values.items()}
         heaviest = max(sizes, key=lambda name: sizes[name])
         warn(
             f"checkpoints take {self.cost / elapsed:.0%} of the time of run "

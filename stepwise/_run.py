@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from stepwise import _codec, _config, _outcomes, _tasks
+from stepwise import _codec, _config, _grown, _outcomes, _tasks
 from stepwise._counts import Ordinals, Progress, counted_as
 from stepwise._events import Event, Kind, emit, heard
 from stepwise._flows import Flows
@@ -401,5 +401,6 @@ class ActiveRun:
         self.ended = True
         self.executor = None
         live_runs.discard(self)
+        _grown.forget()  # its lists
         self._locator.close()
         self.lease.release()
