@@ -160,7 +160,8 @@ class References:
                 made |= self._close(long, loose, least=0)
         made |= self._close(long, loose, least=HEAVY if heavy else None)
         if any(type(part) is not list for part in long.parts):
-            long.key = len(self._lists)
+            known_as = self._lists.get(id(value))
+            long.key = known_as.key if known_as is not None else len(self._lists)
             self._lists[id(value)] = long
         return made
 

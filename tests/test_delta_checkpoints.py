@@ -267,6 +267,25 @@ def test_a_list_that_grows_is_not_written_again():
 
 
 @workflow(**ALL)
+def two_lists(count):
+    one, other = [], []
+    for number in range(count):
+        one.append({"one": f"{tick(number)}" * 400})
+        other.append({"other": f"{number}" * 400})
+    return len(one)
+
+
+def test_long_lists_are_kept_apart():
+    """Two lists of which each is long and heavy come back as two."""
+    run = two_lists.options(store="memory:").execute(110)
+    for checkpoint in run.checkpoints:
+        values, done = run.locals(at=checkpoint.step), checkpoint.step
+        texts = [f"{n}" * 400 for n in range(done)]
+        assert [each["one"] for each in values["one"]] == texts
+        assert [each["other"] for each in values["other"]] == texts[:-1]
+
+
+@workflow(**ALL)
 def hold(size):
     text = think(1)["content"] * size
     for number in range(5):
