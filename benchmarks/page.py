@@ -103,7 +103,8 @@ def _compared(versus: Report, kind: str, name: str) -> str:
     if kind == "skipped":
         return comparison.skipped(versus)
     head, lines = comparison.lines(versus, name)
-    return table(head, lines) if lines else _MISSING
+    sizes = ", ".join(f"`{what}`" for what in comparison.workloads(versus, name))
+    return f"As measured: {sizes}\n\n{table(head, lines)}" if lines else _MISSING
 
 
 def render(prose: str, reports: dict[str, Report]) -> str:

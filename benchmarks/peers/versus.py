@@ -161,6 +161,8 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one process")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    if environments.reason(environments.OURS) is None:
+        environments.make(environments.OURS)  # of the tree as it is now
     try:
         measure(arguments)
     finally:
