@@ -183,7 +183,10 @@ class References:
 
     def split_heavy(self) -> bool:
         """Put what makes the variables large into chunks, where that is items of lists."""
-        found = [self._split(each, self._lists.get(id(each)), heavy=True) for each in self._found]
+        before = dict(self._lists)
+        found = [self._split(each, before.get(id(each)), heavy=True) for each in self._found]
+        if not any(found):
+            self._lists = before  # as they were pickled
         return any(found)
 
     # -- while they are pickled ------------------------------------------------------------------

@@ -283,6 +283,7 @@ def test_long_lists_are_kept_apart():
         texts = [f"{n}" * 400 for n in range(done)]
         assert [each["one"] for each in values["one"]] == texts
         assert [each["other"] for each in values["other"]] == texts[:-1]
+        assert checkpoint.size < 80_000
 
 
 @workflow(**ALL)
