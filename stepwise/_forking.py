@@ -18,8 +18,8 @@ from stepwise import _codec
 from stepwise._checkpoints import Loaded, sealed
 from stepwise._codec import Codec
 from stepwise._fork_point import Change, Source, call_of, point_of
-from stepwise._history import program_of
-from stepwise._identity import idempotency_key, random_id
+from stepwise._history import key_of, program_of
+from stepwise._identity import random_id
 from stepwise._inspection import look_into
 from stepwise._journal import Journal, Position, facts_of
 from stepwise._lease import Lease
@@ -212,11 +212,10 @@ def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
         return call
-    key = idempotency_key(new_id, call.name, call.digest, call.ordinal)
     child = ""
     if call.child:
         child = _fork_child(source, new_id, call.child)
-    return replace(call, key=key, child=child)
+    return replace(call, key=key_of(new_id, call), child=child)
 
 
 def _fork_child(source: Source, new_id: str, child: str) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise import _codec
+from stepwise._counts import counted_as
 from stepwise._display import step_html
+from stepwise._identity import idempotency_key
 from stepwise._inspection import look_into_value
 from stepwise._matching import Pool
 from stepwise._recorded import Recorded
@@ -31,6 +33,7 @@ __all__ = [
     "Program",
     "StepRecord",
     "in_doubt",
+    "key_of",
     "program_of",
     "step_record",
     "steps_of",
@@ -124,16 +127,17 @@ def _concerns_effects(entry: Entry) -> bool:
     return True
 
 
-def steps_of(entries: list[Entry], *, owned: bool) -> list[StepRecord]:
+def steps_of(run_id: str, entries: list[Entry], *, owned: bool) -> list[StepRecord]:
     """Every recorded call, in the order in which they were first made.
 
     Args:
         owned: somebody is executing the run, so that what is open is not in doubt yet.
     """
-    return steps_with(entries, () if owned else {each.call.number for each in in_doubt(entries)})
+    doubtful = () if owned else {each.call.number for each in in_doubt(entries)}
+    return steps_with(run_id, entries, doubtful)
 
 
-def steps_with(entries: list[Entry], doubtful: Iterable[int]) -> list[StepRecord]:
+def steps_with(run_id: str, entries: list[Entry], doubtful: Iterable[int]) -> list[StepRecord]:
     """The same, where it is known which are in doubt."""
     calls: dict[int, Call] = {}
     last: dict[int, Entry] = {}
@@ -159,12 +163,12 @@ def steps_with(entries: list[Entry], doubtful: Iterable[int]) -> list[StepRecord
                 calls.pop(number, None)
     derived = {**dict.fromkeys(doubtful, "in_doubt"), **dict.fromkeys(undone, "compensated")}
     return [
-        step_record(call, last[number], derived.get(number))
+        step_record(run_id, call, last[number], derived.get(number))
         for number, call in sorted(calls.items())
     ]
 
 
-def step_record(call: Call, entry: Entry, derived: str | None) -> StepRecord:
+def step_record(run_id: str, call: Call, entry: Entry, derived: str | None) -> StepRecord:
     """A call, its last record, and what follows from others."""
     record = entry.record
     status, shown, attempts, finished = "started", "", 1, None
@@ -187,11 +191,17 @@ def step_record(call: Call, entry: Entry, derived: str | None) -> StepRecord:
         started_at=call.at,
         finished_at=finished,
         side_effect=call.effect and not call.child,
-        idempotency_key=call.key,
+        idempotency_key=call.key or key_of(run_id, call),
         site=call.site,
         child=call.child,
         _entry=entry,
     )
+
+
+def key_of(run_id: str, call: Call) -> str:
+    """The idempotency key of a call that is made in this run."""
+    counted = counted_as(call.name, call.branch)
+    return idempotency_key(run_id, counted, call.digest, call.ordinal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | 
             course.add(entry)
             if isinstance(entry.record, Quarantined):
                 unreadable.difference_update(entry.record.numbers)
-    steps = steps_of(entries, owned=owned)
+    steps = steps_of(facts.run_id, entries, owned=owned)
     course.saved = sum(map(_saved, (each for each in steps if each._entry.number < course.begun)))
     newest = steps[-count:] if count else steps
     return Overview(
@@ -123,7 +123,9 @@ def _from_summary(
     fresh, effects = followed
     place = store, seal, facts.run_id
     unclear = [] if owned else with_unclear(*place, summary.unclear, effects)
-    in_doubt = [step_record(e.call, e.entry, "in_doubt") for e in unclear if e.in_doubt]
+    in_doubt = [
+        step_record(facts.run_id, e.call, e.entry, "in_doubt") for e in unclear if e.in_doubt
+    ]
     wanted = summary.newest(count)
     before = start = fresh[0].number - 1 if fresh else summary.start.last
     entries, span = fresh, 2 * count
@@ -131,7 +133,7 @@ def _from_summary(
         start, span = max(facts.pruned, start - span), 4 * span
         entries = [*_between(*place, start, before), *fresh]
     numbers = {each.number for each in in_doubt}
-    steps = [each for each in steps_with(entries, numbers) if each.number in wanted]
+    steps = [each for each in steps_with(facts.run_id, entries, numbers) if each.number in wanted]
     statuses = Counter(summary.others.values())
     statuses["completed"] = summary.total - len(summary.others)
     for each in in_doubt:

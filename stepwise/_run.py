@@ -261,7 +261,7 @@ class ActiveRun:
             old = recorded.call
             if not recorded.retry:
                 self.cut_off.add(old.number)
-            return call.numbered(old.number, old.key, old.child or child)
+            return call.numbered(old.number, old.key or call.key, old.child or child)
         return call.numbered(self.journal.next_call(), call.key, child)
 
     def look(self, scope: Scope, value: Any) -> Any:

@@ -174,7 +174,7 @@ class Run:
     @property
     def steps(self) -> list[StepRecord]:
         """Every recorded call, in the order in which they were first made."""
-        return steps_of(list(self._entries()), owned=self.owner is not None)
+        return steps_of(self.id, list(self._entries()), owned=self.owner is not None)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:

@@ -55,7 +55,8 @@ FACTS = RunFacts(
 
 
 def call(number, *, effect=False):
-    return Call(number, f"step{number}", "agent", f"digest{number}", 1, effect=effect, key="k")
+    key = "k" if effect else ""
+    return Call(number, f"step{number}", "agent", f"digest{number}", 1, effect=effect, key=key)
 
 
 def outcome(number, *, effect=False):
