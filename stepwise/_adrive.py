@@ -41,7 +41,7 @@ async def _run(operation: Operation) -> Result:
     if isinstance(operation, Attempt):
         return await _attempt(operation)
     if isinstance(operation, Write):
-        return await _write(operation) if _others(operation.run) else write(operation)
+        return await _write(operation) if _many(operation.run) else write(operation)
     if isinstance(operation, Ready):
         return Result()
     if isinstance(operation, Sleep):
@@ -101,17 +101,17 @@ async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
 
 # -- writing -------------------------------------------------------------------------------------
 
-_LONE = 2  # tasks: the run's own, and its caller's
+_FEW = 10  # tasks: the run's own, its caller's, and eight branches
 
 
-def _others(run: ActiveRun) -> bool:
-    """Whether somebody could go on while the disk is waited for, or write something too."""
-    each: ActiveRun | None = run
-    while each is not None:
-        if each.flows.several_working():
-            return True
-        each = each.parent
-    return len(asyncio.all_tasks()) > _LONE + run.idle
+def _many(run: ActiveRun) -> bool:
+    """Whether so much goes on at once that flushes are worth sharing.
+
+    Shared, a step's record is written while other branches go on, and a kill at that moment has the
+    step run again.  Few branches get their records written before any other code runs, so that
+    what they have done is not done twice; a flush for each is no burden to them.
+    """
+    return len(asyncio.all_tasks()) > _FEW + run.idle
 
 
 class _Written(asyncio.Future[None]):

@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
 
     records: list[int]
     chunks: list[int]
-    payload: bytes
+    payload: Data
     link: bytes
 
     def header(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Known:
         number: of the record; negative: of the chunk.
         tree: the value as it lives in this process.
         watch: whether it still is what was stored.
-        chunk: for a chunk, what is stored; its link is empty until it was sealed.
+        chunk: for a chunk, what is stored, without its bytes.
         depends: the values that a chunk refers to.
 
     Attributes:
@@ -287,8 +287,8 @@ class Reader:
             depends[known.number] = known
             return known.tree.nodes[reference[1]]
 
-        root = load_tree(chunk.payload, resolve)
-        return self._made(number, root, chunk, tuple(depends.values()))
+        root = load_tree(bytes(chunk.payload), resolve)
+        return self._made(number, root, chunk._replace(payload=b""), tuple(depends.values()))
 
     def _made(
         self, number: int, root: Any, chunk: Chunk | None = None, depends: tuple[Known, ...] = ()

@@ -133,11 +133,6 @@ class Flows:
                 for number, flow in self._working.items()
             )
 
-    def several_working(self) -> bool:
-        """Whether more than one flow executes a body."""
-        with self._mutex:
-            return len(self._working) > 1 and len(set(self._working.values())) > 1
-
     def others(self, *, claiming: bool = False) -> list[str]:
         """The names of the threads and jobs, other than this flow, that may still make calls.
 

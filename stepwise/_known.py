@@ -238,7 +238,7 @@ class KnownValues:
         chunk = Chunk(list(used.records), list(used.chunks), payload, b"")
         number = self._next_chunk()
         sealed, link = self._seal(number, chunk)
-        chunk = chunk._replace(link=link)
+        chunk = chunk._replace(link=link, payload=b"")
         known = Known(-number, tree, Watch(tree.nodes), chunk, tuple(depends.values()))
         known.sealed = sealed
         self._add(known)

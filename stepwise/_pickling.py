@@ -186,7 +186,7 @@ def _dump_plain(value: object, forms: Forms | None) -> tuple[Data, Forms | None]
 
 class _TreePickler(pickle.Pickler):
     # Methods: in Python 3.13.0 the hooks of an instance cannot be set.
-    def __init__(self, sink: io.BytesIO, refer: Callable[[Any], Any]) -> None:
+    def __init__(self, sink: _Sink, refer: Callable[[Any], Any]) -> None:
         super().__init__(sink, PROTOCOL)
         self._refer = refer
 
@@ -194,11 +194,11 @@ class _TreePickler(pickle.Pickler):
         return self._refer(obj)
 
 
-def dump_tree(tree: object, refer: Callable[[Any], Any]) -> bytes:
+def dump_tree(tree: object, refer: Callable[[Any], Any]) -> Data:
     """Pickle plain data; ``refer`` gives what stands for an object, or ``None``."""
-    sink = io.BytesIO()
+    sink = _Sink()
     _TreePickler(sink, refer).dump(tree)
-    return sink.getvalue()
+    return sink.data()
 
 
 class _TreeUnpickler(pickle.Unpickler):

@@ -218,8 +218,32 @@ def test_a_lone_task_needs_no_other_thread(store):
     assert store.records == [1] * 12
 
 
+def crowd():
+    """So many tasks that a step's record is written while they go on."""
+    return [asyncio.ensure_future(asyncio.sleep(3600)) for _ in range(20)]
+
+
+def test_few_branches_are_written_at_once(store):
+    """What one of a few branches has done is on record before any code of another one runs."""
+    seen = []
+
+    @step(name="work")
+    async def work(n):
+        run = stepwise.get_run("run", store=store)
+        seen.append([each.result for each in run.steps if each.status == "completed"])
+        return n
+
+    @workflow(name="few")
+    async def few():
+        await asyncio.gather(*[work(n) for n in range(4)])
+
+    asyncio.run(few.options(store=store, run_id="run")())
+    assert seen == [[], [0], [0, 1], [0, 1, 2]]
+    assert set(store.threads) == {threading.get_ident()}
+
+
 def test_the_loop_goes_on_during_a_flush(store):
-    """While a step's record is written, the other tasks of the loop go on."""
+    """While a step's record is written, the other tasks of the loop go on, if they are many."""
     going = asyncio.Event()
 
     @step
@@ -238,7 +262,8 @@ def test_the_loop_goes_on_during_a_flush(store):
         return "done"
 
     async def main():
-        helper = asyncio.ensure_future(other())
+        others, helper = crowd(), asyncio.ensure_future(other())
+        assert others
         result = await beside.options(store=store, run_id="run")()
         await helper
         return result
@@ -293,7 +318,7 @@ def hasty(operation):
     _thread.start_new_thread(operation.run.journal.append, (operation.item,))
     return Result(1)
 _adrive._write = None
-_adrive._others = lambda run: False
+_adrive._many = lambda run: False
 _adrive.write = _drive.write = hasty
 """
 
@@ -445,12 +470,14 @@ async def cancelled_in_a_write(store, run, records):
             assert release.wait(30)
 
     store.fate = fate
-    task = asyncio.ensure_future(run())
+    others, task = crowd(), asyncio.ensure_future(run())
     await seen
     task.cancel()
     loop.call_later(0.01, release.set)
     with pytest.raises(asyncio.CancelledError):
         await task
+    for each in others:
+        each.cancel()
     store.fate = None
 
 
