@@ -54,8 +54,7 @@ def check(kind, place, keep="latest_only"):
         assert len(doubts) <= 1
         for call, times in lab.did.items():
             what, _, name = call.rstrip(")").partition("(")
-            # In a fan-out one branch goes on while the record of another is being written.
-            inside = place.startswith(("event", call)) or kind == "fan"
+            inside = place.startswith(("event", call))
             may_repeat = name in begun and (what == "node" or (what == "look" and inside))
             assert times == 1 or may_repeat, (call, begun, lab.log)
 
