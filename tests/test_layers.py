@@ -108,6 +108,13 @@ def test_the_map_is_complete():
     assert sorted(listed) == sorted({unit(name) for name in MODULES} - {"stepwise"})
 
 
+def test_the_map_of_the_design():
+    """The page of the design shows the same map."""
+    page = (ROOT.parent / "docs" / "design.md").read_text("utf-8").partition("## 8. Layout")[2]
+    rows = re.findall(r"^    (\w.*)$", inspect.cleandoc(stepwise.__doc__), re.MULTILINE)
+    assert page.split("```")[1].split("\n")[1:-1] == rows
+
+
 def test_no_cycles():
     """No module imports one that, at any distance, imports it."""
     graph = {
