@@ -347,6 +347,8 @@ class SummaryKeeper:
         with self._lock:
             try:
                 summary, self._summary = self._summary, None  # an interrupt leaves none, not half
+                if numbers[0] == 1:
+                    summary = Summary()
                 self._summary = self._follow(summary, entries)
                 if numbers[-1] % EVERY < len(numbers):
                     self._keep()
