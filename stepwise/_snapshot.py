@@ -36,6 +36,7 @@ from stepwise._pickling import Reducers, by_name, dump
 from stepwise._pieces import Data
 from stepwise._resources import made_by
 from stepwise._surroundings import COLLECTIONS, NATIVE, Surroundings
+from stepwise._trees import LARGE_LEAF
 
 __all__ = ["FrameUnpickler", "UnpicklableError", "dump_values", "load_values"]
 
@@ -49,6 +50,9 @@ class UnpicklableError(Exception):
 
 
 # -- out -----------------------------------------------------------------------------------------
+
+
+_NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 class _FrameReducers(Reducers):
@@ -80,6 +84,9 @@ class _FrameReducers(Reducers):
             self.references.begin()
 
     def identity(self, obj: Any) -> Any:
+        cls = type(obj)
+        if cls in _NUMBERS or (cls is str and len(obj) < LARGE_LEAF):
+            return None  # most objects: nothing refers to these
         name = self.arguments.get(id(obj))
         if name is not None:
             return name, _class_of(obj), self.content(name, obj)
