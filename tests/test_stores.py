@@ -413,3 +413,29 @@ def test_a_folder_that_is_deleted_while_idle(begun, folder):
     assert list(store.read("run")) == []
     assert store.acquire("run", ME) == 1
     assert list(store.read("run")) == []
+
+
+# -- which store ---------------------------------------------------------------------------------
+
+
+class Wrapping:
+    """Hands on what it does not do itself."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+def test_a_store_that_wraps_another():
+    """A store that hands everything on to another one is a store."""
+    store = Wrapping(MemoryStore())
+    assert open_store(store) is store
+
+
+@pytest.mark.parametrize("where", [5, None, object()])
+def test_what_is_no_store(where):
+    """What is neither a URL nor a path nor a store is refused, by its type and what it lacks."""
+    with pytest.raises(ConfigurationError, match=rf"{type(where).__name__} is no store: it has no"):
+        open_store(where)

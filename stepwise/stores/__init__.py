@@ -14,6 +14,7 @@ from stepwise.stores.base import Batch, Head, Owner, Store
 
 __all__ = ["Batch", "Head", "Owner", "Store", "open_store"]
 
+_METHODS = [name for name in vars(Store) if not name.startswith("_")]
 _open: dict[str, Store] = {}
 _mutex = threading.Lock()
 
@@ -22,10 +23,11 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
     """The store for a URL or a path; one object for each in this process.
 
     Raises:
-        ConfigurationError: the URL's scheme is not known, or its path cannot be used.
+        ConfigurationError: the URL's scheme is not known, its path cannot be used, or it is neither
+            a URL nor a path nor a store.
     """
-    if isinstance(where, Store):
-        return where
+    if not isinstance(where, (str, os.PathLike)):
+        return _checked(where)
     text = os.fspath(where)
     scheme, rest = _split(text)
     with _mutex:
@@ -33,6 +35,18 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
         if store is None:
             store = _open[f"{scheme}:{rest}"] = _make(scheme, rest)
         return store
+
+
+def _checked(store: Store) -> Store:
+    # Not isinstance(): since Python 3.12 it does not see what a store that wraps another one hands
+    # on by ``__getattr__``.
+    missing = [name for name in _METHODS if not hasattr(store, name)]
+    if missing:
+        raise ConfigurationError(
+            f"{type(store).__qualname__} is no store: it has no {', '.join(missing)}. Give a URL "
+            "('disk:/path'), a path, or an object with the methods of stepwise.stores.Store"
+        )
+    return store
 
 
 def _split(text: str) -> tuple[str, str]:
