@@ -25,8 +25,6 @@ TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in M
 
 FRONT_MODULES = "agent cli errors graph integrations notebook rewrite stores testing"
 LINES, FUNCTION_LINES = 420, 60
-LARGER = {"stepwise.testing.contract": 450}
-LONGER: dict[str, int] = {}
 
 ONLY_IN = {
     "IPython": {"stepwise._notebook_steps"},
@@ -271,18 +269,12 @@ def test_synchronous_programs_load_no_asyncio():
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_sizes(module):
-    """A module has at most 420 lines and a function at most 60; the exceptions are listed here."""
-    assert len(MODULES[module].read_text("utf-8").splitlines()) <= LARGER.get(module, LINES)
+    """A module has at most 420 lines and a function at most 60."""
+    assert len(MODULES[module].read_text("utf-8").splitlines()) <= LINES
     for node in ast.walk(TREES[module]):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             name = f"{module}.{node.name}"
-            assert node.end_lineno - node.lineno < LONGER.get(name, FUNCTION_LINES), name
-
-
-def test_exceptions_are_needed():
-    """No exception from the sizes is listed that nobody needs any more."""
-    for module in LARGER:
-        assert len(MODULES[module].read_text("utf-8").splitlines()) > LINES, module
+            assert node.end_lineno - node.lineno < FUNCTION_LINES, name
 
 
 def test_names_of_modules():
