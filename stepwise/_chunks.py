@@ -104,7 +104,7 @@ def _pack(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def _unpack(packed: Iterable[list[int]]) -> list[int]:
-    """The inverse of :func:`pack`."""
+    """The inverse of :func:`_pack`."""
     return [number for first, count in packed for number in range(first, first + count)]
 
 
@@ -255,7 +255,7 @@ class Reader:
     def load(self, reference: tuple[int, Any]) -> Any:
         """What a reference means: a node of a value, or a long list with its parts.
 
-        See :meth:`stepwise._known.KnownValues.identity`.
+        See :meth:`stepwise._references.References.identity`.
         """
         key, rest = reference
         if type(rest) is int:

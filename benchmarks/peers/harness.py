@@ -36,7 +36,6 @@ _TEXT = "".join(_random.choices(string.ascii_letters + string.digits, k=1 << 16)
 POWER = "power cut"  # every step is on the disk before the next one begins
 LATER = "power cut, later"  # written and flushed, but by a thread that may lag behind
 PROCESS = "killed process"  # written, never flushed
-NOTHING = "nothing"
 
 Job = dict[str, Any]
 Figures = dict[str, float]
