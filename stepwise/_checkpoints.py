@@ -202,7 +202,6 @@ class Checkpoints:
     ) -> RunFacts:
         """Keep a checkpoint, and prune; what a listing shows of the run afterwards."""
         needs, chunks = references.needs()
-        state = replace(state, needs=needs.header())
         name = _name(state)
         names = [*(each for each in self._names if each != name), name]
         pruned = names[: -self._keep] if self._keep else []
@@ -215,7 +214,7 @@ class Checkpoints:
         after = replace(facts, pruned=behind) if behind != facts.pruned else facts
         self._journal.put(
             name,
-            vars(state),
+            {**vars(state), "needs": needs.header()},
             payload,
             also={chunk_name(number): data for number, data in chunks.items()},
             delete=tuple(gone),
@@ -328,15 +327,16 @@ class _Chunks:
         if not self._tracks and not pruning:
             return []
         known = self.read(each for each in kept if each != name)
-        gone = [known.pop(each) for each in [*known] if each == name or each not in kept]
+        for each in [each for each in known if each == name or each not in kept]:
+            self._spare.update(known.pop(each).all_chunks)
         known[name] = needs
-        self._spare.update(number for each in gone for number in each.all_chunks)
-        if self._spare:
-            self._spare.difference_update(*(each.all_chunks for each in known.values()))
-        spare, self._spare = sorted(self._spare), set()
         if not self._tracks:
             self._needs = None
-        return [chunk_name(number) for number in spare]
+        if not self._spare:
+            return []
+        spare = self._spare.difference(*(each.all_chunks for each in known.values()))
+        self._spare.clear()
+        return [chunk_name(number) for number in sorted(spare)]
 
 
 def newest_checkpoint(

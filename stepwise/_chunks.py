@@ -69,9 +69,13 @@ class Needs(NamedTuple):
         return dict(zip(Needs._fields, (*packed, self.links, self.lowest), strict=True))
 
     def along_with(self, records: list[int]) -> Needs:
-        """The same, and these records."""
-        lowest = min(filter(None, (*records, self.lowest)), default=0)
-        return self._replace(records=records, lowest=lowest)
+        """What names chunks alone, and these records."""
+        if not records:
+            return self
+        lowest = min(records)
+        if self.lowest:
+            lowest = min(lowest, self.lowest)
+        return Needs(records, self.chunks, self.all_chunks, self.links, lowest)
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> Needs:

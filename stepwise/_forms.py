@@ -18,7 +18,7 @@ import gc
 import re
 import sys
 import types
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
 
@@ -33,7 +33,7 @@ class Forms:
     """How the objects of one value are taken apart."""
 
     def __init__(self) -> None:
-        self._views: Counter[int] = Counter()
+        self._views: dict[int, int] = {}
         self._viewed = False
         self._shared: frozenset[int] = frozenset()
 
@@ -69,7 +69,7 @@ class Forms:
         owner = array
         while type(owner.base) is type(array):
             owner = owner.base
-        self._views[id(owner)] += 1
+        self._views[id(owner)] = self._views.get(id(owner), 0) + 1
         if owner is array:
             return NotImplemented
         self._viewed = True

@@ -22,7 +22,7 @@ from stepwise._records import Record, holds_plainly
 from stepwise._references import HEAVY, References
 from stepwise._resources import LetGo, is_reenterable
 from stepwise._run import ActiveRun
-from stepwise._snapshot import UnpicklableError, dump_values, load_values
+from stepwise._snapshot import UnpicklableError, dump_few, dump_values, load_values
 from stepwise._surroundings import Surroundings
 from stepwise.errors import RunWarning
 from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint
@@ -73,6 +73,7 @@ class WorkflowFrame(Frame):
         "cost",
         "count",
         "culprits",
+        "file",
         "helped",
         "known",
         "loaded",
@@ -100,6 +101,7 @@ class WorkflowFrame(Frame):
         self.place = place
         self.checkpoints = checkpoints
         self.begun = begun
+        self.file = file_name(place.source.filename)
         self.loaded = loaded
         self.target = target
         self.around = Surroundings()
@@ -237,6 +239,10 @@ class WorkflowFrame(Frame):
 
     def _referring(self, values: dict[str, Any]) -> Data:
         """The variables, without what is stored already or is put into chunks now."""
+        few = dump_few(values, self.around)
+        if few is not None:
+            self.references.prepare_none()
+            return few
         self.references.prepare(values.values(), self.around.arguments.values())
         payload = self._dump(values)
         if len(payload) > HEAVY and self.references.split_heavy():
@@ -270,7 +276,7 @@ class WorkflowFrame(Frame):
             self.active,
             position=point.position,
             line=point.line,
-            file=file_name(source.filename),
+            file=self.file,
             prefix=prefix,
             visited=visited,
             arguments=self.around.kinds(),
@@ -306,7 +312,7 @@ class WorkflowFrame(Frame):
     # -- saying why not --------------------------------------------------------------------------
 
     def _where(self, line: int) -> str:
-        return f"{file_name(self.place.source.filename)}:{line}"
+        return f"{self.file}:{line}"
 
     def _tell(self, about: str, text: str) -> None:
         if about not in self.complaints:

@@ -197,6 +197,13 @@ class KnownValues:
             self._arrive(*self._arrived.popleft(), apart)
         self._waiting = 0
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._arrived.clear()
+        self._waiting = 0
+        if self._loose or self._chunks:
+            self._drop([*self._loose.values(), *self._chunks.values()])
+
     def _forget_changed(self) -> None:
         if not self._all_loose.holds():
             self._drop([each for each in self._loose.values() if not each.watch.holds()])

@@ -1,6 +1,6 @@
 """Pickling what plain pickle cannot: code by value, with the names of ``__main__`` kept as names.
 
-The only module that knows cloudpickle.  Imports: forms, pieces.
+The only module that knows cloudpickle.  Imports: forms, pieces, trees.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from stepwise._forms import Forms
 from stepwise._pieces import Data, collected
+from stepwise._trees import LARGE_LEAF
 
 __all__ = [
     "PROTOCOL",
@@ -82,7 +83,7 @@ class Reducers:
     def identity(self, obj: Any) -> Any:
         """What stands for an object that is kept by reference, or ``None``.
 
-        Asked for every single object, strings included; only if ``identifies`` is set.
+        Asked for every object but numbers and short strings; only if ``identifies`` is set.
         """
         return None
 
@@ -280,7 +281,13 @@ def _named(obj: Any, form: Any) -> Any:
     return form
 
 
+_NUMBERS = frozenset({int, float, bool, type(None)})
+
+
 def _persistent_id(pickler: Any, obj: Any) -> Any:
+    cls = type(obj)
+    if cls in _NUMBERS or (cls is str and len(obj) < LARGE_LEAF):
+        return None  # most objects: nothing refers to these
     return pickler._identity(obj)
 
 

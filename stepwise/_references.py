@@ -111,6 +111,13 @@ class References:
                 self._known.make([leaf], self._apart)
         self._leaves = {id(leaf): leaf for leaf in leaves}
 
+    def prepare_none(self) -> None:
+        """The variables are written as they are: nothing of them is known any more."""
+        self._known.clear()
+        self._used = Names()
+        self._lists.clear()
+        self._leaves.clear()
+
     def _find(self, values: Iterable[Any]) -> list[Any]:
         """Look for lists that may be long, not too deeply; the large leaves that were met."""
         leaves: dict[int, Any] = {}

@@ -32,13 +32,13 @@ from typing import Any
 
 from stepwise._chunks import Reader
 from stepwise._identity import attributes
-from stepwise._pickling import Reducers, by_name, dump
+from stepwise._pickling import PROTOCOL, Reducers, by_name, dump
 from stepwise._pieces import Data
 from stepwise._resources import made_by
 from stepwise._surroundings import COLLECTIONS, NATIVE, Surroundings
-from stepwise._trees import LARGE_LEAF
+from stepwise._trees import few
 
-__all__ = ["FrameUnpickler", "UnpicklableError", "dump_values", "load_values"]
+__all__ = ["FrameUnpickler", "UnpicklableError", "dump_few", "dump_values", "load_values"]
 
 
 class UnpicklableError(Exception):
@@ -50,9 +50,6 @@ class UnpicklableError(Exception):
 
 
 # -- out -----------------------------------------------------------------------------------------
-
-
-_NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 class _FrameReducers(Reducers):
@@ -84,9 +81,6 @@ class _FrameReducers(Reducers):
             self.references.begin()
 
     def identity(self, obj: Any) -> Any:
-        cls = type(obj)
-        if cls in _NUMBERS or (cls is str and len(obj) < LARGE_LEAF):
-            return None  # most objects: nothing refers to these
         name = self.arguments.get(id(obj))
         if name is not None:
             return name, _class_of(obj), self.content(name, obj)
@@ -164,6 +158,16 @@ def _pickles(obj: object) -> bool:
     return True
 
 
+def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
+    """Pickle local variables that are few and plain, as most checkpoints' are.
+
+    ``None`` for others; what :func:`dump_values` makes of them is read alike.
+    """
+    if around.arguments or not few(values.values()):
+        return None
+    return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
+
+
 def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
     """Pickle local variables, and the contents of the arguments.
 
@@ -226,11 +230,11 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
     """Variables that hold a container which a global names as well."""
-    held = {name: value for name, value in values.items() if type(value) in COLLECTIONS}
-    if not held:
+    held = {id(value) for value in values.values() if type(value) in COLLECTIONS}
+    if held.isdisjoint(map(id, namespace.values())):
         return {}
-    names = {id(value): name for name, value in namespace.items() if type(value) in COLLECTIONS}
-    return {name: names[id(value)] for name, value in held.items() if id(value) in names}
+    names = {id(value): name for name, value in namespace.items() if id(value) in held}
+    return {name: names[id(value)] for name, value in values.items() if id(value) in names}
 
 
 def _culprits(values: Mapping[str, Any], around: Surroundings) -> dict[str, tuple[Any, str]]:

@@ -23,7 +23,7 @@ from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
-__all__ = ["LARGE_LEAF", "Tree", "Watch", "same", "walk"]
+__all__ = ["LARGE_LEAF", "Tree", "Watch", "few", "same", "walk"]
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
@@ -94,6 +94,40 @@ def walk(
 
 
 _CONTAINERS = frozenset({list, dict, tuple})
+_FEW = 40  # objects
+_LITTLE = 2048  # characters or bytes in all of them
+_ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
+_ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
+
+
+def few(values: Iterable[Any]) -> bool:
+    """Whether these are few objects of plain data, little in all, or iterators over such.
+
+    Any pickler does for them, and none of it is worth a reference.
+    """
+    waiting = list(values)
+    met = size = 0
+    while waiting:
+        value = waiting.pop()
+        met += 1
+        cls = type(value)
+        if cls in _NUMBERS or cls is range:
+            continue
+        if cls in _LEAVES:
+            size += len(value)
+        elif cls in _CONTAINERS:
+            if len(value) > _FEW:
+                return False
+            waiting += value
+            if cls is dict:
+                waiting += value.values()
+        elif cls in _ITERATORS:
+            waiting += gc.get_referents(value)
+        else:
+            return False
+        if met + len(waiting) > _FEW or size > _LITTLE:
+            return False
+    return True
 
 
 class Watch:
