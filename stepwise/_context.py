@@ -1,6 +1,6 @@
 """What the code of a step or workflow can ask about itself.
 
-Imports: run, runs.
+Imports: history, run, runs.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from stepwise._history import key_of
 from stepwise._run import current_scope
 from stepwise._runs import Run
 
@@ -42,7 +43,8 @@ def current_step() -> CurrentStep:
     if scope is None or scope.call is None:
         return CurrentStep("", f"sw-{os.urandom(16).hex()}", 1, "")
     call = scope.call
-    return CurrentStep(call.name, call.key, scope.attempt, scope.run.run_id)
+    run_id = scope.run.run_id
+    return CurrentStep(call.name, call.key or key_of(run_id, call), scope.attempt, run_id)
 
 
 def current_run() -> Run | None:

@@ -215,7 +215,7 @@ def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
     child = ""
     if call.child:
         child = _fork_child(source, new_id, call.child)
-    return replace(call, key=key_of(new_id, call), child=child)
+    return replace(call, key=key_of(new_id, call) if call.effect else "", child=child)
 
 
 def _fork_child(source: Source, new_id: str, child: str) -> str:

@@ -56,7 +56,7 @@ class Call:
         site: ``file:line`` of the caller.
         arguments: shortened text of them.
         effect: it has side effects, or is a child workflow.
-        key: idempotency key; empty as it is read of a plain step, where it follows from the rest.
+        key: idempotency key; empty for a plain step, where it follows from the rest.
         child: run id, for a child workflow.
         at: when it began, seconds since 1970.
         branch: of the branches that an executor runs side by side, the one that makes the call.
@@ -347,10 +347,7 @@ _PLACES = {
 
 def to_header(record: Record) -> dict[str, Any]:
     """The record as JSON-able facts; those that are at their default are left out."""
-    facts = {"kind": _NAMES[type(record)], **_facts(record)}
-    if isinstance(record, Outcome) and not record.call.effect:
-        facts["call"].pop("key", None)  # an eighth of the header; only side effects act on it
-    return facts
+    return {"kind": _NAMES[type(record)], **_facts(record)}
 
 
 def _facts(record: Any) -> dict[str, Any]:

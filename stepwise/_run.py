@@ -223,7 +223,8 @@ class ActiveRun:
             site=origin.site,
             arguments=arguments,
             effect=effect,
-            key=idempotency_key(self.run_id, counted, digest, ordinal),
+            # Of a plain step it is derived where somebody asks.
+            key=idempotency_key(self.run_id, counted, digest, ordinal) if effect else "",
             at=time.time(),
             branch=scope.branch,
         ), origin

@@ -1,7 +1,7 @@
 """Crashes on purpose, at one step, in this process; and what watches steps for them.
 
 :class:`crash_at` raises at one step, as Ctrl-C does; what it tests is the next call.
-Imports: run, steps, errors.
+Imports: context, history, run, steps, errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, Literal
 from unittest import mock
 
 from stepwise import _run, _steps
+from stepwise._context import current_step
+from stepwise._history import key_of
 from stepwise._records import Call, Outcome
 from stepwise.errors import ConfigurationError
 
@@ -51,12 +53,14 @@ class Passed:
     """A point that was passed.
 
     Args:
+        key: idempotency key of the call.
         value: what the body returned, at ``"after"``; the status, at ``"recorded"``.
         repeatable: its tool says that it may be repeated.
     """
 
     point: Point
     call: Call
+    key: str
     value: Any = None
     repeatable: bool = False
 
@@ -82,7 +86,8 @@ class Watch:
         ) -> None:
             record(active, scope, number, outcome, **facts)
             if not outcome.call.child:
-                self._pass(outcome.call, "recorded", outcome.status)
+                key = outcome.call.key or key_of(active.run_id, outcome.call)
+                self._pass(outcome.call, "recorded", key, outcome.status)
 
         with (
             mock.patch.object(_steps.Step, "body", watched_body),
@@ -97,27 +102,31 @@ class Watch:
 
             @functools.wraps(function)
             async def awatched(*args: Any, **kwargs: Any) -> Any:
-                self._pass(call, "before")
+                key = current_step().idempotency_key
+                self._pass(call, "before", key)
                 value = await function(*args, **kwargs)
-                self._pass(call, "after", value, repeatable=repeatable)
+                self._pass(call, "after", key, value, repeatable=repeatable)
                 return value
 
             return awatched
 
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._pass(call, "before")
+            key = current_step().idempotency_key
+            self._pass(call, "before", key)
             value = function(*args, **kwargs)
-            self._pass(call, "after", value, repeatable=repeatable)
+            self._pass(call, "after", key, value, repeatable=repeatable)
             return value
 
         return watched
 
-    def _pass(self, call: Call, when: str, value: Any = None, *, repeatable: bool = False) -> None:
+    def _pass(
+        self, call: Call, when: str, key: str, value: Any = None, *, repeatable: bool = False
+    ) -> None:
         shown = f"{call.name}({call.arguments})"
         self._counts[when, shown] += 1
         point = Point(shown, self._counts[when, shown], when)
-        self._reached(Passed(point, call, value, repeatable))
+        self._reached(Passed(point, call, key, value, repeatable))
 
 
 # -- one crash, in this process ------------------------------------------------------------------

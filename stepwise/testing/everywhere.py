@@ -197,8 +197,8 @@ class _Trials:
         recorded: set[str] = set()
         for passed in log:
             if passed.point.when == "recorded" and passed.value == "completed":
-                recorded.add(passed.call.key)
-            elif passed.point.when == "before" and passed.call.key in recorded:
+                recorded.add(passed.key)
+            elif passed.point.when == "before" and passed.key in recorded:
                 raise AssertionError(f"{told}: {passed.point.call} ran again, though it was done")
         happened, expected = _effects_in(log), _effects_in(self._log)
         if happened != expected:
@@ -249,9 +249,7 @@ class _Trials:
     def _settle(self, folder: str) -> str:
         """Settle what is in doubt with the truth: the log tells which bodies have run."""
         happened = {
-            passed.call.key: passed.value
-            for passed in _read_log(folder)
-            if passed.point.when == "after"
+            passed.key: passed.value for passed in _read_log(folder) if passed.point.when == "after"
         }
         pid = os.fork()
         if pid == 0:
