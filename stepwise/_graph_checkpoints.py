@@ -124,7 +124,7 @@ class GraphCheckpoint:
 
     def model_dump(self, *, mode: Literal["python", "json"] = "python") -> dict[str, Any]:
         """All fields, by name; with ``mode="json"`` the executor's type is a plain text."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = dict(vars(self))
         if mode == "json":
             values["executor_type"] = self.executor_type.value
         return values

@@ -136,7 +136,7 @@ class Graph:
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
     _order: dict[str, int] = field(init=False, repr=False, compare=False)
     _from: dict[str, list[Edge]] = field(init=False, repr=False, compare=False)
-    _reach: dict[str, frozenset[str]] = field(init=False, repr=False, compare=False)
+    _reach: dict[str, set[str]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         nodes, edges = tuple(self.nodes), tuple(self.edges)
@@ -150,11 +150,12 @@ class Graph:
                 raise ConfigurationError(f"graph {self.name!r} has no node {named!r}; it has {ids}")
         if self.max_steps < 1:
             raise ConfigurationError(f"max_steps={self.max_steps!r} of {self.name!r} is 1 or more")
-        reach = {node: frozenset(_reachable(node, edges)) for node in by_id}
         order = {node.id: number for number, node in enumerate(nodes)}
-        leaving = {node: [edge for edge in edges if edge.source == node] for node in by_id}
+        leaving: dict[str, list[Edge]] = {node: [] for node in by_id}
+        for edge in edges:
+            leaving[edge.source].append(edge)
         facts = {"nodes": nodes, "edges": edges, "entry": entry, "_from": leaving}
-        for name, value in {**facts, "_by_id": by_id, "_order": order, "_reach": reach}.items():
+        for name, value in {**facts, "_by_id": by_id, "_order": order, "_reach": {}}.items():
             object.__setattr__(self, name, value)
 
     def get_node(self, node_id: str) -> Node | None:
@@ -183,7 +184,20 @@ class Graph:
 
     def reaches(self, source: str, target: str) -> bool:
         """Whether the second node may be visited after the first."""
-        return target in self._reach.get(source, ())
+        found = self._reach.get(source)  # only a join asks
+        if found is None:
+            found = self._reach[source] = self._reachable(source)
+        return target in found
+
+    def _reachable(self, source: str) -> set[str]:
+        found: set[str] = set()
+        todo = [source]
+        while todo:
+            for edge in self._from.get(todo.pop(), ()):
+                if edge.target not in found:
+                    found.add(edge.target)
+                    todo.append(edge.target)
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -197,18 +211,6 @@ def _label(function: Any) -> str:
     if function is None or not hasattr(function, "__qualname__"):
         return type(function).__qualname__
     return _identity.label_of(function)
-
-
-def _reachable(node: str, edges: Iterable[Edge]) -> set[str]:
-    found: set[str] = set()
-    todo = [node]
-    while todo:
-        source = todo.pop()
-        for edge in edges:
-            if edge.source == source and edge.target not in found:
-                found.add(edge.target)
-                todo.append(edge.target)
-    return found
 
 
 for _class in (Edge, Graph, Memory, Node):

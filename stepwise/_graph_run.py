@@ -5,10 +5,10 @@ Imports: graph walk, visits, checkpoints and model; lifecycle, execute, resume, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from uuid import uuid4
 
 from stepwise import _digest, _identity
 from stepwise._classic import place_of
@@ -299,7 +299,7 @@ class _Body(NothingGiven):
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
         checkpoint = GraphCheckpoint(
-            id=uuid4().hex,
+            id=os.urandom(16).hex(),
             run_id=self._active.run_id,
             executor_type=self._call.kind,
             current_node_id=token.node if graph else None,

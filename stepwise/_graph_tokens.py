@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise import _codec, _digest
@@ -46,17 +46,28 @@ class Token:
     entered: bool = False
     paused: bool = False
 
-    def wrote(self, record: Mapping[str, Any]) -> Token:
+    def wrote(self, record: Mapping[str, Any], *, paused: bool = False) -> Token:
         """The same after a visit."""
-        gone = set(record["deleted"])
-        memory = {key: value for key, value in self.memory.items() if key not in gone}
-        memory.update(record["set"])
-        stamps = {**self.stamps, **dict.fromkeys([*gone, *record["set"]], self.clock)}
-        return replace(self, memory=memory, stamps=stamps)
+        gone, written = record["deleted"], record["set"]
+        memory = {**self.memory, **written}
+        for key in gone:
+            memory.pop(key, None)
+        stamps = {**self.stamps, **dict.fromkeys([*gone, *written], self.clock)}
+        return Token(
+            self.node,
+            self.key,
+            memory,
+            self.origin,
+            stamps,
+            self.clock,
+            self.visits,
+            entered=self.entered,
+            paused=paused,
+        )
 
     def to(self, target: str) -> Token:
         """The branch that goes on from here to another node."""
-        return replace(self, node=target, origin=self.node, entered=False, paused=False)
+        return Token(target, self.key, self.memory, self.node, self.stamps, self.clock, self.visits)
 
     def enter(self, others: Sequence[Token] = ()) -> Token:
         """It is visited now, together with others that joined it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stepwise._graph_model import Graph
@@ -77,6 +77,7 @@ class Walk:
         self._tasks: dict[asyncio.Task[_Finished], Token] = {}
         self._stopped: BaseException | None = None
         self._trail: list[tuple[int, int, str]] = []  # clock, place in the graph, node; sorted
+        self._path: list[str] = []  # its nodes
         self._straight = True  # there was one branch: its path says it all
         self._failures: list[str] = []
         self.tokens = 0
@@ -98,7 +99,7 @@ class Walk:
         trail = state["trail"]
         if trail is None:
             trail = enumerate(state["execution_path"], 1)
-        self._trail, self._straight = [], True
+        self._trail, self._path, self._straight = [], [], True
         for clock, node in trail:
             self._note(clock, node)
         self._visits.retries = dict(state["retries"])
@@ -138,7 +139,7 @@ class Walk:
     @property
     def path(self) -> list[str]:
         """The nodes that were visited; those of several branches in the order of the graph."""
-        return [node for _, _, node in self._trail]
+        return list(self._path)
 
     @property
     def next_nodes(self) -> list[str]:
@@ -283,11 +284,14 @@ class Walk:
             self._failures.append(token.node)
         node = self._graph.get_node(token.node)
         pauses = node is not None and node.pause and record["error"] is None
-        return replace(token.wrote(record), paused=pauses)
+        return token.wrote(record, paused=pauses)
 
     def _note(self, clock: int, node_id: str) -> None:
         self._straight = self._straight and clock == len(self._trail) + 1
-        bisect.insort(self._trail, (clock, self._graph.order(node_id), node_id))
+        place = (clock, self._graph.order(node_id), node_id)
+        at = bisect.bisect(self._trail, place)
+        self._trail.insert(at, place)
+        self._path.insert(at, node_id)
 
     def _go_on(self, token: Token, finished: _Finished) -> None:
         last = finished.answer if token.paused else finished.record
@@ -295,7 +299,7 @@ class Walk:
             self._paused.append(token)
         else:
             if finished.answer is not None:
-                token = replace(token.wrote(finished.answer), paused=False)
+                token = token.wrote(finished.answer)
                 if self._answer is not None and self._answer.visit == token.key:
                     self._answer.used = same(finished.answer["set"], self._answer.data)
             try:
