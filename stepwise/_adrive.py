@@ -19,7 +19,7 @@ __all__ = ["adrive", "aresume"]
 async def adrive(core: Core) -> Result:
     """Await a call to its end."""
     try:
-        return await aresume(core, start(core))
+        return await _go_on(core, start(core))
     finally:
         core.close()  # after a Ctrl-C or a cancellation nothing of the call may stay open
 
@@ -27,14 +27,20 @@ async def adrive(core: Core) -> Result:
 async def aresume(core: Core, operation: Operation | Result) -> Result:
     """Await a call that has begun."""
     try:
-        while not isinstance(operation, Result):
+        return await _go_on(core, operation)
+    finally:
+        core.close()
+
+
+async def _go_on(core: Core, operation: Operation | Result) -> Result:
+    if isinstance(operation, Result):
+        return operation
+    try:
+        while True:
             operation = core.send(await _run(operation))
     except StopIteration as stop:
         result: Result = stop.value
         return result
-    finally:
-        core.close()
-    return operation
 
 
 async def _run(operation: Operation) -> Result:

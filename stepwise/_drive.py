@@ -24,7 +24,7 @@ PATIENCE = 30.0  # seconds without any change after which a blocked call is give
 def drive(core: Core) -> Result:
     """Execute a call to its end."""
     try:
-        return resume(core, start(core))
+        return _go_on(core, start(core))
     finally:
         core.close()  # after a Ctrl-C nothing of the call may stay open
 
@@ -41,14 +41,20 @@ def start(core: Core) -> Operation | Result:
 def resume(core: Core, operation: Operation | Result) -> Result:
     """Execute a call that has begun."""
     try:
-        while not isinstance(operation, Result):
+        return _go_on(core, operation)
+    finally:
+        core.close()
+
+
+def _go_on(core: Core, operation: Operation | Result) -> Result:
+    if isinstance(operation, Result):
+        return operation
+    try:
+        while True:
             operation = core.send(_run(operation))
     except StopIteration as stop:
         result: Result = stop.value
         return result
-    finally:
-        core.close()
-    return operation
 
 
 def _run(operation: Operation) -> Result:

@@ -50,7 +50,7 @@ class Flows:
         self._working: dict[int, int] = {}  # number of a call being executed -> its flow
         self._workers: set[Worker] = set()
         # Of each waiting call, its flow and the calls around it.
-        self._blocked: dict[object, tuple[int, tuple[int, ...]]] = {}
+        self._blocked: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._changes = 0
         self._bells: list[Callable[[], None]] = []
 
@@ -63,7 +63,7 @@ class Flows:
         """Something happened."""
         with self._mutex:
             self._changes += 1
-            bells = list(self._bells)
+            bells = tuple(self._bells)
         for ring in bells:
             ring()
 
@@ -78,17 +78,17 @@ class Flows:
             with self._mutex:
                 self._bells.remove(ring)
 
-    @contextmanager
-    def working(self, number: int) -> Iterator[None]:
-        """While the body of a call is executed in this flow."""
+    def begin(self, number: int) -> None:
+        """The body of a call is executed in this flow, until it ends."""
+        flow = _tasks.who()
         with self._mutex:
-            self._working[number] = _tasks.who()
-        try:
-            yield
-        finally:
-            with self._mutex:
-                self._working.pop(number, None)
-            self.change()
+            self._working[number] = flow
+
+    def done(self, number: int) -> None:
+        """The body of a call is no longer executed."""
+        with self._mutex:
+            self._working.pop(number, None)
+        self.change()
 
     def start(self, name: str, *, daemon: bool) -> Worker:
         """A thread or job begins; it may make calls until it leaves."""
@@ -111,15 +111,15 @@ class Flows:
         """
         blocked = (_tasks.who(), around)
         with self._mutex:
-            known = self._blocked.get(call) == blocked
-            self._blocked[call] = blocked
+            known = self._blocked.get(id(call)) == blocked
+            self._blocked[id(call)] = blocked
         if not known:
             self.change()
 
     def unblock(self, call: object) -> None:
         """It waits no longer."""
         with self._mutex:
-            self._blocked.pop(call, None)
+            self._blocked.pop(id(call), None)
 
     def others_working(self, among: Container[int] | None = None) -> bool:
         """Whether another flow executes a body, other than one that itself waits for its parts."""

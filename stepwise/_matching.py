@@ -31,7 +31,7 @@ from stepwise._records import (
     Settled,
 )
 
-__all__ = ["Match", "Pool", "Verdict"]
+__all__ = ["FRESH", "Match", "Pool", "Verdict"]
 
 
 class Verdict(enum.Enum):
@@ -53,7 +53,7 @@ class Match:
     recorded: tuple[Recorded, ...] = ()
 
 
-_FRESH = Match(Verdict.FRESH)
+FRESH = Match(Verdict.FRESH)
 
 
 class Pool:
@@ -210,10 +210,10 @@ class Pool:
         if recorded is not None:
             return Match(self._verdict(recorded), (recorded,))
         if not call.effect:
-            return _FRESH
+            return FRESH
         rivals = self._rivals(call)
         if not rivals:
-            return _FRESH
+            return FRESH
         only = rivals[0]
         if (
             directly

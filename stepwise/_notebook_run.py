@@ -340,11 +340,10 @@ class _Locator(Locator):
         self._cell_site = site
         self.inside = False
 
-    def site(self) -> str:
-        return super().site() if self.inside else self._cell_site
-
-    def origin(self) -> Origin:
-        return Origin(self.site())
+    def origin(self, *, effect: bool, helped: bool) -> Origin:
+        if not self.inside:
+            return Origin(self._cell_site)
+        return super().origin(effect=False, helped=False)
 
 
 def _notebook() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from stepwise._flows import Flows
 from stepwise._pieces import Data
@@ -17,7 +17,7 @@ from stepwise._run import ActiveRun, Scope
 __all__ = ["Attempt", "Change", "Core", "Operation", "Ready", "Result", "Sleep", "Write"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Result:
     """What came of an operation: a value, or an exception that is yet to be raised.
 
@@ -37,8 +37,7 @@ class Result:
             self.error = None  # no cycle through the traceback
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One try of a body, inside the scope of its call."""
 
     function: Callable[..., Any]
@@ -49,28 +48,24 @@ class Attempt:
     timeout: float | None = None
 
 
-@dataclass(frozen=True)
-class Sleep:
+class Sleep(NamedTuple):
     """Wait between two attempts."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """Wait until another flow of control of the run did something; the value says if one did."""
 
     flows: Flows
     seen: int
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """The journal has been asked, and nothing was done yet."""
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """Append a record with its payload to the journal of a run.
 
     The value of its result is the record's number; with it may come an error that is not the

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dis
 import sys
-from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -17,22 +16,9 @@ from stepwise.rewrite import Points
 __all__ = ["Helper", "Locator", "Origin"]
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "concurrent.futures")
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a call is made from.
-
-    Args:
-        site: ``file:line`` of the caller.
-        place: the workflow's statement, by structure, and the position of the call in it; empty if
-            it is not known.
-        directly: the workflow's own code makes the call, and at most once each time it is entered.
-    """
-
-    site: str = ""
-    place: str = ""
-    directly: bool = False
+_LOOPS = ("asyncio.", "threading")
+_BELOW = 4  # of the frames that are ours: _drive.start, which begins every call
+_MANY = 1000  # call sites that a run remembers
 
 
 class Helper(NamedTuple):
@@ -48,6 +34,23 @@ class Helper(NamedTuple):
         return f"{code.co_name}() ({file_name(code.co_filename)}:{code.co_firstlineno})"
 
 
+class Origin(NamedTuple):
+    """Where a call is made from.
+
+    Args:
+        site: ``file:line`` of the caller.
+        place: the workflow's statement, by structure, and the position of the call in it; empty if
+            it is not known, or not asked for.
+        directly: the workflow's own code makes the call, and at most once each time it is entered.
+        helper: through which the workflow makes it, if it is not its own code.
+    """
+
+    site: str = ""
+    place: str = ""
+    directly: bool = False
+    helper: Helper | None = None
+
+
 class Locator:
     """Finds the workflow's statement for the calls of one run.
 
@@ -60,81 +63,85 @@ class Locator:
         self._code = code
         self._points = points
         self._frame: FrameType | None = None  # the workflow's, seen from its own flow of control
+        self._sites: dict[tuple[int, int], tuple[CodeType, str]] = {}  # by code and instruction
 
-    def site(self) -> str:
-        """``file:line`` of the code that makes a call: cheap, for every call."""
-        frame = _caller() or self._frame
-        return _site(frame) if frame is not None else ""
+    def origin(self, *, effect: bool, helped: bool) -> Origin:
+        """Where a call is made.
 
-    def helper(self) -> Helper | None:
-        """The user's function through which the workflow makes a call, if it is not its own code.
-
-        Only where the workflow's frame is below: what runs in another task or thread was not called
-        by the statement that waits for it.  Comprehensions and lambdas are part of a statement; a
-        function of an installed package is nothing that a user could decorate.
+        Args:
+            effect: its place is asked for too; without it, this is cheap.
+            helped: its helper is.
         """
-        frame, outer = _caller(), None
+        caller, mapped = _caller()
+        if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
+            return Origin(self._site(caller or self._frame))
+        frame, helper = self._below(caller)
+        if mapped or not helped:
+            helper = None
+        if not effect:
+            return Origin(self._site(caller or self._frame), helper=helper)
+        if frame is not None:
+            self._frame = frame
+        else:  # in another task or thread: the statement at which the workflow waits
+            frame = self._frame
+        site = self._site(caller or frame)
+        line = frame.f_lineno if frame is not None else None
+        place = self._points.at(line) if line is not None and self._points is not None else None
+        if frame is None or line is None or place is None:
+            return Origin(site, helper=helper)
+        directly = caller is frame and place.once and not mapped
+        spot = f"@{line - place.line}:{_column(frame)}" if caller is frame else ""
+        return Origin(site, place.path + spot, directly, helper)
+
+    def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
+        """The workflow's frame, and the user's function through which it makes a call.
+
+        Only where that frame is below: what runs in another task or thread was not called by the
+        statement that waits for it.  Comprehensions and lambdas are part of a statement; a function
+        of an installed package is nothing that a user could decorate.
+        """
+        frame, outer = caller, None
         while frame is not None and frame.f_code is not self._code:
             if not frame.f_code.co_name.startswith("<"):
                 outer = frame.f_code
             frame = frame.f_back
         if frame is None or outer is None or "-packages" in outer.co_filename:
-            return None
-        return Helper(outer, frame.f_lineno or 0)
+            return frame, None
+        return frame, Helper(outer, frame.f_lineno or 0)
 
-    def origin(self) -> Origin:
-        """Everything about where a call is made."""
-        caller = _caller()
-        frame = caller
-        while frame is not None and frame.f_code is not self._code:
-            frame = frame.f_back
-        if frame is not None:
-            self._frame = frame
-        else:  # in another task or thread: the statement at which the workflow waits
-            frame = self._frame
-        nearest = caller or frame
-        site = _site(nearest) if nearest is not None else ""
-        line = frame.f_lineno if frame is not None else None
-        if frame is None or line is None or self._points is None:
-            return Origin(site)
-        place = self._points.at(line)
-        if place is None:
-            return Origin(site)
-        directly = caller is frame and place.once and not _by_map()
-        spot = f"@{line - place.line}:{_column(frame)}" if caller is frame else ""
-        return Origin(site, place.path + spot, directly)
+    def _site(self, frame: FrameType | None) -> str:
+        """``file:line`` that a frame is at."""
+        if frame is None:
+            return ""
+        code = frame.f_code
+        here = id(code), frame.f_lasti
+        known = self._sites.get(here)
+        if known is None:
+            if len(self._sites) >= _MANY:  # code that is made anew again and again
+                self._sites.clear()
+            known = code, f"{file_name(code.co_filename)}:{frame.f_lineno}"
+            self._sites[here] = known  # which keeps the code, so that its id is no other's
+        return known[1]
 
     def close(self) -> None:
         """Let go of the workflow's frame."""
         self._frame = None
 
 
-def _caller() -> FrameType | None:
-    """The nearest frame that is not ours; ``None`` where only an event loop is below."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OURS):
+def _caller() -> tuple[FrameType | None, bool]:
+    """The nearest frame that is not ours, and whether ``stepwise.map`` makes the call for it.
+
+    ``None`` where only an event loop is below.
+    """
+    frame: FrameType | None = sys._getframe(_BELOW)
+    mapped = False
+    while frame is not None:
+        module = f"{frame.f_globals.get('__name__', '')}"
+        if not module.startswith(_OURS):
+            return (None if module.startswith(_LOOPS) else frame), mapped
+        mapped = mapped or module == "stepwise._map"
         frame = frame.f_back
-    if frame is None or _module(frame).startswith(("asyncio.", "threading")):
-        return None
-    return frame
-
-
-def _by_map() -> bool:
-    """Whether ``stepwise.map`` makes the call, one of many at its place."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _module(frame).startswith(_OURS):
-        if _module(frame) == "stepwise._map":
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _site(frame: FrameType) -> str:
-    return f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return None, mapped
 
 
 def _column(frame: FrameType) -> str:

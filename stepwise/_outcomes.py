@@ -56,17 +56,17 @@ def outcome(
         encoded = problem
     else:
         encoded = codec.encode(value, f"the value returned by {call.name!r}", kind)
-    record = Outcome(
+    record = Outcome(  # by position, as a Call
         call,
         status,
-        attempts=attempts,
-        clean=clean,
-        inner=tuple(inner),
-        preview=preview(value),
-        traceback=traceback_text(value) if failed else "",
-        changed=around.kinds() if around is not None and changed is not None else {},
-        form=encoded.form,
-        at=time.time(),
+        attempts,
+        clean,
+        tuple(inner),
+        preview(value),
+        traceback_text(value) if failed else "",
+        around.kinds() if around is not None and changed is not None else {},
+        encoded.form,
+        time.time(),
     )
     return record, encoded.data
 

@@ -25,11 +25,11 @@ from stepwise._doubt import (
     in_doubt,
     may_be_another,
 )
-from stepwise._matching import Match, Verdict
+from stepwise._matching import FRESH, Match, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
 from stepwise._operations import Attempt, Change, Core, Ready, Result, Sleep, Write
-from stepwise._origin import Origin
+from stepwise._origin import Helper, Origin
 from stepwise._others import others_alive, others_may_claim
 from stepwise._outcomes import outcome, settled
 from stepwise._previews import preview_arguments
@@ -116,7 +116,7 @@ def perform(
         preview_arguments(bound),
         effect=performer.effect,
     )
-    match = yield from _claim(scope, call, origin)
+    match = (yield from _claim(scope, call, origin)) if active.pool else FRESH
     recorded = match.recorded[0] if match.recorded else None
     if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
         if match.verdict is Verdict.CHANGED:
@@ -135,8 +135,11 @@ def perform(
     if call.effect:
         yield from intend(scope, call, performer.to_undo(bound, active.codec))
     active.tell("step_started", call)
-    with active.flows.working(call.number):
-        return (yield from _execute(performer, scope, call, bound, args, kwargs))
+    active.flows.begin(call.number)
+    try:
+        return (yield from _execute(performer, scope, call, origin, bound, args, kwargs))
+    finally:
+        active.flows.done(call.number)
 
 
 def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result, Match]:
@@ -146,11 +149,13 @@ def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result
     threads of the run are first given the time to claim theirs.
     """
     active, flows = scope.run, scope.run.flows
+    blocked = False
     try:
         while True:
             seen = flows.changes
             match = active.match(call, origin, lambda: not others_alive(active))
             if match.verdict is Verdict.BLOCKED:
+                blocked = True
                 flows.block(call, scope.around)
                 if others_may_claim(active):
                     changed = yield Change(flows, seen)
@@ -161,7 +166,8 @@ def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result
             if not match.recorded or active.take(match.recorded[0]):
                 return match
     finally:
-        flows.unblock(call)
+        if blocked:
+            flows.unblock(call)
 
 
 def _answer(
@@ -200,6 +206,7 @@ def _execute(
     performer: Performer,
     scope: Scope,
     call: Call,
+    origin: Origin,
     bound: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -231,7 +238,7 @@ def _execute(
                     return result
                 result = Result(error=error)
             else:
-                yield from record_outcome(scope, record, looked=looked)
+                yield from record_outcome(scope, record, looked=looked, helper=origin.helper)
                 return result
         assert result.error is not None
         clean = isinstance(result.error, performer.fails_cleanly)
@@ -246,7 +253,7 @@ def _execute(
             if delay is None:
                 left = watch.around if call.child and watch.changed() else None
                 yield from _record_failure(
-                    scope, call, result.error, inner.inner, number, clean=clean, around=left
+                    scope, inner, result.error, clean=clean, around=left, helper=origin.helper
                 )
         if delay is None:
             return result
@@ -266,20 +273,22 @@ def _warn_mutated(call: Call, changed: list[str]) -> None:
 
 def _record_failure(
     scope: Scope,
-    call: Call,
+    inner: Scope,
     error: BaseException,
-    inner: list[int],
-    attempts: int,
     *,
     clean: bool,
     around: Surroundings | None,
+    helper: Helper | None,
 ) -> Recording:
     """Record what a call raised, unless it is the run that is being stopped.
 
     Args:
+        inner: the scope of its last attempt.
         around: the arguments, if it changed them.
+        helper: through which the workflow made it.
     """
-    active = scope.run
+    active, call = scope.run, inner.call
+    assert call is not None
     if isinstance(error, RunStopped):
         active.stop(error)
     elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
@@ -293,12 +302,12 @@ def _record_failure(
             call,
             status,
             error,
-            inner=inner,
-            attempts=attempts,
+            inner=inner.inner,
+            attempts=inner.attempt,
             clean=clean,
             around=around,
         )
-        yield from record_outcome(scope, record, error=error)
+        yield from record_outcome(scope, record, error=error, helper=helper)
 
 
 # -- doubt ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 from stepwise import _outcomes
 from stepwise._codec import Encoded
 from stepwise._operations import Result, Write
+from stepwise._origin import Helper
 from stepwise._pieces import Data
 from stepwise._records import Call, Intent, Outcome, Record
 from stepwise._run import ActiveRun, Scope
@@ -31,7 +32,7 @@ def intend(scope: Scope, call: Call, arguments: Encoded | None = None) -> Record
         CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
     """
     active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
-    _, cancelled = yield from _write(active, (Intent(call, form), payload))
+    _, cancelled = _written(active, (yield Write(active, (Intent(call, form), payload))))
     if cancelled is not None:
         outcome = _outcomes.outcome(
             active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
@@ -46,20 +47,22 @@ def record_outcome(
     *,
     error: BaseException | None = None,
     looked: Any = None,
+    helper: Helper | None = None,
 ) -> Recording:
     """Record how a call ended.
 
     Args:
         error: what it raised, if it did.
         looked: what its value looked like; see :meth:`ActiveRun.look`.
+        helper: through which the workflow made it.
 
     Raises:
         CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
     """
     active, (record, _) = scope.run, outcome
     durable = record.call.effect or record.status != "cancelled"
-    number, cancelled = yield from _write(active, outcome, durable=durable)
-    active.recorded(scope, number, record, error=error, looked=looked)
+    number, cancelled = _written(active, (yield Write(active, outcome, durable)))
+    active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
     if cancelled is not None:
         # What the call raised is part of what the run may end with then, and is tried again.
         raise cancelled from (error if record.status == "failed" else None)
@@ -67,16 +70,13 @@ def record_outcome(
 
 def record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> Recording:
     """Record the answer of a ``reconcile`` function, or the decision to skip."""
-    _, cancelled = yield from _write(active, settled)
+    _, cancelled = _written(active, (yield Write(active, settled)))
     if cancelled is not None:
         raise cancelled
 
 
-def _write(
-    active: ActiveRun, item: tuple[Record, Data], *, durable: bool = True
-) -> Generator[Write, Result, tuple[int, BaseException | None]]:
-    """Append a record, or stop the run; its number, and a cancellation that came meanwhile."""
-    result = yield Write(active, item, durable)
+def _written(active: ActiveRun, result: Result) -> tuple[int, BaseException | None]:
+    """The number of a record, or stop the run; and a cancellation that came meanwhile."""
     if isinstance(result.error, RunStopped):
         raise active.stop(result.error) from result.error.__cause__
     if result.value is None:

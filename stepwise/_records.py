@@ -39,7 +39,7 @@ ANY_ERROR = 0
 """``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every call; frozen, that would take ten times as long
 class Call:
     """One call of a step, tool or child workflow in a run.
 
@@ -79,7 +79,7 @@ class Call:
     branch: str = ""
 
     def numbered(self, number: int, key: str, child: str) -> Call:
-        """The same call under a number (``dataclasses.replace`` takes five times as long)."""
+        """The same call under a number (``dataclasses.replace`` takes many times as long)."""
         return Call(
             number,
             self.name,
@@ -151,7 +151,7 @@ class Intent:
     form: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as for Call
 class Outcome:
     """A call ended.  Payload: its value or its exception.
 

@@ -208,25 +208,27 @@ class ActiveRun:
     ) -> tuple[Call, Origin]:
         """A call is about to be made: its identity, as yet without a number."""
         self.note_handled()
-        origin = self._locator.origin() if effect else Origin(self._locator.site())
-        counted = counted_as(name, scope.branch)
+        around, branch = scope.call, scope.branch
+        helped = around is None and self.frame is not None
+        origin = self._locator.origin(effect=effect, helped=helped)
+        counted = counted_as(name, branch)
         ordinal = self.ordinals.of_call(counted)
-        return Call(
-            number=0,
-            name=name,
-            module=module,
-            digest=digest,
-            ordinal=ordinal,
-            scope=scope.call.name if scope.call is not None else "",
-            unwinding=self.unwinding.label(),
-            place=origin.place,
-            site=origin.site,
-            arguments=arguments,
-            effect=effect,
-            # Of a plain step it is derived where somebody asks.
-            key=idempotency_key(self.run_id, counted, digest, ordinal) if effect else "",
-            at=time.time(),
-            branch=scope.branch,
+        return Call(  # by position: names take seven times as long
+            0,
+            name,
+            module,
+            digest,
+            ordinal,
+            around.name if around is not None else "",
+            self.unwinding.label(),
+            origin.place,
+            origin.site,
+            arguments,
+            effect,
+            idempotency_key(self.run_id, counted, digest, ordinal) if effect else "",
+            "",
+            time.time(),
+            branch,
         ), origin
 
     def match(self, call: Call, origin: Origin, alone: Callable[[], bool]) -> Match:
@@ -278,6 +280,7 @@ class ActiveRun:
         *,
         error: BaseException | None = None,
         looked: Any = None,
+        helper: Helper | None = None,
     ) -> None:
         """How a call ended is on record.
 
@@ -285,6 +288,7 @@ class ActiveRun:
             number: of the record.
             error: what the call raised, if it did.
             looked: what its value looked like; see :meth:`look`.
+            helper: through which the workflow made it.
         """
         call, frame = outcome.call, self._frame_of(scope)
         if frame is not None:
@@ -296,7 +300,7 @@ class ActiveRun:
         if error is not None:
             self.unwinding.failed(call.number, error)
         if frame is not None:
-            frame.done(effect=call.effect, helper=self._locator.helper())
+            frame.done(effect=call.effect, helper=helper)
 
     def _frame_of(self, scope: Scope) -> WatchesSteps | None:
         """The frame that makes a call; ``None`` if a step makes it."""

@@ -77,6 +77,7 @@ class Step:
         self.function = function
         self.kind = kind
         self.name = name or label_of(function)
+        self.what = f"{kind} {self.name!r}"  # for messages
         self.module = getattr(function, "__module__", None) or "builtins"
         self.effect = side_effect
         self.in_doubt = in_doubt
@@ -95,11 +96,6 @@ class Step:
         known_steps.add((self.module, self.name))
         if self.compensate is not None:
             compensated_tools[self.module, self.name] = self
-
-    @property
-    def what(self) -> str:
-        """For messages: ``step 'think'``."""
-        return f"{self.kind} {self.name!r}"
 
     # -- what perform() asks of it ---------------------------------------------------------------
 

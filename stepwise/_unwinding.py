@@ -95,7 +95,10 @@ class Unwinding:
 
     def interrupt(self) -> BaseException | None:
         """The Ctrl-C, exit or closing that is unwinding this flow of control."""
-        for error in chain(self.handling(), self._ambient):
+        handling = self.handling()
+        if handling is None:
+            return None
+        for error in chain(handling, self._ambient):
             if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
                 return error
         return None
@@ -105,9 +108,9 @@ class Unwinding:
 
         A failure in a task or thread of its own is told when the workflow's own flow goes on.
         """
-        here = _tasks.who()
-        if not self._pending and here not in self._made:
+        if not self._pending and not self._made:
             return ()
+        here = _tasks.who()
         handling = self.handling()
         current = {id(error) for error in chain(handling, self._ambient)}
         if here in self._made:
@@ -134,8 +137,9 @@ class Unwinding:
 
         With it, those during whose handling that one arose: the run may yet end with one of them.
         """
-        errors = list(chain(self.handling(), self._ambient))
-        if errors:
+        handling = self.handling()
+        if handling is not None:
+            errors = list(chain(handling, self._ambient))
             self._made.setdefault(_tasks.who(), []).append((number, errors))
 
     def spent(self, error: BaseException) -> tuple[int, ...]:
