@@ -35,6 +35,7 @@ from stepwise._digest_atoms import (
     atom,
     class_name,
     fold,
+    framed,
     join,
     lengthened,
     noun,
@@ -44,7 +45,7 @@ from stepwise._digest_types import Form, form_for, leads_to
 from stepwise._grown import LONG, digest_grown
 from stepwise.errors import DigestError
 
-__all__ = ["class_name", "combine", "digest", "encode"]
+__all__ = ["class_name", "combine", "combined", "digest", "encode", "framed"]
 
 _NOT_STATE = frozenset({"__weakref__", "__dict__"})
 _TOO_OFTEN = 100_000  # visits of objects on cycles: some seconds
@@ -61,8 +62,12 @@ def digest(value: object) -> str:
 
 def combine(*parts: bytes | str) -> str:
     """Digest several strings so that their boundaries count."""
-    encoded = [fold(part.encode() if isinstance(part, str) else part) for part in parts]
-    return hashlib.sha256(join(b"+", encoded)).hexdigest()[:32]
+    return combined([framed(part) for part in parts])
+
+
+def combined(parts: Iterable[bytes]) -> str:
+    """:func:`combine` parts that are :func:`framed`."""
+    return hashlib.sha256(fold(b"+" + b"".join(parts))).hexdigest()[:32]
 
 
 def encode(value: object) -> bytes:

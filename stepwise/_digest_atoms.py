@@ -22,6 +22,7 @@ __all__ = [
     "atom",
     "class_name",
     "fold",
+    "framed",
     "join",
     "lengthened",
     "noun",
@@ -56,6 +57,12 @@ def join(tag: bytes, children: Iterable[bytes]) -> bytes:
 def lengthened(children: Iterable[bytes]) -> bytes:
     """The encodings one after the other, each behind its length."""
     return b"".join([_LENGTH[len(child)] + child for child in children])
+
+
+def framed(part: bytes | str) -> bytes:
+    """A part of what is digested as one, behind its length."""
+    folded = fold(part.encode() if isinstance(part, str) else part)
+    return _LENGTH[len(folded)] + folded
 
 
 def class_name(cls: Any) -> str:

@@ -71,6 +71,7 @@ class Parameters:
             p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY
         ]
         self._names = {p.name for p in parameters}
+        self._framed = {name: _digest.framed(name) for name in self._names}
         self._required = {p.name for p in parameters if p.default is p.empty}
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._encoded_defaults: dict[str, bytes | None] = {}
@@ -115,6 +116,8 @@ class Parameters:
         Raises:
             TypeError: the call does not fit the signature.
         """
+        if self._simple and not kwargs and len(args) == len(self._positional) == len(self._names):
+            return dict(zip(self._positional, args, strict=True))
         if self._simple and len(args) <= len(self._positional):
             bound = dict(zip(self._positional, args, strict=False))
             bound.update(kwargs)
@@ -144,7 +147,7 @@ class Parameters:
         if self._key is not None:
             args, kwargs = call
             return self._digest_key(self._key(*args, **kwargs))
-        parts: list[bytes | str] = []
+        parts: list[bytes] = []
         for name in sorted(bound):
             if name in self._left_out:
                 continue
@@ -153,8 +156,8 @@ class Parameters:
                 continue
             encoded = self._encode(name, value)
             if name not in self._defaults or encoded != self._encoded_default(name):
-                parts += [name, encoded]
-        return _digest.combine(*parts)
+                parts += self._framed[name], _digest.framed(encoded)
+        return _digest.combined(parts)
 
     def _digest_key(self, value: Any) -> str:
         try:

@@ -17,7 +17,7 @@ __all__ = ["Helper", "Locator", "Origin"]
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "concurrent.futures")
 _LOOPS = ("asyncio.", "threading")
-_BELOW = 4  # of the frames that are ours: _drive.start, which begins every call
+_BELOW = 6  # our frames below any call: here to _drive.start, who drives it, who has it driven
 _MANY = 1000  # call sites that a run remembers
 
 

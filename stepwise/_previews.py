@@ -6,7 +6,7 @@ import builtins
 import dataclasses
 import itertools
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 __all__ = ["preview", "preview_arguments"]
@@ -32,7 +32,8 @@ class _Repr(reprlib.Repr):
             if len(text) <= self.maxstring:
                 return text
         try:
-            return super().repr1(x, level)
+            form = _FORMS.get(kind)  # the inherited way looks it up by the name of the type
+            return form(self, x, level) if form is not None else super().repr1(x, level)
         except Exception as error:  # somebody's __repr__, __getattr__ or __len__
             return f"<{type(x).__name__}: {type(error).__name__} in repr>"
 
@@ -91,6 +92,12 @@ def _shown(cls: type) -> list[str] | None:
     return list(cls._fields) if issubclass(cls, tuple) and hasattr(cls, "_fields") else None
 
 
+_FORMS: dict[type, Callable[[_Repr, Any, int], str]] = {
+    bytes: _Repr.repr_bytes,
+    dict: _Repr.repr_dict,
+    list: _Repr.repr_list,
+    tuple: _Repr.repr_tuple,
+}
 _repr = _Repr()
 _SHORT = frozenset({type(None), bool, float})
 _SMALL = 10**18
@@ -98,11 +105,11 @@ _SMALL = 10**18
 
 def preview(value: object, limit: int = 200) -> str:
     """``repr(value)``, shortened to ``limit`` characters; never raises."""
-    text = repr(value) if type(value) in _SHORT else _repr.repr(value)
+    text = _repr.repr1(value, _repr.maxlevel)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def preview_arguments(arguments: Mapping[str, object], limit: int = 400) -> str:
     """``name=value, name=value``, shortened."""
-    text = ", ".join(f"{name}={preview(value, 160)}" for name, value in arguments.items())
+    text = ", ".join([f"{name}={preview(value, 160)}" for name, value in arguments.items()])
     return text if len(text) <= limit else text[: limit - 3] + "..."
