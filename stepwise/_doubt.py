@@ -106,8 +106,7 @@ def in_doubt(active: ActiveRun, recorded: Recorded, why: str = "") -> StepInDoub
 
 def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
     """The error for a call whose undoing was started and never finished."""
-    store = journal.store.url
-    option = "" if store == _config.store() else f" --store {shlex.quote(store)}"
+    option = _store_option(journal)
     command = f"  stepwise resolve {shlex.quote(journal.run_id)} {call.number}"
     return StepInDoubtError(
         f"the compensation of {call.name} was started and never finished: whether it is undone is "
@@ -139,12 +138,13 @@ def may_be_another(active: ActiveRun, call: Call, match: Match) -> StepInDoubtEr
         f"  called    {call.name}({call.arguments})",
         *_facts(active, other, word="recorded"),
     ]
+    store = _store_option(active.journal)
     if match.recorded[0].in_doubt:
         lines += ["Settle the recorded one and run the program again:", *_commands(active, other)]
     lines += [
         "If both are the same act, tell by what: @tool(key=...) names the arguments that count,",
         "ignore=(...) those that do not (a time, a request id). If the recorded one is obsolete:",
-        f"  stepwise forget {shlex.quote(active.run_id)} {other.number}{_store_option(active)}",
+        f"  stepwise forget {shlex.quote(active.run_id)} {other.number}{store}",
     ]
     return StepInDoubtError(
         "\n".join(lines),
@@ -177,13 +177,14 @@ def _facts(active: ActiveRun, call: Call, word: str = "step") -> list[str]:
 
 def _commands(active: ActiveRun, call: Call) -> list[str]:
     command = f"  stepwise resolve {shlex.quote(active.run_id)} {call.number}"
-    store = _store_option(active)
+    store = _store_option(active.journal)
     return [
         f"{command} --landed '<its result as JSON>'{store}",
         f"{command} --did-not-happen{store}",
     ]
 
 
-def _store_option(active: ActiveRun) -> str:
-    """What the command line needs to find the same store."""
-    return active.store_option
+def _store_option(journal: Journal) -> str:
+    """What the command line needs to find the same store; empty for the default one."""
+    url = journal.store.url
+    return "" if url == _config.store() else f" --store {shlex.quote(url)}"

@@ -140,6 +140,8 @@ class Flows:
             claiming: before this flow's call does anything: of those that wait none will, and of
                 the daemons, which nobody else waits for, any may.
         """
+        if not self._workers:
+            return []
         not_these = self.idle() if claiming else {_tasks.who()}
         with self._mutex:
             return [

@@ -46,31 +46,34 @@ class Watch:
 
     def __init__(self, bound: Mapping[str, Any]) -> None:
         self._bound = bound
-        self._strict = _config.strict()
-        self._before = self._look()
+        self._look = _digests if _config.strict() else _lengths
+        self._before = self._look(bound)
 
     @property
     def around(self) -> Surroundings:
         """The arguments that may be changed."""
         return surroundings(self._bound)
 
-    def _look(self) -> dict[str, Any]:
-        if not self._strict:
-            return {n: len(v) for n, v in self._bound.items() if type(v) in _SIZED}
-        digests = {}
-        for name, value in self._bound.items():
-            try:
-                digests[name] = _digest.digest(value)
-            except DigestError:
-                continue  # it is not part of the call's identity either
-        return digests
-
     def changed(self) -> list[str]:
         """The names of the arguments that are not as they were."""
         if not self._before:
             return []
-        now = self._look()
+        now = self._look(self._bound)
         return [name for name, before in self._before.items() if now.get(name) != before]
+
+
+def _lengths(bound: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: len(v) for n, v in bound.items() if type(v) in _SIZED}
+
+
+def _digests(bound: Mapping[str, Any]) -> dict[str, Any]:
+    digests = {}
+    for name, value in bound.items():
+        try:
+            digests[name] = _digest.digest(value)
+        except DigestError:
+            continue  # it is not part of the call's identity either
+    return digests
 
 
 def encode_changed(value: Any, around: Surroundings) -> Encoded | None:

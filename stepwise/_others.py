@@ -17,6 +17,8 @@ __all__ = ["name_of_another", "others_alive", "others_may_claim", "tasks_of"]
 def tasks_of(run: ActiveRun) -> list[Any]:
     """The unfinished tasks of a run and of those that it called, except the one that asks."""
     me = _tasks.current()
+    if me is None:
+        return []
     return [
         task
         for task, scope in _tasks.of_context(scope_variable)

@@ -211,11 +211,12 @@ def _execute(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Core:
-    active, attempts = scope.run, performer.attempts()
+    active, around = scope.run, (*scope.around, call.number)
     function, watch = performer.body(call), performer.watch(bound)
+    attempts: Attempts | None = None  # until one has failed
+    number = 1
     while True:
-        number = attempts.number
-        inner = Scope(active, call, (*scope.around, call.number), number, [], scope.branch)
+        inner = Scope(active, call, around, number, [], scope.branch)
         result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
         if result.error is None:
             changed = watch.changed()
@@ -243,6 +244,7 @@ def _execute(
         assert result.error is not None
         clean = isinstance(result.error, performer.fails_cleanly)
         may_repeat = not call.effect or clean or performer.idempotent
+        attempts = attempts or performer.attempts()
         delay = None
         try:
             delay = attempts.next_delay(result.error) if may_repeat else None
@@ -257,6 +259,7 @@ def _execute(
                 )
         if delay is None:
             return result
+        number = attempts.number
         yield Sleep(delay)
         active.check(call.name)
 

@@ -10,7 +10,6 @@ Imports: journal, matching, unwinding, origin, flows, lease, codec, identity, re
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from stepwise import _codec, _config, _grown, _outcomes, _tasks
+from stepwise import _codec, _grown, _outcomes, _tasks
 from stepwise._counts import Ordinals, Progress, counted_as
 from stepwise._events import Event, Kind, emit, heard
 from stepwise._flows import Flows
@@ -140,26 +139,15 @@ class ActiveRun:
         return self.facts.run_id
 
     @property
-    def store_option(self) -> str:
-        """What a command line needs to find the run's store; empty for the default one."""
-        url = self.journal.store.url
-        return "" if url == _config.store() else f" --store {shlex.quote(url)}"
-
-    @property
-    def root(self) -> ActiveRun:
-        """The run at the top, which no other run called."""
-        run = self
-        while run.parent is not None:
-            run = run.parent
-        return run
-
-    @property
     def interrupted(self) -> bool:
         """Whether the caller of an asynchronous run was cancelled (Ctrl-C, a shutdown).
 
         A cancellation inside the run (a timeout, a task group) leaves the caller alone.
         """
-        waiter = self.root.waiter
+        run = self
+        while run.parent is not None:
+            run = run.parent
+        waiter = run.waiter
         return waiter is not None and waiter.cancelled()
 
     # -- whether a call may be made --------------------------------------------------------------
