@@ -51,7 +51,7 @@ bench: install  ## measure against the physical limits; docs/benchmarks.md (QUIC
 	$(BIN)/python benchmarks/bench.py $(QUICK)
 
 bench-peers: install  ## the same, and other libraries, each in an environment of its own
-	$(BIN)/python benchmarks/bench.py --peers $(QUICK)
+	$(BIN)/python benchmarks/bench.py --peers $(QUICK) $(GO_ON)
 
 bench-page: install  ## write docs/benchmarks.md again, of the figures that there are
 	$(BIN)/python benchmarks/page.py

@@ -2,7 +2,7 @@
 
 Each step takes all the messages so far, as a language model does.  The bytes that the store takes
 in the end are compared with those of the messages themselves, and the time of the last steps with
-that of the fiftieth.
+that of the fiftieth.  How many of these bytes are the last checkpoint, and chunks, is told as well.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import random
 import statistics
 import string
 import time
+from typing import NamedTuple
 
 import common
 
 import stepwise
-from stepwise.stores import open_store
+from stepwise.stores import Store, open_store
 
 _SIZE = 2048
 _GROWTH = 2.0
@@ -44,24 +45,52 @@ def agent(count: int) -> int:
     return len(messages)
 
 
-def run(path: pathlib.Path, count: int) -> tuple[float, float, float]:
-    """Microseconds of a step about the 50th and of the last ones; bytes over the messages' own."""
+class Found(NamedTuple):
+    """What a run has shown: microseconds of a step, bytes over the messages' own, and kilobytes."""
+
+    early: float
+    late: float
+    disk: float
+    checkpoint: float
+    chunks: float
+
+
+def run(path: pathlib.Path, count: int) -> Found:
     _times.clear()
     store = path / f"store{count}-{time.monotonic_ns()}"
     where = open_store(f"disk:{store}")
-    agent.options(store=where)(count)
+    agent.options(store=where, run_id="agent")(count)
+    checkpoint, chunks = (_kilobytes(where, prefix) for prefix in ("checkpoint/", "chunk/"))
     where.close()  # as at the end of the process: its log is merged into the database
     gaps = [(b - a) * 1e6 for a, b in itertools.pairwise(_times)]
     size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
-    return statistics.median(gaps[25:75]), statistics.median(gaps[-50:]), size / (count * _SIZE)
+    return Found(
+        statistics.median(gaps[25:75]),
+        statistics.median(gaps[-50:]),
+        size / (count * _SIZE),
+        checkpoint[-1],
+        sum(chunks),
+    )
 
 
-def _rows(count: int, found: list[tuple[float, float, float]]) -> list[common.Row]:
-    early, late, disk = (common.Spread.of(values) for values in zip(*found, strict=True))
-    growth = common.Spread.of([b / a for a, b, _ in found])
+def _kilobytes(store: Store, prefix: str) -> list[float]:
+    names = store.names("agent", prefix)
+    return [len(store.get("agent", name) or b"") / 1e3 for name in names]
+
+
+def _rows(count: int, found: list[Found]) -> list[common.Row]:
+    early, late, disk, checkpoint, chunks = (
+        common.Spread.of(values) for values in zip(*found, strict=True)
+    )
+    growth = common.Spread.of([each.late / each.early for each in found])
     return [
         common.Row(
-            f"bytes on disk after {count:,} steps, over the messages' own", disk, "x", limit=_DISK
+            f"bytes on disk after {count:,} steps, over the messages' own",
+            disk,
+            "x",
+            limit=_DISK,
+            note=f"the last checkpoint: {checkpoint.median:.3g} KB; all chunks: "
+            f"{chunks.median:.3g} KB",
         ),
         common.Row(
             f"step {count:,} against step 50",
@@ -82,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         rows = _rows(count, found)
         if not arguments.quick:
             # If the cost of a step grows with the messages, the last ones take ten times as long.
-            seconds = 5_000 * statistics.median(late for _, late, _ in found) * 10 / 2 / 1e6
+            seconds = 5_000 * statistics.median(each.late for each in found) * 10 / 2 / 1e6
             if seconds < _PATIENCE or arguments.whole:
                 rows += _rows(5_000, [run(path, 5_000)])
     return rows

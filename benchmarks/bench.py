@@ -1,16 +1,18 @@
 """All benchmarks by one command, and the page that shows them.
 
-    python benchmarks/bench.py [--peers] [--quick] [--only NAME] [--rounds N] [--results FOLDER]
+    python benchmarks/bench.py [--peers [--go-on]] [--quick] [--only NAME] [--rounds N]
+                               [--results FOLDER]
 
 Each script leaves its figures in ``results/NAME.json``; ``page.py`` then writes docs/benchmarks.md
 and its plots.  A script that fails is reported, and the others run nevertheless; its former figures
 stay.  With ``--peers`` the same work is done by other libraries as well, each in an environment of
-its own (`peers/environments.py`).
+its own (`peers/environments.py`); with ``--go-on`` only what an interrupted run of theirs has left.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import subprocess
 import sys
@@ -31,6 +33,7 @@ SCRIPTS = (
     ("checkpoint_cost", 3, ()),
     ("rewrite_cost", 3, ()),
     ("graph_overhead", 3, ()),
+    ("page_size", 1, ()),
 )
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
 RESULTS = common.HERE / "results"
@@ -41,6 +44,13 @@ def _scripts() -> list[tuple[str, int, tuple[str, ...]]]:
     here = {path.stem for path in common.HERE.glob("*.py")} - _NOT_SCRIPTS
     listed = [script for script in SCRIPTS if script[0] in here]
     return [*listed, *((name, 3, ()) for name in sorted(here - {name for name, *_ in listed}))]
+
+
+def _minutes(folder: pathlib.Path, scripts: list[tuple[str, int, tuple[str, ...]]]) -> str:
+    """How long they took the time before."""
+    paths = [folder / f"{name}.json" for name, *_ in scripts]
+    took = [json.loads(path.read_text("utf-8"))["seconds"] for path in paths if path.exists()]
+    return f"about {sum(took) / 60:.0f} minutes" if took else "never run before"
 
 
 def _run(title: str, *command: str) -> bool:
@@ -57,25 +67,27 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--only", help="one script, or 'versus' for the other libraries")
     parser.add_argument("--rounds", type=int, help="how often each figure is taken")
-    parser.add_argument("--minutes", type=float, default=24, help="then the peers' rounds end")
+    parser.add_argument("--minutes", type=float, default=20, help="then the peers' rounds end")
+    parser.add_argument("--go-on", action="store_true", help="only what the peers still lack")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--no-page", action="store_true", help="figures only")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
     quick, began, failed = ["--quick"] * arguments.quick, time.monotonic(), []
+    only = "versus" if arguments.go_on else arguments.only
 
-    for name, rounds, more in _scripts():
+    scripts = [script for script in _scripts() if only in (None, script[0])]
+    print(f"{len(scripts)} scripts, {_minutes(arguments.results, scripts)}", flush=True)
+    for name, rounds, more in scripts:
         script = common.HERE / f"{name}.py"
-        if arguments.only not in (None, name):
-            continue
         how = ["--rounds", str(arguments.rounds or rounds), *quick, *more]
         if not _run(name, str(script), *how, "--json", str(arguments.results / f"{name}.json")):
             failed.append(name)
-    if arguments.peers and arguments.only in (None, "versus"):
+    if arguments.peers and only in (None, "versus"):
         peers = common.HERE / "peers"
         _run("environments of the peers", str(peers / "environments.py"))
-        left = arguments.minutes - (time.monotonic() - began) / 60
-        how = ["--rounds", str(arguments.rounds or 3), "--minutes", f"{left:.1f}", *quick]
+        how = ["--rounds", str(arguments.rounds or 3), "--minutes", str(arguments.minutes), *quick]
+        how += ["--go-on"] * arguments.go_on
         found = arguments.results / "versus.json"
         if not _run("versus", str(peers / "versus.py"), *how, "--json", str(found)):
             failed.append("versus")

@@ -51,6 +51,16 @@ FIGURES = {
 }
 
 
+_SHORT = {
+    "w1": "W1: a step",
+    "w2": "W2: to go on",
+    "w3": "W3: bytes",
+    "w4": "W4: 10 MB",
+    "w5": "W5: import",
+    "w6": "W6: 200 at once",
+}
+
+
 class Line(NamedTuple):
     """What one contender did in one workload."""
 
@@ -124,10 +134,34 @@ def lines(report: Report, name_: str) -> tuple[tuple[str, ...], list[tuple[str, 
         for line in measured(report, what):
             size = f", {what.split()[-1]}" if len(whats) > 1 else ""
             ratio = f"**{short(line.ratio)}**" if line.ratio else ""
-            level = (line.survives, "" if line.flushes is None else f"{line.flushes:.2f}")
+            level = (line.survives, _flushes(line))
             cells = (short(line.figures[figure.key]) for figure in figures)
             found.append((name(line.who) + size, *(() if name_ == "w5" else level), ratio, *cells))
     return head, found
+
+
+def overview(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and the lines of a table of all ratios to ours, each at the largest size."""
+    compared = [name_ for name_, (first, *_) in FIGURES.items() if first.compared]
+    cells: dict[str, dict[str, str]] = defaultdict(dict)
+    level: dict[str, tuple[str, str]] = {}
+    for name_ in compared:
+        whats = workloads(report, name_)
+        for line in measured(report, whats[-1]) if whats else ():
+            peer = line.who.split("/")[0]
+            if peer in ("stepwise", "raw") or line.ratio is None:
+                continue
+            cells[line.who][name_] = f"{line.ratio.median:.2g}"
+            if line.survives:
+                level.setdefault(line.who, (line.survives, _flushes(line)))
+    head = ("", "survives", "flushes per step", *(_SHORT[name_] for name_ in compared))
+    order = sorted(level, key=lambda who: ([*OURS].index(level[who][0]), who))
+    ratios = [[cells[who].get(name_, "") for name_ in compared] for who in order]
+    return head, [(name(who), *level[who], *row) for who, row in zip(order, ratios, strict=True)]
+
+
+def _flushes(line: Line) -> str:
+    return "" if line.flushes is None else f"{line.flushes:.2f}"
 
 
 def short(spread: Spread) -> str:

@@ -3,9 +3,11 @@
     python benchmarks/page.py [--results FOLDER] [--to FILE]
 
 In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{peers:WORKLOAD}}`` that of a
-workload of the peers, ``{{targets}}`` all targets, ``{{machine}}`` what the figures depend on,
-``{{skipped}}`` who could not run, and why, and ``{{others}}`` the tables of all other scripts.  So
-no figure in a table is typed by hand.
+workload of the peers, ``{{overview}}`` that of all of them, ``{{targets}}`` all targets,
+``{{counted}}`` how many are met, ``{{machine}}`` what the figures depend on, ``{{skipped}}`` who
+could not run, and why, and ``{{others}}`` the tables of all other scripts.  An item of a list that
+begins with ``{{missed:NAME}}`` says why the script misses targets, and is left out if it misses
+none.  So no figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -43,11 +45,40 @@ def _ours(row: Report) -> str:
     return f"{spread(row['ours'])} {row['unit']}".strip()
 
 
+def _met(row: Report) -> bool:
+    return (row["ratio"] or row["ours"])[0] <= row["limit"]
+
+
 def judged(row: Report) -> str:
     if row["limit"] is None:
         return ""
-    value = (row["ratio"] or row["ours"])[0]
-    return f"{row['limit']:g}: {'met' if value <= row['limit'] else '**missed**'}"
+    return f"{row['limit']:g}: {'met' if _met(row) else '**missed**'}"
+
+
+def _with_target(report: Report) -> list[Report]:
+    return [row for row in report.get("rows", ()) if row["limit"] is not None]
+
+
+def counted(reports: dict[str, Report]) -> str:
+    """How many targets are met."""
+    met = [_met(row) for report in reports.values() for row in _with_target(report)]
+    return f"{sum(met)} of {len(met)} are met"
+
+
+_REASON = re.compile(r"^- \{\{missed:(\w+)\}\} (.*?\n)(?=- |\n)", re.MULTILINE | re.DOTALL)
+
+
+def _missed(prose: str, reports: dict[str, Report]) -> str:
+    """The prose with the reasons for what is missed, and no others."""
+
+    def put(found: re.Match[str]) -> str:
+        report = reports.get(found[1], {})
+        met = [_met(row) for row in _with_target(report)]
+        if all(met):
+            return ""
+        return f"- **{report['title']}**, {met.count(False)} of {len(met)} missed. {found[2]}"
+
+    return _REASON.sub(put, prose)
 
 
 def rows(report: Report) -> str:
@@ -69,8 +100,7 @@ def targets(reports: dict[str, Report]) -> str:
             judged(row),
         )
         for name, report in reports.items()
-        for row in report.get("rows", ())
-        if row["limit"] is not None
+        for row in _with_target(report)
     ]
     return table(("script", "", "measured", "at most"), lines)
 
@@ -102,6 +132,8 @@ def _others(prose: str, reports: dict[str, Report]) -> str:
 def _compared(versus: Report, kind: str, name: str) -> str:
     if kind == "skipped":
         return comparison.skipped(versus)
+    if kind == "overview":
+        return table(*comparison.overview(versus))
     head, lines = comparison.lines(versus, name)
     sizes = ", ".join(f"`{what}`" for what in comparison.workloads(versus, name))
     return f"As measured: {sizes}\n\n{table(head, lines)}" if lines else _MISSING
@@ -113,7 +145,7 @@ def render(prose: str, reports: dict[str, Report]) -> str:
 
     def put(found: re.Match[str]) -> str:
         kind, _, name = found[1].partition(":")
-        whole = {"targets": targets, "machine": machine}.get(kind)
+        whole = {"targets": targets, "counted": counted, "machine": machine}.get(kind)
         if whole is not None:
             return whole(reports)
         if kind == "others":
@@ -122,7 +154,7 @@ def render(prose: str, reports: dict[str, Report]) -> str:
             return rows(reports[name]) if name in reports else _MISSING
         return _MISSING if versus is None else _compared(versus, kind, name)
 
-    return re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, prose)
+    return re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, _missed(prose, reports))
 
 
 def read(folder: pathlib.Path) -> dict[str, Report]:

@@ -1,4 +1,7 @@
-"""The plots of the page: bars on a logarithmic scale, readable on light and on dark."""
+"""The plots of the page: bars on a logarithmic scale, readable on light and on dark.
+
+Who survives the same stands together, since only these can be compared.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +40,38 @@ _STYLE: Any = {
 }
 
 
+_GROUPS = {  # from below; what survives: what stands above the group
+    "killed process": "a step survives a killed process",
+    "power cut, later": "a step survives a power cut some time after it has returned",
+    "power cut": "a step survives a power cut",
+}
+
+
+def _grouped(lines: list[comparison.Line], key: str) -> list[comparison.Line | str]:
+    """From below: of each group its lines, the slowest first, and its heading."""
+    places: list[comparison.Line | str] = []
+    for survives, heading in _GROUPS.items():
+        group = [line for line in lines if line.survives == survives]
+        places += sorted(group, key=lambda line: -line.figures[key].median)
+        places += [heading] * bool(group)
+    return places
+
+
 def _bars(title: str, lines: list[comparison.Line], key: str, path: pathlib.Path) -> None:
-    lines = sorted(lines, key=lambda line: -line.figures[key].median)
+    places = _grouped(lines, key)
+    labels = [
+        "" if isinstance(each, str) else comparison.name(each.who).strip("*") for each in places
+    ]
     with mpl.rc_context(_STYLE):
-        figure, axes = plt.subplots(figsize=(7, 0.6 + 0.24 * len(lines)))
-        for place, line in enumerate(lines):
+        figure, axes = plt.subplots(figsize=(7, 0.6 + 0.24 * len(places)))
+        for place, line in enumerate(places):
+            if isinstance(line, str):
+                across = axes.get_yaxis_transform()
+                axes.text(0.01, place, line, style="italic", va="center", transform=across)
+                continue
             median, low, high = line.figures[key]
             colour = _COLOURS.get(line.who.split("/")[0], _OTHERS)
-            pale = 1.0 if line.survives == "power cut" else 0.5
-            axes.barh(place, median, color=colour, alpha=pale, height=0.7)
+            axes.barh(place, median, color=colour, height=0.7)
             axes.plot([low, high], [place, place], color=_GREY, linewidth=1)
             axes.annotate(
                 f"{median:,.3g}" if median < 100 else f"{median:,.0f}",
@@ -54,11 +80,13 @@ def _bars(title: str, lines: list[comparison.Line], key: str, path: pathlib.Path
                 textcoords="offset points",
                 va="center",
             )
-        labels = [comparison.name(line.who).strip("*") for line in lines]
-        axes.set_yticks(range(len(lines)), labels)
+        axes.set_yticks(range(len(places)), labels)
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(-0.8, len(places))
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.set_xmargin(0.12)
-        axes.set_title(f"{title} (faint: a power cut may undo it)", fontsize=9)
+        axes.set_title(title, fontsize=9)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
@@ -73,6 +101,7 @@ def draw(reports: dict[str, Report], folder: pathlib.Path) -> list[pathlib.Path]
     for name, title in _TITLES.items():
         whats = comparison.workloads(versus, name)
         lines = comparison.measured(versus, whats[-1]) if whats else []
+        lines = [line for line in lines if not line.who.endswith("-100")]  # they are in the table
         if lines:
             paths.append(folder / f"{name}.svg")
             _bars(title, lines, comparison.FIGURES[name][0].key, paths[-1])

@@ -2,8 +2,8 @@
 
 One process runs both in turn, each in a new database: 1,000 steps with results of 1 KB, a
 checkpoint at every step as by default, and 1,000 inserts that wait for the disk (``fsync``) or do
-not (``os``).  Processor time is told as well: the part that other users of the disk do not change.
-Flushes are counted in processes of their own.
+not (``os``).  Processor time is told as well: the part that other users of the disk do not change;
+so is what a step writes, its log included.  Flushes are counted in processes of their own.
 """
 
 from __future__ import annotations
@@ -128,25 +128,34 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
 
 def _row(scheme: str, kind: Kind, path: pathlib.Path, count: int, rounds: int) -> common.Row:
     synchronous = "FULL" if kind.durability == "fsync" else "NORMAL"
-    waits = kind.clock is time.perf_counter
+
+    def ours() -> float:
+        every = {"checkpoint_every": kind.every}
+        return steps(kind.workflow, scheme, kind.durability, path, count, kind.clock, **every)
+
+    if kind.clock is time.perf_counter:
+        flushed = _flushes(kind.workflow, scheme, kind.durability, count)
+        note = ", ".join(filter(None, (flushed, _written(ours, count))))
+    else:
+        note = ""
     return common.compare(
         f"{scheme}: {kind.what}",
         "us",
-        lambda: steps(
-            kind.workflow,
-            scheme,
-            kind.durability,
-            path,
-            count,
-            kind.clock,
-            checkpoint_every=kind.every,
-        ),
+        ours,
         lambda: inserts(synchronous, path, count, kind.clock),
         f"SQLite WAL {synchronous}",
         rounds=rounds,
         limit=kind.limit,
-        note=_flushes(kind.workflow, scheme, kind.durability, count) if waits else "",
+        note=note,
     )
+
+
+def _written(run: Callable[[], object], count: int) -> str:
+    """What a step writes."""
+    before = common.written()
+    run()
+    each = (common.written() - before) / count / 1e3
+    return f"{each:.1f} KB written" if each else ""
 
 
 def _flushes(workflow, scheme: str, durability: str, count: int) -> str:

@@ -6,8 +6,7 @@ walk; a tree that was pickled and loaded again has the same nodes in the same or
 
 A *watch* tells whether mutable containers still hold the very same objects under the same keys in
 the same order.  That is proved, not sampled: every slot is compared by identity, so an equal value
-of another type does not pass.  A few calls in C for any number of containers: 5,000 messages take
-0.3 ms.
+of another type does not pass.  It is a few calls in C for any number of containers.
 
 Imports nothing of ours.
 """

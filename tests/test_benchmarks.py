@@ -68,6 +68,7 @@ def test_peers_stand_beside_stepwise_or_are_skipped_with_the_reason(tmp_path):
     page = page_of(tmp_path)
     assert "| **stepwise disk-fsync** | power cut |  | **1** |" in page
     assert "| *limit: sqlite-full* |" in page
+    assert "|  | survives | flushes per step | W1: a step |" in page
     assert "- dbos sqlite, W1, W3: not installed: make bench-peers does it" in page
     for name in ("w1", "w3"):
         plot = tmp_path / "page" / f"{name}.svg"
@@ -87,3 +88,49 @@ def test_every_peer_has_its_requirements_pinned():
     pinned = {path.stem: path.read_text() for path in BENCHMARKS.glob("peers/requirements/*.txt")}
     assert set(pinned) == peers - ours
     assert all("==" in line for text in pinned.values() for line in text.splitlines())
+
+
+def row(what, value, limit):
+    spread = [value] * 3
+    return {
+        "what": what,
+        "ours": spread,
+        "unit": "us",
+        "ratio": spread,
+        "other": "",
+        "limit": limit,
+        "note": "",
+    }
+
+
+def test_only_what_is_missed_is_explained(tmp_path):
+    """The page counts the targets, and gives the reason where one is missed, and nowhere else."""
+    machine = dict.fromkeys(("cpu", "system", "python", "sqlite", "disk", "load", "at"), "")
+    for name, value in (("steps", 3.0), ("growth", 1.0)):
+        rows = [row(f"{name} made", value, 2.0), row(f"{name} told", value, None)]
+        report = {"title": f"all {name}", "machine": machine, "rows": rows}
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    page = page_of(tmp_path)
+    assert "1 of 2 are met" in page
+    assert "- **all steps**, 1 of 1 missed." in page
+    assert "- **all growth**" not in page
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path):
+    """With --go-on, what the file holds stays as it is, and the rest is measured."""
+    figures = tmp_path / "versus.json"
+    command = (
+        *(BENCHMARKS / "peers" / "versus.py", "--quick", "--json", figures),
+        *("--only", "raw/sqlite-full", "--only", "raw/file-fdatasync"),
+    )
+    none = {"BENCH_VENVS": str(tmp_path / "none")}
+    run(*command, "--workload", "w1", **none)
+    before = json.loads(figures.read_text())["turns"]
+    run(*command, "--workload", "w[13]", "--go-on", **none)
+    after = json.loads(figures.read_text())["turns"]
+    assert [(turn["what"][:2], turn["who"]) for turn in after[:2]] == [
+        ("w1", "raw/sqlite-full"),
+        ("w1", "raw/file-fdatasync"),
+    ]
+    assert after[:2] == before
+    assert [turn["what"][:2] for turn in after[2:]] == ["w3", "w3"]

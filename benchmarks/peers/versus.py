@@ -1,13 +1,14 @@
 """stepwise and its peers side by side: the same work, in turn, round after round.
 
     python benchmarks/peers/versus.py [--rounds N] [--quick] [--minutes M] [--json FILE]
-                                      [--workload GLOB] [--only GLOB ...]
+                                      [--go-on] [--workload GLOB] [--only GLOB ...]
 
 A round takes every workload once, and in it every contender once, in the other order than the round
 before; ratios are formed within a round.  A contender that cannot run is skipped with its reason.
-Prefect, which takes minutes, takes part in the first round only.  The first round is always whole
-(ten minutes on two quiet cores); in those after it, nothing begins when the minutes are over.  The
-JSON grows with each measurement.
+The first round is always whole: how long it will take is told first, by what it took the time
+before.  In the rounds after it, nothing begins when the minutes are over, and what took longer than
+20 s is not repeated.  The JSON grows with each measurement: interrupted, it is all there, and
+``--go-on`` measures what is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]  # after this folder, where the peers find their harness
@@ -55,9 +56,30 @@ _WORKLOADS = (  # name, arguments, the same for --quick, the most rounds
     ("w5", "", "", 3),
 )
 _OURS = ("stepwise", "raw")  # they run in any environment that has stepwise
-_SLOW = ("prefect",)
+_SLOW = ("prefect",)  # 400 steps under strace take minutes
+_LONG = 20.0  # seconds of a measurement that is not repeated
+_USUAL = 5.0  # seconds of one that was never made
 
 Found = dict[str, Any]
+
+
+class Planned(NamedTuple):
+    """One measurement to make."""
+
+    round: int
+    what: str
+    peer: str
+    variant: str
+    workload: str
+    arguments: str
+
+    @property
+    def who(self) -> str:
+        return f"{self.peer}/{self.variant}"
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        return self.round, self.what, self.who
 
 
 def _who(patterns: list[str] | None) -> list[tuple[str, str]]:
@@ -112,43 +134,79 @@ def _told(found: Found) -> str:
     return ", ".join(figures)
 
 
-def measure(arguments: argparse.Namespace) -> Found:
-    """Every measurement; written to the file after each, if there is one."""
-    report: Found = {
-        "title": "stepwise and its peers",
-        "machine": common.machine(),
-        "quick": arguments.quick,
-        "turns": [],
-    }
-    ends = time.monotonic() + arguments.minutes * 60
-    rounds = 1 if arguments.quick else arguments.rounds
-    for turn in range(1, rounds + 1):
+def _plan(arguments: argparse.Namespace) -> list[Planned]:
+    """All measurements, in their order."""
+    plan = []
+    for turn in range(1, 2 if arguments.quick else arguments.rounds + 1):
         for workload, usual, quick, most in _WORKLOADS:
             how = quick if arguments.quick else usual
             if how is None or turn > most or not fnmatch.fnmatch(workload, arguments.workload):
                 continue
-            for name, variant in _who(arguments.only)[:: 1 if turn % 2 else -1]:
-                if turn > 1 and (name in _SLOW or time.monotonic() > ends):
-                    continue
-                size = quick if name in _SLOW and workload == "flushes" else how
-                found = _measure(name, variant, workload, size, arguments.timeout)
-                if turn > 1 and "skipped" in found:
-                    continue  # said in the first round
+            for peer, variant in _who(arguments.only)[:: 1 if turn % 2 else -1]:
+                size = quick if peer in _SLOW and workload == "flushes" else how
                 what = f"{workload} {how}".strip()
-                report["turns"].append(
-                    {"round": turn, "what": what, "who": f"{name}/{variant}", **found}
-                )
-                load = os.getloadavg()[0]
-                report["machine"]["load"] = f"{load:.1f} at the end"
-                print(
-                    f"  {time.strftime('%H:%M:%S')} load {load:4.1f}  {turn}/{rounds}  "
-                    f"{what:20} {name}/{variant:18} {_told(found)}",
-                    flush=True,
-                )
-                if arguments.json is not None:
-                    text = json.dumps(report, indent=1) + "\n"
-                    arguments.json.write_text(text, encoding="utf-8")
-    return report
+                plan.append(Planned(turn, what, peer, variant, workload, size))
+    return plan
+
+
+def _before(arguments: argparse.Namespace) -> Found:
+    """What the file holds: turns to go on from, and how long they took."""
+    try:
+        return json.loads(arguments.json.read_text("utf-8"))
+    except (OSError, ValueError, AttributeError):
+        return {"turns": []}
+
+
+def _announce(plan: list[Planned], before: Found, minutes: float) -> None:
+    took = {(turn["what"], turn["who"]): turn.get("seconds", _USUAL) for turn in before["turns"]}
+    first = [took.get((each.what, each.who), _USUAL) for each in plan if each.round == 1]
+    print(
+        f"{len(first)} measurements in the first round, about {sum(first) / 60:.0f} minutes on "
+        f"quiet cores; the rounds after it end after {minutes:.0f} minutes in all",
+        flush=True,
+    )
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Every measurement; written to the file after each, if there is one."""
+    plan, before = _plan(arguments), _before(arguments)
+    report: Found = {
+        "title": "stepwise and its peers",
+        "machine": common.machine(),
+        "quick": arguments.quick,
+        "turns": before["turns"] if arguments.go_on else [],
+    }
+    turns = {(turn["round"], turn["what"], turn["who"]): turn for turn in report["turns"]}
+    plan = [each for each in plan if each.key not in turns]
+    _announce(plan, before, arguments.minutes)
+    ends = time.monotonic() + arguments.minutes * 60
+    for each in plan:
+        first = turns.get((1, each.what, each.who), {})
+        if each.round > 1 and (
+            "skipped" in first  # said in the first round
+            or first.get("seconds", 0.0) > _LONG
+            or time.monotonic() > ends
+        ):
+            continue
+        began = time.monotonic()
+        found = _measure(each.peer, each.variant, each.workload, each.arguments, arguments.timeout)
+        turns[each.key] = turn = {
+            "round": each.round,
+            "what": each.what,
+            "who": each.who,
+            **found,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        report["turns"].append(turn)
+        load = os.getloadavg()[0]
+        report["machine"]["load"] = f"{load:.1f} at the end"
+        print(
+            f"  {time.strftime('%H:%M:%S')} load {load:4.1f}  {each.round}/{plan[-1].round}  "
+            f"{each.what:20} {each.who:26} {_told(found)}",
+            flush=True,
+        )
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -157,14 +215,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of the smallest sizes")
     parser.add_argument("--only", action="append", help="contenders, for example 'dbos/*'")
     parser.add_argument("--workload", default="*", help="for example 'w1'")
-    parser.add_argument("--minutes", type=float, default=15, help="later rounds end after them")
+    parser.add_argument("--minutes", type=float, default=20, help="later rounds end after them")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one process")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    parser.add_argument("--go-on", action="store_true", help="keep what the file has already")
     arguments = parser.parse_args()
     if environments.reason(environments.OURS) is None:
         environments.make(environments.OURS)  # of the tree as it is now
     try:
         measure(arguments)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was measured is in the file: --go-on measures the rest")
     finally:
         subprocess.run([sys.executable, str(HERE / "postgres.py"), "stop"], check=False)
 

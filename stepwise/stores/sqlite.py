@@ -37,8 +37,8 @@ __all__ = ["SqliteStore"]
 
 _FORMAT = 1
 _SETTINGS = (
-    # Three rows of 2.5 KB to a page, where 4 KB hold one: 1.1 times their bytes, not 1.6.  16 KB
-    # save nothing more, and write twice the bytes at each commit (measured).
+    # Three rows of 2.5 KB to a page, where 4 KB hold one.  16 KB save nothing more, and write more
+    # at each commit: benchmarks/page_size.py.
     "page_size=8192",
     "cell_size_check=ON",
     "trusted_schema=OFF",
