@@ -167,7 +167,7 @@ def _items(
             call = record.call
             again = calls.get(call.number)
             if again is not None:
-                record = replace(record, call=replace(call, key=again.key, child=again.child))
+                record = replace(record, call=call._replace(key=again.key, child=again.child))
             if isinstance(record, Intent) and (again is None or again.key == call.key):
                 record, payload = replace(record, form=None), b""  # not this run's to undo
         elif isinstance(record, Quarantined):
@@ -215,7 +215,7 @@ def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
     child = ""
     if call.child:
         child = _fork_child(source, new_id, call.child)
-    return replace(call, key=key_of(new_id, call) if call.effect else "", child=child)
+    return call._replace(key=key_of(new_id, call) if call.effect else "", child=child)
 
 
 def _fork_child(source: Source, new_id: str, child: str) -> str:

@@ -21,7 +21,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 from stepwise._interrupts import Uninterrupted
 from stepwise._pieces import Data
@@ -80,12 +80,12 @@ class Share:
         self.error: BaseException | None = None
         self.done = self.leads = False
         self.end: Any = None
-        self.bell = _thread.allocate_lock()
+        self.bell: Any = None  # a lock, once it waits
         self.thread = threading.get_ident() if future is None else _ELSEWHERE
 
     def ring(self) -> None:
         """It is done, or is to lead."""
-        if self.bell.locked():
+        if self.bell is not None and self.bell.locked():
             self.bell.release()
 
     def result(self) -> list[int]:
@@ -96,6 +96,7 @@ class Share:
 
 
 Write = Callable[[list[Share]], None]
+P = ParamSpec("P")
 _NOBODY, _ELSEWHERE = 0, -1  # no identifiers of threads
 
 
@@ -121,14 +122,14 @@ class Group:
         self._waiting: list[Share] = []
         self._leader = _NOBODY  # the thread
 
-    def alone(self, function: Callable[[], None]) -> None:
+    def alone(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a function while nobody else writes."""
         with self._lock:
             if self._writing:
                 raise self._refused()
             try:
                 self._writing = True
-                function()
+                function(*args, **kwargs)
             finally:
                 self._writing = False
 
@@ -140,7 +141,7 @@ class Group:
                 if not share.leads:
                     share.bell.acquire()  # until it is done, or is to lead
                 if not share.done:
-                    self.alone(lambda: self._write_waiting(write))
+                    self.alone(self._write_waiting, write)
             finally:
                 share.done = True
                 if share.leads and self._hand_over():
@@ -162,6 +163,7 @@ class Group:
             if self._leader == _NOBODY:
                 share.leads, self._leader = True, share.thread
             else:
+                share.bell = _thread.allocate_lock()
                 share.bell.acquire()
 
     def _hand_over(self) -> bool:
@@ -190,7 +192,7 @@ class Group:
             with self._mutex:
                 waiting = list(self._waiting)
             try:
-                self.alone(lambda: self._write_waiting(write))
+                self.alone(self._write_waiting, write)
             except BaseException as error:  # nobody else would get it
                 _end([share for share in waiting if not share.done], error)
             if not self._hand_over():

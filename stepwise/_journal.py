@@ -251,7 +251,7 @@ class Journal:
 
     def _put(self, batch: Batch) -> None:
         with Uninterrupted():
-            self._group.alone(lambda: self.store.write(self.run_id, self.epoch, batch))
+            self._group.alone(self.store.write, self.run_id, self.epoch, batch)
 
     def next_call(self) -> int:
         """A number for a new call."""

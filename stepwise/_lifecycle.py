@@ -25,6 +25,7 @@ from stepwise._mutation import (
 from stepwise._notices import notice
 from stepwise._opened import Opened
 from stepwise._origin import Locator
+from stepwise._pieces import Data
 from stepwise._previews import preview_arguments
 from stepwise._process import command as process_command
 from stepwise._records import Ended, RunFacts, Started
@@ -210,9 +211,10 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
     facts = facts_of(call.store, seal, call.run_id)
     is_new = facts is None
     before = bytes(record_arguments(surroundings(call.bound, call.instance)))
+    began: tuple[Started, Data] | None = None
     if facts is None:
         journal.load()  # there is nothing, or it says what is lost
-        facts = _start(call, journal, before)
+        facts, began = _start(call, journal, before)
     facts = replace(facts, codec=call.codec)
     node = call.source.node()
     function = call.rewritten.function if call.rewritten is not None else call.function
@@ -223,6 +225,8 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
         locator=Locator(function.__code__, Points(node) if node is not None else None),
         parent=call.parent,
     )
+    if began is not None:
+        active.written([1], began)
     body = Body(
         active,
         plain=lambda: call.function(*call.args, **call.kwargs),
@@ -240,7 +244,9 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
     return Opened(active, body, before, is_new, call.compensates, returns=call.returns)
 
 
-def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
+def _start(
+    call: Invocation, journal: Journal, arguments: bytes
+) -> tuple[RunFacts, tuple[Started, Data]]:
     if call.parent is None:
         tell_of_unfinished(call.store, journal.seal, call.name, call.run_id)
     now = time.time()
@@ -272,4 +278,4 @@ def _start(call: Invocation, journal: Journal, arguments: bytes) -> RunFacts:
     # Not durable: nothing is lost with it, and the first step's commit takes it along.
     payload = b"" if Codec(call.codec).data_only else arguments
     journal.append((started, payload), durable=False, head=facts)
-    return facts
+    return facts, (started, payload)

@@ -7,8 +7,8 @@ Imports: nothing of ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 __all__ = [
@@ -39,8 +39,7 @@ ANY_ERROR = 0
 """``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
 
 
-@dataclass(slots=True)  # made for every call; frozen, that would take ten times as long
-class Call:
+class Call(NamedTuple):
     """One call of a step, tool or child workflow in a run.
 
     Args:
@@ -77,26 +76,6 @@ class Call:
     child: str = ""
     at: float = 0.0
     branch: str = ""
-
-    def numbered(self, number: int, key: str, child: str) -> Call:
-        """The same call under a number (``dataclasses.replace`` takes many times as long)."""
-        return Call(
-            number,
-            self.name,
-            self.module,
-            self.digest,
-            self.ordinal,
-            self.scope,
-            self.unwinding,
-            self.place,
-            self.site,
-            self.arguments,
-            self.effect,
-            key,
-            child,
-            self.at,
-            self.branch,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +130,7 @@ class Intent:
     form: str | None = None
 
 
-@dataclass(slots=True)  # as for Call
+@dataclass(slots=True)  # made for every call; frozen, that would take several times as long
 class Outcome:
     """A call ended.  Payload: its value or its exception.
 
@@ -326,47 +305,49 @@ class Entry(NamedTuple):
 # -- headers -------------------------------------------------------------------------------------
 
 _KINDS: dict[str, type] = {cls.__name__.lower(): cls for cls in get_args(Record)}
-_FIELDS = {
-    cls: [
-        (f.name, f.default if f.default_factory is MISSING else f.default_factory())
-        for f in fields(cls)
-    ]
-    for cls in (*_KINDS.values(), Call)
-}  # fmt: skip
 _NAMES = {cls: name for name, cls in _KINDS.items()}
-_PLACES = {
-    cls: (
-        [name for name, _ in known],
-        [default for _, default in known],
-        [place for place, f in enumerate(fields(cls)) if str(f.type).startswith("tuple")],
-    )
-    for cls, known in _FIELDS.items()
+_FACTS = {cls: [f.name for f in fields(cls)] for cls in _KINDS.values()}
+_TUPLES = {
+    cls: [place for place, f in enumerate(fields(cls)) if str(f.type).startswith("tuple")]
+    for cls in _KINDS.values()
 }
-"""Names and defaults in the order of the constructor's parameters, and which of them are tuples."""
+_OF_CALLS = (Intent, Outcome)
+_values = {cls: attrgetter(*names) for cls, names in _FACTS.items()}
 
 
-def to_header(record: Record) -> dict[str, Any]:
-    """The record as JSON-able facts; those that are at their default are left out."""
-    return {"kind": _NAMES[type(record)], **_facts(record)}
+def to_header(record: Record) -> list[Any]:
+    """The record as JSON-able facts: its kind, and the values of its fields in their order.
+
+    So a new field goes behind those that there are, and has a default.
+    """
+    return [_NAMES[type(record)], *_values[type(record)](record)]
 
 
-def _facts(record: Any) -> dict[str, Any]:
-    facts = {}
-    for name, default in _FIELDS[type(record)]:
-        value = getattr(record, name)
-        if default is MISSING or value != default:
-            facts[name] = _facts(value) if name == "call" else value
-    return facts
-
-
-def from_header(header: Mapping[str, Any]) -> Record:
+def from_header(header: list[Any] | dict[str, Any]) -> Record:
     """The inverse of :func:`to_header`.  Facts that this version does not know are ignored."""
-    cls = _KINDS[header["kind"]]
-    names, defaults, tuples = _PLACES[cls]
-    facts = [*map(header.get, names, defaults)]
-    if names[0] == "call":
-        facts[0] = Call(*map(facts[0].get, *_PLACES[Call][:2]))
-    for place in tuples:
-        facts[place] = (*facts[place],)  # JSON has lists only
+    if isinstance(header, dict):
+        return _from_named(header)
+    cls = _KINDS[header[0]]
+    facts = header[1 : 1 + len(_FACTS[cls])]
+    if cls in _OF_CALLS:
+        facts[0] = Call(*facts[0][: len(Call._fields)])
+    for place in _TUPLES[cls]:
+        if place < len(facts):
+            facts[place] = (*facts[place],)  # JSON has lists only
     record: Record = cls(*facts)
+    return record
+
+
+def _from_named(header: dict[str, Any]) -> Record:
+    """A record of format 1: facts by name, without those at their default."""
+    cls = _KINDS[header["kind"]]
+    facts = {name: header[name] for name in _FACTS[cls] if name in header}
+    if cls in _OF_CALLS:
+        call = facts["call"]
+        facts["call"] = Call(**{name: call[name] for name in Call._fields if name in call})
+    for place in _TUPLES[cls]:
+        name = _FACTS[cls][place]
+        if name in facts:
+            facts[name] = (*facts[name],)
+    record: Record = cls(**facts)
     return record

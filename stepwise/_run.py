@@ -252,8 +252,9 @@ class ActiveRun:
             old = recorded.call
             if not recorded.retry:
                 self.cut_off.add(old.number)
-            return call.numbered(old.number, old.key or call.key, old.child or child)
-        return call.numbered(self.journal.next_call(), call.key, child)
+            key, child = old.key or call.key, old.child or child
+            return call._replace(number=old.number, key=key, child=child)
+        return call._replace(number=self.journal.next_call(), child=child)
 
     def look(self, scope: Scope, value: Any) -> Any:
         """What the value of a call looks like, before it is encoded."""

@@ -3,13 +3,11 @@
 A checkpoint on its way into the database has no transaction of its own, and yet is never lost.
 """
 
-import dataclasses
 import os
 
 import pytest
 
 from stepwise import LeaseLostError
-from stepwise._records import Call
 from stepwise.stores import Batch, Owner
 from stepwise.stores.disk import DiskStore
 
@@ -115,11 +113,3 @@ def test_damage_is_told_from_content(written, damage):
     with open(os.path.join(store.path, "marks", name), "wb") as file:
         file.write(damage)
     assert store.get("run", "checkpoint/1") in (None, b"")
-
-
-def test_numbering_a_call_changes_nothing_else():
-    """A call that gets its number keeps every other fact about it."""
-    facts = {field.name: object() for field in dataclasses.fields(Call)}
-    call = Call(**facts)
-    changes = {"number": 7, "key": "key", "child": "child"}
-    assert call.numbered(7, "key", "child") == dataclasses.replace(call, **changes)

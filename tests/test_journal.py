@@ -432,10 +432,10 @@ def test_a_damaged_head_is_made_up_from_the_records(store, told):
 
 def test_a_newer_format_is_refused(monkeypatch):
     """What a newer version of the format has sealed is refused by name, not misread."""
-    monkeypatch.setattr(_seal, "FORMAT", 2)
+    monkeypatch.setattr(_seal, "FORMAT", 3)
     data, _ = SEAL.close("identity", {"kind": "new"})
     monkeypatch.undo()
-    with pytest.raises(DamagedError, match="format 2"):
+    with pytest.raises(DamagedError, match="format 3"):
         SEAL.open("identity", data)
 
 

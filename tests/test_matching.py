@@ -186,7 +186,7 @@ class Model:
         here = (only.call.name, only.call.place, only.call.site)
         same_place = here == (call.name, call.place, call.site)
         if len(rivals) == 1 and directly and alone and same_place and only.answers:
-            here = dataclasses.replace(call, digest=only.call.digest)
+            here = call._replace(digest=only.call.digest)
             if only.call.unwinding == call.unwinding and self.may_answer(only, here):
                 return Verdict.CHANGED, rivals
         return Verdict.BLOCKED, rivals
@@ -276,7 +276,7 @@ def play(journal, known, questions):
     """Ask the pool and the model the same questions."""
     pool, model = pool_of(*journal, known=known), Model(journal, known)
     for call, ordinal, directly, alone, used in questions:
-        call = dataclasses.replace(call, number=0, ordinal=ordinal)  # noqa: PLW2901
+        call = call._replace(number=0, ordinal=ordinal)  # noqa: PLW2901
         directly = directly and bool(call.place)  # noqa: PLW2901
         match = ask(pool, call, directly=directly, alone=alone)
         found = (match.verdict, [recorded.call.number for recorded in match.recorded])
@@ -370,9 +370,7 @@ def test_a_record_answers_once(journal, known, questions):
     """A record answers at most one call."""
     pool, answered = pool_of(*journal, known=known), []
     for call, ordinal, directly, alone, _ in questions * 3:
-        found, numbers = use(
-            pool, dataclasses.replace(call, ordinal=ordinal), directly=directly, alone=alone
-        )
+        found, numbers = use(pool, call._replace(ordinal=ordinal), directly=directly, alone=alone)
         if found is not Verdict.BLOCKED:
             answered += numbers
     assert len(answered) == len(set(answered))
@@ -384,9 +382,7 @@ def test_fresh_side_effects(journal, known, questions):
     """A side effect runs afresh only if nothing unused of its name may have happened."""
     pool = pool_of(*journal, known=known)
     for call, ordinal, directly, alone, _ in questions:
-        found, _ = use(
-            pool, dataclasses.replace(call, ordinal=ordinal), directly=directly, alone=alone
-        )
+        found, _ = use(pool, call._replace(ordinal=ordinal), directly=directly, alone=alone)
         if call.effect and found is Verdict.FRESH:
             assert not [
                 recorded
@@ -406,7 +402,7 @@ def test_labels_of_unwinding(journal, known, questions):
     """A call is answered by records of the same unwinding, or by what was in doubt."""
     pool = pool_of(*journal, known=known)
     for call, ordinal, directly, alone, _ in questions:
-        asking = dataclasses.replace(call, ordinal=ordinal)
+        asking = call._replace(ordinal=ordinal)
         match = ask(pool, asking, directly=directly, alone=alone)
         if match.verdict in (Verdict.ANSWER, Verdict.AGAIN, Verdict.DOUBT):
             [recorded] = match.recorded
@@ -421,7 +417,7 @@ def test_plain_calls_are_never_refused(journal, questions):
     """A call without side effects is answered or runs; it is never blocked."""
     pool = pool_of(*journal)
     for call, _, directly, alone, _ in questions:
-        plain = dataclasses.replace(call, effect=False, place="", child="")
+        plain = call._replace(effect=False, place="", child="")
         assert verdict(pool, plain, directly=directly, alone=alone) not in (
             *(Verdict.BLOCKED, Verdict.CHANGED),
         )

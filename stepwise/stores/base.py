@@ -20,8 +20,8 @@ this page.  Imports: errors, pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from stepwise._pieces import Data
 
@@ -51,8 +51,10 @@ class Head:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+_NO_OBJECTS: Mapping[str, Data] = {}
+
+
+class Batch(NamedTuple):
     """What one transaction writes.  Either all of it is there afterwards, or none.
 
     Args:
@@ -69,7 +71,7 @@ class Batch:
     """
 
     records: tuple[tuple[int, Data], ...] = ()
-    put: Mapping[str, Data] = field(default_factory=dict)
+    put: Mapping[str, Data] = _NO_OBJECTS
     delete: tuple[str, ...] = ()
     prune: int = 0
     head: Head | None = None
