@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
-import pickle
 import sys
 import time
 
@@ -63,16 +61,6 @@ def messages() -> list[dict[str, str]]:
     ]
 
 
-def raw(path: pathlib.Path, kept: list[dict[str, str]]) -> float:
-    """Milliseconds of a pickle that is written and flushed."""
-    began = time.perf_counter()
-    with open(path / "raw.pickle", "wb") as file:
-        file.write(pickle.dumps(kept, 5))
-        file.flush()
-        os.fsync(file.fileno())
-    return (time.perf_counter() - began) * 1e3
-
-
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
     walls, cpus, recoveries, starts, raws = [], [], [], [], []
     kept = messages()
@@ -86,7 +74,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
             found = [float(each) * 1e3 for each in line.split()[1:]]
             walls += found[::2]
             cpus += found[1::2]
-            raws.append(raw(path, kept))
+            raws.append(common.pickled(kept, path))
             began = time.monotonic()
             said = common.child(str(program), str(_COUNT), "recovers", f"run {turn}", expect=9)
             _, entered, count = said.split()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import pickle
 import statistics
 import time
 from unittest import mock
@@ -65,15 +64,7 @@ def checkpoints(size: int) -> list[float]:
 
 def files(messages: list[dict[str, object]], path: pathlib.Path) -> list[float]:
     """Milliseconds of pickle, write and fsync."""
-    found = []
-    for _ in range(_REPEAT):
-        began = time.perf_counter()
-        with open(path / "plain", "wb") as file:
-            file.write(pickle.dumps(messages, 5))
-            file.flush()
-            os.fsync(file.fileno())
-        found.append((time.perf_counter() - began) * 1e3)
-    return found
+    return [common.pickled(messages, path) for _ in range(_REPEAT)]
 
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:

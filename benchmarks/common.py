@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import pathlib
+import pickle
 import platform
 import re
 import shutil
@@ -133,6 +134,33 @@ def flushes(*argv: str, **environment: str) -> int | None:
         wrap = (strace, "-f", "-e", "trace=fsync,fdatasync,msync,sync_file_range", "-o", trace.name)
         child(*argv, wrap=wrap, **environment)
         return len(re.findall(r" (?:fsync|fdatasync|msync|sync_file_range)\(", trace.read()))
+
+
+def flushes_each(what: str, counts: tuple[int, int], *argv: str) -> str:
+    """Flushes of one step, in words: what a long run of a program has more than a short one.
+
+    Args:
+        what: a step is called.
+        counts: of a short and of a long run, the program's last argument.
+    """
+    found = []
+    for count in counts:
+        with folder() as path:
+            found.append(flushes(*argv, str(count), STEPWISE_HOME=str(path)))
+    short, long = found
+    if short is None or long is None:
+        return "flushes not counted: no strace"
+    return f"{(long - short) / (counts[1] - counts[0]):.2f} flushes per {what}"
+
+
+def pickled(value: object, path: pathlib.Path) -> float:
+    """Milliseconds of a pickle that is written and flushed."""
+    began = time.perf_counter()
+    with open(path / "pickled", "wb") as file:
+        file.write(pickle.dumps(value, 5))
+        file.flush()
+        os.fsync(file.fileno())
+    return (time.perf_counter() - began) * 1e3
 
 
 def written() -> int:

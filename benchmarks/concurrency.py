@@ -215,7 +215,9 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
         for what, ours, plain, ideal, counted in _KINDS[: 1 if arguments.quick else None]:
-            note = _flushes(counted) if counted and not arguments.quick else ""
+            note = ""
+            if counted and not arguments.quick:
+                note = common.flushes_each("step", (200, 1000), __file__, counted)
             against = (
                 (f"{what}, against the ideal", lambda ideal=ideal: ideal, "ideal", _LIMIT),
                 (f"{what}, against plain", lambda p=plain: p(path), "plain", None),
@@ -233,18 +235,6 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                 )
                 rows.append(row)
     return rows
-
-
-def _flushes(kind: str) -> str:
-    """Flushes per step: the difference between a long and a short run."""
-    counts = []
-    for count in (200, 1000):
-        with common.folder() as path:
-            found = common.flushes(__file__, kind, str(count), STEPWISE_HOME=str(path))
-        if found is None:
-            return "flushes not counted: no strace"
-        counts.append(found)
-    return f"{(counts[1] - counts[0]) / 800:.2f} flushes per step"
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                     "without checkpoints",
                     rounds=arguments.rounds,
                     limit=1.05,
-                    note=_flushes(shape),
+                    note=common.flushes_each("node", (40, 140), __file__, shape),
                 )
             )
             rows.append(
@@ -97,18 +97,6 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                 )
             )
     return rows
-
-
-def _flushes(shape: str) -> str:
-    """Flushes per node: the difference between a long and a short run."""
-    counts = []
-    for visits in (40, 140):
-        with common.folder() as path:
-            found = common.flushes(__file__, shape, str(visits), STEPWISE_HOME=str(path))
-        if found is None:
-            return "flushes not counted: no strace"
-        counts.append(found)
-    return f"{(counts[1] - counts[0]) / 100:.2f} flushes per node"
 
 
 if __name__ == "__main__":

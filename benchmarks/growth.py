@@ -72,31 +72,12 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         os.environ["STEPWISE_HOME"] = str(path)
         count = 450 if arguments.quick else 5_000
         found = [run(count) for _ in range(arguments.rounds)]
-        early, late = (common.Spread.of(values) for values in zip(*found, strict=True))
-        ratio = common.Spread.of([b / a for a, b in found])
-        rows = [
-            common.Row(
-                f"step {count:,} against step 50",
-                late,
-                "us",
-                ratio,
-                f"step 50: {early} us",
-                limit=_TWICE,
-            )
-        ]
+        rows = [_row(count, found)]
         _memory.clear()
         count = 100_000 if arguments.whole and not arguments.quick else 4 * count
-        early_us, late_us = run(count)
+        rows.append(_row(count, [run(count)]))
         first, last = _memory[len(_memory) // 10], _memory[-1]
-        rows += [
-            common.Row(
-                f"step {count:,} against step 50",
-                common.Spread.of([late_us]),
-                "us",
-                common.Spread.of([late_us / early_us]),
-                f"step 50: {early_us:.0f} us",
-                limit=_TWICE,
-            ),
+        rows.append(
             common.Row(
                 f"memory of a run of {count:,} steps, at the end",
                 common.Spread.of([last]),
@@ -104,9 +85,16 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                 common.Spread.of([last / first]),
                 f"after a tenth of it: {first:.1f} MB",
                 limit=_MEMORY,
-            ),
-        ]
+            )
+        )
     return rows
+
+
+def _row(count: int, found: list[tuple[float, float]]) -> common.Row:
+    early, late = (common.Spread.of(values) for values in zip(*found, strict=True))
+    ratio = common.Spread.of([b / a for a, b in found])
+    what = f"step {count:,} against step 50"
+    return common.Row(what, late, "us", ratio, f"step 50: {early} us", limit=_TWICE)
 
 
 if __name__ == "__main__":

@@ -159,18 +159,9 @@ def _written(run: Callable[[], object], count: int) -> str:
 
 
 def _flushes(workflow, scheme: str, durability: str, count: int) -> str:
-    """Flushes per step: the difference between a long and a short run."""
-    counts, short = [], max(20, count // 10)
-    for made in (short, 3 * short):
-        with common.folder() as path:
-            found = common.flushes(
-                *(__file__, workflow.__name__, scheme, durability, str(made)),
-                STEPWISE_HOME=str(path),
-            )
-        if found is None:
-            return "flushes not counted: no strace"
-        counts.append(found)
-    return f"{(counts[1] - counts[0]) / (2 * short):.2f} flushes per step"
+    short = max(20, count // 10)
+    argv = (__file__, workflow.__name__, scheme, durability)
+    return common.flushes_each("step", (short, 3 * short), *argv)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import itertools
 import os
 import pathlib
-import pickle
 import statistics
 import sys
 import time
@@ -84,16 +83,6 @@ def checkpoints(kind: str, size: int) -> tuple[float, float]:
     return first, statistics.median(later)
 
 
-def plain(value: Any, path: pathlib.Path) -> float:
-    """Milliseconds of pickle, write and fsync."""
-    began = time.perf_counter()
-    with open(path / "plain", "wb") as file:
-        file.write(pickle.dumps(value, 5))
-        file.flush()
-        os.fsync(file.fileno())
-    return (time.perf_counter() - began) * 1e3
-
-
 def memory(kind: str, size: int, how: str) -> float:
     """In a child: the most memory, over the value's size."""
     make(kind, 1000)
@@ -107,7 +96,7 @@ def memory(kind: str, size: int, how: str) -> float:
 
 
 def _plainly(_kind: str, _size: int) -> float:
-    return plain(_made[-1], pathlib.Path(os.environ["STEPWISE_HOME"]))
+    return common.pickled(_made[-1], pathlib.Path(os.environ["STEPWISE_HOME"]))
 
 
 def _memory(kind: str, size: int, how: str) -> float:
@@ -132,7 +121,7 @@ def _rows(kind: str, size: int, rounds: int, path: pathlib.Path) -> list[common.
             f"{name}, {what}",
             "ms",
             ours,
-            lambda: plain(_made[-1], path),
+            lambda: common.pickled(_made[-1], path),
             "pickle, write, fsync",
             rounds=rounds,
             limit=_LIMIT,

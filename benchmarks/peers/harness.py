@@ -27,7 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 now = time.monotonic
 _random = random.Random(7)
@@ -66,6 +66,7 @@ class Peer:
     resuming = False  # the workload resumes
     survives: dict[str, str] = {}  # variant: one of the levels above
     cannot: dict[str, str] = {}  # "workload" or "variant:workload": why not
+    only_import = ""  # why nothing but W5 can be measured
 
     def __init__(self, variant: str, store: pathlib.Path, service: Job) -> None:
         self.variant, self.store, self.service = variant, store, service
@@ -91,6 +92,8 @@ class Peer:
     @classmethod
     def refusal(cls, variant: str, workload: str) -> str | None:
         """Why this cannot be measured here; ``None`` if it can."""
+        if cls.only_import and workload != "w5":
+            return cls.only_import
         return cls.cannot.get(f"{variant}:{workload}") or cls.cannot.get(workload)
 
     @classmethod
@@ -223,36 +226,39 @@ def _loop(peer: Peer, job: Job) -> Figures:
     }
 
 
-def _crash(peer: Peer, job: Job) -> Figures:
-    """W2: die at the entry of the last step."""
-    make = _payload(job["bytes"])
+def _up_to_last(peer: Peer, job: Job, at_last: Callable[[list[int]], int]) -> NoReturn:
+    """Run until the last step is entered, and end there.
 
-    def die_at_last(number: int) -> Any:
+    Args:
+        at_last: gets the steps that were run on the way, and gives the exit code.
+    """
+    make, ran = _payload(job["bytes"]), list[int]()
+
+    def until_last(number: int) -> Any:
         if number == job["n"]:
-            os._exit(9)
+            os._exit(at_last(ran))
+        ran.append(number)
         return make(number)
 
-    hook.body = die_at_last
+    hook.body = until_last
     peer.open()
     peer.loop(job["run"], job["n"] + 1)
-    raise SystemExit("the run was to die")
+    raise SystemExit("the last step was not reached")
+
+
+def _crash(peer: Peer, job: Job) -> Figures:
+    """W2: die at the entry of the last step."""
+    _up_to_last(peer, job, lambda _: 9)
 
 
 def _resume(peer: Peer, job: Job) -> Figures:
     """W2: go on after it, up to the entry of that step; what ran again on the way."""
-    make, again = _payload(job["bytes"]), list[int]()
 
-    def stop_at_last(number: int) -> Any:
-        if number == job["n"]:
-            answer(job, {"ms": (now() - job["began"]) * 1e3, "ran_again": len(again)})
-            os._exit(0)
-        again.append(number)
-        return make(number)
+    def reached(ran: list[int]) -> int:
+        answer(job, {"ms": (now() - job["began"]) * 1e3, "ran_again": len(ran)})
+        return 0
 
-    hook.body = stop_at_last
-    peer.open()
-    peer.loop(job["run"], job["n"] + 1)
-    raise SystemExit("the last step was not reached")
+    _up_to_last(peer, job, reached)
 
 
 def _agent(peer: Peer, job: Job) -> Figures:

@@ -12,10 +12,7 @@ class Resonate(Peer):
     name = "resonate"
     distribution = "resonate-sdk"
     imports = "import resonate"
-
-    @classmethod
-    def refusal(cls, variant, workload):
-        return None if workload == "w5" else "its server is a download; alone it keeps nothing"
+    only_import = "its server is a download; alone it keeps nothing"
 
 
 if __name__ == "__main__":

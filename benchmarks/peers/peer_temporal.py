@@ -12,10 +12,7 @@ class Temporal(Peer):
     name = "temporal"
     distribution = "temporalio"
     imports = "import temporalio.client, temporalio.worker, temporalio.workflow"
-
-    @classmethod
-    def refusal(cls, variant, workload):
-        return None if workload == "w5" else "its server is a download, in no package registry"
+    only_import = "its server is a download, in no package registry"
 
 
 if __name__ == "__main__":
