@@ -7,7 +7,7 @@ import pickle
 
 import diskcache
 import pytest
-from store_tools import ME, edit, pragma, records, use_all_of
+from store_tools import ME, edit, pages_written, pragma, records, step_of, use_all_of
 
 from stepwise.stores import Batch, Head
 from stepwise.stores.disk import DiskStore
@@ -60,6 +60,22 @@ def test_settings_are_repaired_at_open(begun):
     assert {key: after[key] for key in changed} == {key: before[key] for key in changed}
     assert (after["eviction_policy"], after["cull_limit"]) == ("none", 0)
     assert after["size_limit"] > 1 << 60
+
+
+def test_diskcache_opens_a_store(begun, folder):
+    """Diskcache finds every value in a store, and one that it has opened is as cheap as before."""
+    store, epoch = begun
+    store.write("run", epoch, Batch(((1, b"1"), (2, b"2")), {"a": b"a"}))
+    store.close()
+    with diskcache.Cache(str(folder)) as cache:
+        values = {key[0]: cache[key] for key in cache}
+        assert (values["r"], values["o"]) == (b"2", b"a")
+        cache["r/other"] = b"not ours"
+    assert list(store.read("run")) == [(1, b"1"), (2, b"2")]
+    epoch = store.acquire("run", ME)
+    assert pages_written(store, step_of(store, epoch, 1500)) < 6
+    made = "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' OR name = 'Cache_expire_time'"
+    assert edit(store, made) == [(0,)]
 
 
 # -- tampered rows -------------------------------------------------------------------------------

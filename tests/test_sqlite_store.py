@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from store_tools import LARGE, ME, edit, pragma, records, use_all_of
+from store_tools import LARGE, ME, edit, pages_written, records, step_of, use_all_of
 
 import stepwise
 from stepwise import CorruptStoreError, StoreError
@@ -19,29 +19,10 @@ def kind():
     return SqliteStore
 
 
-def pages_written(store, write):
-    """How many pages a write adds to the log, on the average of twenty."""
-    log = f"{store._database}-wal"
-    before = os.path.getsize(log)
-    for number in range(20):
-        write(number)
-    return (os.path.getsize(log) - before) / 20 / pragma(store, "page_size")
-
-
 def test_a_step_writes_two_pages(begun):
     """A record of 1.5 KB and a checkpoint, with the older one gone, write two pages and a half."""
     store, epoch = begun
-
-    def step(number):
-        number += 10
-        put = Batch(
-            put={f"c/{number:012d}": bytes(1500)}, delete=(f"c/{number - 3:012d}",), durable=False
-        )
-        store.write("run", epoch, put)
-        store.write("run", epoch, Batch(((number, bytes(1500)),), mark=b"m" * 40))
-
-    step(-1)
-    assert pages_written(store, step) < 2.6
+    assert pages_written(store, step_of(store, epoch, 1500)) < 2.6
 
 
 def test_rows_fill_their_pages(begun):

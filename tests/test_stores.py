@@ -69,6 +69,31 @@ def test_a_batch_is_one_transaction(begun):
     assert begins == ["BEGIN IMMEDIATE", "COMMIT"]
 
 
+def test_the_first_record_is_read_alone(begun):
+    """Who reads one record of many has no others fetched."""
+    store, epoch = begun
+    store.write("run", epoch, records(*range(1, 101)))
+    statements = []
+    store._rows._con.set_trace_callback(statements.append)
+    assert next(store.read("run", after=49)) == (50, b"50")
+    (statement,) = statements
+    assert statement.endswith("LIMIT 1")
+
+
+def test_objects_come_and_go_at_once(begun):
+    """A batch puts its objects, then deletes what it names, small and large ones mixed."""
+    store, epoch = begun
+    expected = {}
+    for number in range(24):
+        names = [f"c/{number:03d}", f"p/{number % 5}"][:: 1 - number % 2 * 2]
+        put = dict.fromkeys(names, b"%d" % number + LARGE * (number % 4 == 3))
+        delete = ["never", f"c/{number - 3:03d}", f"p/{number % 3}"][: 1 + number % 3]
+        store.write("run", epoch, Batch(put=put, delete=tuple(delete), durable=False))
+        expected |= put
+        expected = {name: data for name, data in expected.items() if name not in delete}
+        assert {name: store.get("run", name) for name in store.names("run")} == expected
+
+
 # -- large values --------------------------------------------------------------------------------
 
 

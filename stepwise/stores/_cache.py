@@ -7,6 +7,9 @@ diskcache is made for values that may be lost; here none may be.  What is done a
   that need not), and values of 1 MiB and more in files that are fsynced before the commit;
 - only ``str`` keys and ``bytes`` values; nothing is ever unpickled here;
 - one connection for all threads, with transactions of our own;
+- no index of expiry, no triggers that count, no pages moved about at each commit: of eight pages
+  that a step would write, five are left.  ``diskcache`` opens such a store and reads all of it, and
+  makes what is missing; only its ``len`` counts nothing before its ``check(fix=True)``;
 - settings in the database are ours, or are ignored: diskcache would set any as an attribute.
 
 The only module that knows diskcache.  Imports: the folder, transactions, values.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import diskcache
@@ -36,18 +40,30 @@ _SETTINGS = {
     "size_limit": 1 << 62,
     "statistics": 0,
     "tag_index": 0,
+    "sqlite_auto_vacuum": 0,  # pages are used again
     "sqlite_cache_size": 512,  # pages: what is written is hardly ever read; 8192 are 32 MB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
     "sqlite_synchronous": NORMAL,  # while it opens, which is a score of commits; then see begin()
     "disk_min_file_size": IN_FILES,
 }
+_UNUSED = {
+    "Cache_expire_time": "INDEX",
+    "Settings_count_insert": "TRIGGER",
+    "Settings_count_delete": "TRIGGER",
+    "Settings_size_insert": "TRIGGER",
+    "Settings_size_update": "TRIGGER",
+    "Settings_size_delete": "TRIGGER",
+}
 _WHERE = "FROM Cache WHERE key = ? AND raw = 1"
 _RANGE = "FROM Cache WHERE key >= ? AND key < ?"
 _INSERT = (
     "INTO Cache (key, raw, store_time, size, mode, filename, value) VALUES (?, 1, ?, ?, ?, ?, ?)"
 )
-
+_TURN = (
+    "UPDATE OR IGNORE Cache SET key = ?, store_time = ?, size = 0, mode = ?, value = ? "
+    "WHERE key = ? AND raw = 1 AND filename IS NULL"
+)
 
 C = TypeVar("C", bound="Cache")
 
@@ -83,6 +99,8 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         self.values = Values(path)
         try:
             diskcache.Cache.__init__(self, path, timeout=BUSY_SECONDS, disk=_Disk, **_SETTINGS)
+            for name, kind in _UNUSED.items():  # another opener may have made it
+                self._con.execute(f"DROP {kind} IF EXISTS {name}")
         except BaseException:
             self._is_open = True
             self.close()
@@ -93,6 +111,17 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         if key in _SETTINGS or key in METADATA:
             return super().reset(key, *value, **how)
         return None
+
+    @property
+    def _sql_retry(self) -> Callable[..., Any]:
+        """How diskcache sets a database up: without what is not used here."""
+        execute = super()._sql_retry
+
+        def sql(statement: str, *parameters: Any) -> Any:
+            unused = statement.startswith("CREATE ") and any(name in statement for name in _UNUSED)
+            return None if unused else execute(statement, *parameters)
+
+        return sql
 
     def close(self) -> None:
         if self._is_open:  # else diskcache would close what it has just opened: all of the log
@@ -145,6 +174,13 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         if not self._con.execute(f"INSERT OR IGNORE {_INSERT}", row).rowcount:
             self.delete(key)
             self._con.execute(f"INSERT {_INSERT}", row)
+
+    def turn(self, old: str, key: str, value: Data) -> bool:
+        """Give the row of an old key to a new one, if no file is involved; whether that was so."""
+        if len(value) >= IN_FILES:
+            return False
+        row = (key, time.time(), MODE_RAW, bytes(value), old)
+        return bool(self._con.execute(_TURN, row).rowcount)
 
     def delete(self, key: str) -> None:
         if not self._con.execute(f"DELETE {_WHERE} AND filename IS NULL", (key,)).rowcount:

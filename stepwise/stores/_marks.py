@@ -2,8 +2,8 @@
 
 ::
 
-    0    64  two slots for the run's marks, written in turn
-    64   64
+    0    64  the run's mark before the last one
+    64   64  the last one
     128  16  of the draft: epoch (0: none), lengths of its name and its data
     144  ..  name, data
 
@@ -20,6 +20,7 @@ import contextlib
 import os
 import struct
 import threading
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepwise.stores._folder import sync
@@ -30,6 +31,7 @@ LARGEST_DRAFT = 1 << 16  # bytes; more is not worth writing twice
 _SLOT = 64  # bytes
 _DRAFT_AT = 2 * _SLOT
 _FRONT = struct.Struct("<QII")
+_NO_DRAFT = bytes(_FRONT.size)
 
 
 class Draft(NamedTuple):
@@ -38,6 +40,12 @@ class Draft(NamedTuple):
     epoch: int
     name: str
     data: bytes
+
+
+@dataclass(slots=True)
+class _File:
+    descriptor: int
+    marks: bytes  # the last two
 
 
 class Marks:
@@ -50,7 +58,7 @@ class Marks:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._mutex = threading.RLock()
-        self._open: dict[str, tuple[int, int]] = {}  # descriptor, number of marks written
+        self._open: dict[str, _File] = {}
 
     def read(self, run: str) -> tuple[list[bytes], Draft | None]:
         """The marks of a run, and its draft.  Nothing of it is verified."""
@@ -59,7 +67,7 @@ class Marks:
                 data = file.read()
         except FileNotFoundError:
             return [], None
-        slots = [slot for slot in (data[:_SLOT], data[_SLOT:_DRAFT_AT]) if slot]
+        slots = [slot for slot in (data[:_SLOT], data[_SLOT:_DRAFT_AT]) if any(slot)]
         if len(data) < _DRAFT_AT + _FRONT.size:
             return slots, None
         epoch, name, size = _FRONT.unpack_from(data, _DRAFT_AT)
@@ -67,31 +75,32 @@ class Marks:
         text = data[at : at + name].decode("utf-8", "replace")
         return slots, Draft(epoch, text, data[at + name : at + name + size]) if epoch else None
 
-    def mark(self, run: str, mark: bytes) -> None:
-        """Write a mark into the older slot."""
+    def mark(self, run: str, mark: bytes, *, taken: bool) -> None:
+        """Write a mark behind the last one; ``taken``: the database holds the draft."""
         with self._mutex:
-            descriptor, count = self._descriptor(run)
-            os.pwrite(descriptor, mark.ljust(_SLOT, b"\0"), _SLOT * (count % 2))
-            self._open[run] = (descriptor, count + 1)
+            file = self._file(run)
+            file.marks = file.marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
+            # One write, within a sector: nothing tears it.
+            os.pwrite(file.descriptor, file.marks + _NO_DRAFT if taken else file.marks, 0)
 
     def draft(self, run: str, draft: Draft) -> None:
         """Replace the draft."""
         name = draft.name.encode()
         front = _FRONT.pack(draft.epoch, len(name), len(draft.data))
         with self._mutex:
-            os.pwrite(self._descriptor(run)[0], front + name + draft.data, _DRAFT_AT)
+            os.pwrite(self._file(run).descriptor, front + name + draft.data, _DRAFT_AT)
 
     def taken(self, run: str) -> None:
         """The database holds the draft."""
         with self._mutex:
-            os.pwrite(self._descriptor(run)[0], bytes(_FRONT.size), _DRAFT_AT)
+            os.pwrite(self._file(run).descriptor, _NO_DRAFT, _DRAFT_AT)
 
     def close(self, run: str) -> None:
         """Close the file of a run."""
         with self._mutex:
-            descriptor, _ = self._open.pop(run, (-1, 0))
-            if descriptor >= 0:
-                os.close(descriptor)
+            file = self._open.pop(run, None)
+            if file is not None:
+                os.close(file.descriptor)
 
     def delete(self, run: str) -> None:
         """Delete the file of a run, durably."""
@@ -105,12 +114,14 @@ class Marks:
         self._mutex = threading.RLock()
         self._open = {}
 
-    def _descriptor(self, run: str) -> tuple[int, int]:
+    def _file(self, run: str) -> _File:
         found = self._open.get(run)
         if found is None:
             os.makedirs(self._folder, 0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            found = self._open[run] = os.open(self._path(run), flags, 0o600), 0
+            descriptor = os.open(self._path(run), flags, 0o600)
+            marks = os.pread(descriptor, _DRAFT_AT, 0).ljust(_DRAFT_AT, b"\0")
+            found = self._open[run] = _File(descriptor, marks)
         return found
 
     def _path(self, run: str) -> str:

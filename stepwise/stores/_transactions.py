@@ -7,6 +7,7 @@ memory map, since a truncated file would be a SIGBUS.  Imports: values.
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 
 from stepwise.stores._values import Values
@@ -29,24 +30,21 @@ class Transactions:
     file: str
     values: Values
     settings: tuple[str, ...] = ()
-    _connection: sqlite3.Connection | None = None
     _level = 0
 
-    @property
+    @functools.cached_property
     def _con(self) -> sqlite3.Connection:
-        if self._connection is None:
-            connection = sqlite3.connect(
-                self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            connection.text_factory = _text
-            for setting in ("mmap_size=0", f"synchronous={NORMAL}", *self.settings):
-                connection.execute(f"PRAGMA {setting}")
-            self._connection, self._level = connection, 0
-        return self._connection
+        connection = sqlite3.connect(
+            self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = _text
+        for setting in ("mmap_size=0", f"synchronous={NORMAL}", *self.settings):
+            connection.execute(f"PRAGMA {setting}")
+        self._level = 0  # it has not been told
+        return connection
 
     def begin(self, durable: bool) -> None:
         """Begin a transaction; ``durable``: on the disk when it has been committed."""
-        self.roll_back()
         level = _FULL if durable else NORMAL
         if level != self._level:
             self._con.execute(f"PRAGMA synchronous={level}")
@@ -65,18 +63,21 @@ class Transactions:
         """Undo what an error, or an interrupt at any place, left open."""
         if self._con.in_transaction:
             self._con.rollback()
-            self.values.undo()
+            self.undo()
+
+    def undo(self) -> None:
+        """What the transaction did beside the database is undone."""
+        self.values.undo()
 
     def close(self) -> None:
         """Close the connection."""
-        connection, self._connection = self._connection, None
+        connection = self.__dict__.pop("_con", None)
         if connection is not None:
             connection.close()
 
     def abandon(self) -> None:
         """In a forked child: the parent's connection is neither used nor closed."""
-        _abandoned.append(self._connection)
-        self._connection = None
+        _abandoned.append(self.__dict__.pop("_con", None))
 
 
 def _text(data: bytes) -> str:

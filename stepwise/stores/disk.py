@@ -10,7 +10,7 @@ from __future__ import annotations
 from stepwise._pieces import Data
 from stepwise.stores._cache import CACHE, Cache, open_cache
 from stepwise.stores._local import FolderStore, hashed, pack, unpack
-from stepwise.stores._rows import PAGE, Page
+from stepwise.stores._rows import Page
 from stepwise.stores.base import Head
 
 __all__ = ["DiskStore"]
@@ -55,9 +55,11 @@ class _CacheRows(Cache):
         run = hashed(run_id)
         self.drop(f"r/{run}/", _key(run, number + 1))
 
-    def records(self, run_id: str, after: int, cursor: str | None) -> Page[tuple[int, bytes]]:
+    def records(
+        self, run_id: str, after: int, cursor: str | None, size: int
+    ) -> Page[tuple[int, bytes]]:
         run = hashed(run_id)
-        page = self._page(cursor or _key(run, after), f"r/{run}0")
+        page = self._page(cursor or _key(run, after), f"r/{run}0", size)
         return [(key, _record(run, key, data)) for key, data in page]
 
     # -- objects ---------------------------------------------------------------------------------
@@ -67,6 +69,10 @@ class _CacheRows(Cache):
 
     def delete_object(self, run_id: str, name: str) -> None:
         self.delete(f"o/{hashed(run_id)}/{name}")
+
+    def replace_object(self, run_id: str, old: str, name: str, data: Data) -> bool:
+        run = hashed(run_id)
+        return self.turn(f"o/{run}/{old}", f"o/{run}/{name}", data)
 
     def get_object(self, run_id: str, name: str) -> bytes | None:
         return self.get(f"o/{hashed(run_id)}/{name}")
@@ -88,12 +94,14 @@ class _CacheRows(Cache):
     def head(self, run_id: str) -> Head | None:
         return unpack(self.get(f"h/{hashed(run_id)}"))
 
-    def heads(self, workflow: str | None, unfinished: bool, cursor: str | None) -> Page[Head]:
+    def heads(
+        self, workflow: str | None, unfinished: bool, cursor: str | None, size: int
+    ) -> Page[Head]:
         prefix = "u/" if unfinished else "h/"
         if unfinished and workflow is not None:
             prefix += f"{hashed(workflow)}/"
         found = []
-        for key, row in self._page(cursor or prefix, prefix + _LAST):
+        for key, row in self._page(cursor or prefix, prefix + _LAST, size):
             head = unpack(row)
             wanted = head is not None and workflow in (None, head.workflow)
             found.append((key, head if wanted else None))
@@ -107,8 +115,8 @@ class _CacheRows(Cache):
         for kind in "ro":
             self.drop(f"{kind}/{run}/", f"{kind}/{run}0")  # "0" comes after "/"
 
-    def _page(self, cursor: str, end: str) -> list[tuple[str, bytes]]:
-        return self.page(cursor + "\0", end, PAGE)
+    def _page(self, cursor: str, end: str, size: int) -> list[tuple[str, bytes]]:
+        return self.page(cursor + "\0", end, size)
 
 
 def _key(run: str, number: int) -> str:

@@ -8,7 +8,7 @@
     homonyms  run, name, data: an object whose place is another one's
 
 Records and objects have no index: a record is the next row of its run, and a name says where its
-object lies.  So a step with its checkpoint dirties two pages (eight and a half of ``disk:``).
+object lies.  So a step with its checkpoint dirties two pages (five of ``disk:``).
 ``data`` is a BLOB, or as TEXT the name and the size of a value file.
 
 Imports: the store in a folder, transactions, values, errors.
@@ -28,7 +28,7 @@ from stepwise.errors import StoreError
 from stepwise.stores import _transactions
 from stepwise.stores._folder import damaged
 from stepwise.stores._local import FolderStore, hashed, pack, unpack
-from stepwise.stores._rows import PAGE, Page
+from stepwise.stores._rows import Page
 from stepwise.stores._transactions import Transactions
 from stepwise.stores._values import IN_FILES, Values
 from stepwise.stores.base import Head
@@ -55,10 +55,18 @@ _TABLES = (
 )
 _RUN_AT = 40  # the bit of a row's id where the run begins
 _STEM_AT = 24  # and that of a place where what is before the number of a name begins
-_RECORD = "FROM records WHERE id = ?"
 _RECORDS = "FROM records WHERE id >= ? AND id < ?"
 _OBJECT = "FROM objects WHERE id = ? AND name = ?"
 _OBJECTS = "FROM objects WHERE id >= ? AND id < ?"
+_NEW_OBJECT = (
+    "INSERT OR IGNORE INTO objects SELECT ?, ?, ? "
+    "WHERE NOT EXISTS (SELECT 1 FROM homonyms WHERE run = ? AND name = ?)"
+)
+_REPLACED_OBJECT = (
+    "UPDATE OR IGNORE objects SET id = ?, name = ?, data = ? "
+    "WHERE id = ? AND name = ? AND typeof(data) = 'blob' "
+    "AND NOT EXISTS (SELECT 1 FROM homonyms WHERE run = ? AND name = ?)"
+)
 _HOMONYM = "FROM homonyms WHERE run = ? AND name = ?"
 _HOMONYMS = "FROM homonyms WHERE run = ?"
 _MANY = 1000  # runs that are known by their numbers
@@ -132,10 +140,9 @@ class _Tables(Transactions):
             else:
                 return
 
-    def roll_back(self) -> None:
-        if self._con.in_transaction:
-            self._runs.clear()  # it may have made one
-        super().roll_back()
+    def undo(self) -> None:
+        self._runs.clear()  # it may have made one
+        super().undo()
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -170,18 +177,20 @@ class _Tables(Transactions):
     def put_record(self, run_id: str, number: int, data: Data) -> None:
         row = (self._run(run_id) << _RUN_AT | number, self._store(data))
         if not self._con.execute("INSERT OR IGNORE INTO records VALUES (?, ?)", row).rowcount:
-            self._give_up(_RECORD, row[:1])
+            self._give_up("FROM records WHERE id = ?", row[:1])
             self._con.execute("UPDATE records SET data = ? WHERE id = ?", row[::-1])
 
     def prune(self, run_id: str, number: int) -> None:
         first, _ = _span(self._run(run_id))
         self._delete(_RECORDS, (first, first + number + 1))
 
-    def records(self, run_id: str, after: int, cursor: int | None) -> Page[tuple[int, bytes]]:
+    def records(
+        self, run_id: str, after: int, cursor: int | None, size: int
+    ) -> Page[tuple[int, bytes]]:
         first, end = _span(self._run(run_id))
-        span = (1 + (first + after if cursor is None else cursor), end)
-        sql = f"SELECT id, data {_RECORDS} ORDER BY id LIMIT {PAGE}"
-        rows = self._con.execute(sql, span).fetchall()
+        begin = 1 + (first + after if cursor is None else cursor)
+        sql = f"SELECT id, data {_RECORDS} ORDER BY id LIMIT ?"
+        rows = self._con.execute(sql, (begin, end, size)).fetchall()
         self._check_order(rows)
         return [(each, (each - first, self._load(data))) for each, data in rows]
 
@@ -190,24 +199,29 @@ class _Tables(Transactions):
     def put_object(self, run_id: str, name: str, data: Data) -> None:
         run, key, value = self._run(run_id), name.encode(), self._store(data)
         at = run << _RUN_AT | _place(key)
+        if self._con.execute(_NEW_OBJECT, (at, key, value, run, key)).rowcount:
+            return
+        self._drop_object(run, at, key)
         sql = "INSERT OR IGNORE INTO objects VALUES (?, ?, ?)"
-        placed = self._con.execute(sql, (at, key, value)).rowcount
-        if not placed:
-            self._give_up(_OBJECT, (at, key))
-            sql = "UPDATE objects SET data = ? WHERE id = ? AND name = ?"
-            placed = self._con.execute(sql, (value, at, key)).rowcount
-        sql = f"SELECT 1 {_HOMONYM}"
-        if self._con.execute(sql, (run, key)).fetchone():
-            self._delete(_HOMONYM, (run, key))
-        if not placed:
+        if not self._con.execute(sql, (at, key, value)).rowcount:
             self._con.execute("INSERT INTO homonyms VALUES (?, ?, ?)", (run, key, value))
+
+    def replace_object(self, run_id: str, old: str, name: str, data: Data) -> bool:
+        run, key, before = self._run(run_id), name.encode(), old.encode()
+        if len(data) >= IN_FILES:
+            return False
+        at = run << _RUN_AT
+        row = (at | _place(key), key, bytes(data), at | _place(before), before, run, key)
+        return bool(self._con.execute(_REPLACED_OBJECT, row).rowcount)
 
     def delete_object(self, run_id: str, name: str) -> None:
         run, key = self._run(run_id), name.encode()
-        at = (run << _RUN_AT | _place(key), key)
+        self._drop_object(run, run << _RUN_AT | _place(key), key)
+
+    def _drop_object(self, run: int, at: int, key: bytes) -> None:
         sql = f"DELETE {_OBJECT} AND typeof(data) = 'blob'"
-        if not self._con.execute(sql, at).rowcount:
-            self._delete(_OBJECT, at)
+        if not self._con.execute(sql, (at, key)).rowcount:
+            self._delete(_OBJECT, (at, key))
             self._delete(_HOMONYM, (run, key))
 
     def get_object(self, run_id: str, name: str) -> bytes | None:
@@ -244,7 +258,9 @@ class _Tables(Transactions):
         row = self._con.execute("SELECT head FROM runs WHERE id = ?", run).fetchone()
         return None if row is None else unpack(self._load(row[0]))
 
-    def heads(self, workflow: str | None, unfinished: bool, cursor: int | None) -> Page[Head]:
+    def heads(
+        self, workflow: str | None, unfinished: bool, cursor: int | None, size: int
+    ) -> Page[Head]:
         which = "FROM runs WHERE id > ? AND head IS NOT NULL"
         parameters: tuple[int | bytes, ...] = (cursor or 0,)
         if workflow is not None:
@@ -252,8 +268,8 @@ class _Tables(Transactions):
             parameters = (*parameters, _key(workflow))
         if unfinished:
             which += " AND finished = 0"
-        sql = f"SELECT id, head {which} ORDER BY id LIMIT {PAGE}"
-        rows = self._con.execute(sql, parameters).fetchall()
+        sql = f"SELECT id, head {which} ORDER BY id LIMIT ?"
+        rows = self._con.execute(sql, (*parameters, size)).fetchall()
         self._check_order(rows)
         return [(each, unpack(self._load(data))) for each, data in rows]
 

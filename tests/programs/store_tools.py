@@ -34,6 +34,30 @@ def pragma(store, name):
     return store._rows._con.execute(f"PRAGMA {name}").fetchone()[0]
 
 
+def pages_written(store, write):
+    """How many pages a write adds to the log, on the average of twenty."""
+    log = f"{store._database}-wal"
+    before = os.path.getsize(log)
+    for number in range(20):
+        write(number)
+    return (os.path.getsize(log) - before) / 20 / pragma(store, "page_size")
+
+
+def step_of(store, epoch, size):
+    """A function that writes what a step does: a checkpoint, without the oldest, and a record."""
+
+    def step(number):
+        number += 10
+        put = Batch(
+            put={f"c/{number:012d}": bytes(size)}, delete=(f"c/{number - 3:012d}",), durable=False
+        )
+        store.write("run", epoch, put)
+        store.write("run", epoch, Batch(((number, bytes(size)),), mark=b"m" * 40))
+
+    step(-1)
+    return step
+
+
 def records(*numbers):
     return Batch(tuple((number, b"%d" % number) for number in numbers))
 
