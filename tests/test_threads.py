@@ -12,6 +12,7 @@ import pytest
 
 import stepwise
 from stepwise import OutsideRunError, RunOwnedError, UnrecordedCallWarning, step, tool, workflow
+from stepwise._flows import Flows
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
@@ -161,7 +162,7 @@ def test_no_checkpoint_while_a_thread_of_the_workflow_is_alive():
 def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
     """A Ctrl-C as ``stepwise.map`` starts a thread: what that thread has begun is recorded."""
     inside, leave, struck = threading.Event(), threading.Event(), []
-    start, shutdown = threading.Thread.start, ThreadPoolExecutor.shutdown
+    start, join = threading.Thread.start, Flows.join
 
     def interrupted(thread):
         start(thread)
@@ -170,9 +171,9 @@ def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
             inside.wait()
             raise KeyboardInterrupt  # the pool does not know of this thread
 
-    def shut_down(pool, **options):
-        shutdown(pool, **options)
-        threading.Timer(0.05, leave.set).start()
+    def joining(flows, whose):
+        leave.set()  # only now: the run does wait
+        join(flows, whose)
 
     @step
     def slow(n):
@@ -185,9 +186,12 @@ def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
         return stepwise.map(slow, [1, 2, 3])
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
-    with pytest.raises(KeyboardInterrupt):
-        agent()
+    monkeypatch.setattr(Flows, "join", joining)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            agent()
+    finally:
+        leave.set()
     assert names() == ["slow"]
     assert agent() == [1, 2, 3]
 
