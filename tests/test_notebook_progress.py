@@ -7,11 +7,16 @@ import html.parser
 import os
 import re
 import signal
+import types
 
 import pytest
 
+import stepwise
+from stepwise._doing import Doing
+from stepwise._progress import Display
+from stepwise._progress_notebook import Output
+
 DEFINE = """
-    import time
     @stepwise.step
     def read(page):
         if page in ("<p2>", "wait"):
@@ -125,49 +130,62 @@ def test_a_kernel_that_dies(notebook, kernel):
     assert re.search(r"\(\d\d:\d\d:\d\d\)$", left["text/plain"])
 
 
-def test_captured(notebook, kernel):
+WATCHED = """
+    import threading
+    @stepwise.step
+    def displays():
+        return sum(each.name == "stepwise progress" for each in threading.enumerate())
+    @stepwise.workflow{progress}
+    def watched():
+        return displays()
+"""
+
+
+def test_captured(notebook):
     """Where the output of a cell is captured, nothing is shown, and nothing captured either."""
-    kernel.begin("""
-        %%capture captured
-        import threading
-        threading.Timer(1.5, lambda: open("fifo", "w").close()).start()
-        count = agent(["<p2>"])
-    """)
-    messages = kernel.hear_end()
-    assert shown(messages) == ""
-    assert kernel.run("captured.outputs, captured.stdout").text == "([], 'now\\n')"
+    kernel = notebook.start(WATCHED.format(progress="(progress=True)"))
+    assert kernel.run("watched()").text == "1"
+    kernel.run("%%capture captured\nfound = watched()")
+    assert kernel.run("found, captured.outputs, captured.stdout").text == "(0, [], '')"
 
 
-def test_only_where_it_is_wanted(notebook, kernel, monkeypatch):
+def test_only_where_it_is_wanted(notebook):
     """``STEPWISE_PROGRESS`` turns it on for all workflows, and 0 turns it off for cells."""
-    plain = DEFINE.replace("(progress=True)", "")
-    wait = "import threading; threading.Timer(1.5, lambda: open('fifo', 'w').close()).start()\n"
-    kernel.run(plain)
-    assert kernel.run(f"{wait}agent(['<p2>'])").progress == []
+    kernel = notebook.start(WATCHED.format(progress=""))
+    assert kernel.run("watched()").text == "0"
+    assert kernel.run("%%step\nprint(displays())").text == "1"
     kernel.run("%env STEPWISE_PROGRESS=0")
-    assert kernel.run(f"%%step\n{wait}agent(['<p2>'])").progress == []
+    assert kernel.run("%%step\nprint(displays(), 'again')").text == "0 again"
     kernel.run("%env STEPWISE_PROGRESS=1")
-    kernel.begin("agent(['<p2>'])")
-    kernel.hear_progress("read(page='<p2>')")
-    let_go(notebook)
-    kernel.hear_end()
+    assert kernel.run("watched()").text == "1"
 
 
-def test_quick(notebook):
-    """Many quick steps make a few versions of the display only."""
-    kernel = notebook.start(DEFINE)
-    kernel.begin("""
-        @stepwise.workflow(progress=True, checkpoint_every=10_000, durability="os")
-        def many():
-            began = time.monotonic()
-            while time.monotonic() < began + 2.5:
+def test_quick(monkeypatch):
+    """However many quick steps there are, a new version of the display is made at a tick only."""
+    monkeypatch.setattr(Output, "tick", 3600)  # the test ticks
+    versions = []
+    publisher = types.SimpleNamespace(publish=lambda data, *_, **options: versions.append(data))
+    doing = Doing("quick", "many()")
+    doing._began -= 10  # it has taken a moment
+    output = Output(doing, publisher)
+
+    @stepwise.step
+    def read(page):
+        return page
+
+    @stepwise.workflow(store="memory:")
+    def many():
+        for _ in range(3):
+            for _ in range(100):
                 read("a")
-        many()
-    """)
-    messages = kernel.hear_end()
-    versions = [each for each in messages if "stepwise" in each["content"].get("metadata", {})]
-    assert 1 <= len(versions) <= 100  # of hundreds of steps
-    assert all(len(each["content"]["data"]["text/html"]) < 3_000 for each in versions)
+            output.ticked()
+
+    display = Display(doing, output)
+    many.options(run_id="quick")()
+    display.close()
+    counts = [re.search(r"(\d+) steps", each["text/plain"])[1] for each in versions]
+    assert counts == ["100", "200", "300", "300"]
+    assert all(len(each["text/html"]) < 3_000 for each in versions)
 
 
 def test_values_are_escaped(notebook, kernel):
