@@ -19,9 +19,9 @@ from stepwise._run import live_runs
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
 from store_tools import KINDS, ME
-from sweeping import SEED
+from sweeping import SEED, WHOLE
 
-SECONDS = 60  # for a script of a test, at most
+SECONDS = 900 if WHOLE else 60  # for a script of a test, at most: it is ended, were it to hang
 
 
 def pytest_addoption(parser):
@@ -65,6 +65,13 @@ def notebook(tmp_path, monkeypatch):
     made = Notebook(folder)
     yield made
     made.close()
+
+
+@pytest.fixture
+def told(capsys, monkeypatch):
+    """What was told on stderr since the last time."""
+    monkeypatch.delenv("STEPWISE_QUIET")
+    return lambda: capsys.readouterr().err
 
 
 @pytest.fixture

@@ -7,27 +7,19 @@ import datetime as dt
 import decimal
 import itertools
 import math
-import os
 import subprocess
 import sys
 
 import pytest
 import tenacity
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from sweeping import sweep
 
 from stepwise import errors, runs, step, workflow
 from stepwise._attempts import Attempts, check
 from stepwise.errors import ConfigurationError
 from stepwise.testing import fresh_store
-
-# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
-sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
-    derandomize="STEPWISE_EXAMPLES" not in os.environ,
-    deadline=None,
-    database=None,
-)
 
 
 def delays(attempts, error=None):

@@ -43,13 +43,6 @@ def nothing_done():
     dying.clear()
 
 
-@pytest.fixture
-def told(capsys, monkeypatch):
-    """What was told on stderr since the last time."""
-    monkeypatch.delenv("STEPWISE_QUIET")
-    return lambda: capsys.readouterr().err
-
-
 def killed(call, *arguments, at):
     """The run of a call, in a process that ended in a step."""
     dying.add(at)

@@ -8,15 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 from click.testing import CliRunner
+from command import COMMAND, process
 
 import stepwise
 from stepwise import cli, step, tool, workflow
-
-COMMAND = os.path.join(sysconfig.get_path("scripts"), "stepwise")
 
 
 @step
@@ -60,17 +58,6 @@ def fails(*arguments):
     assert result.exit_code == 1
     assert isinstance(result.exception, (stepwise.StepwiseError, stepwise.RunStopped))
     return str(result.exception)
-
-
-def process(*arguments, **env):
-    return subprocess.run(
-        [COMMAND, *arguments],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture

@@ -6,15 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 from click.testing import CliRunner
+from command import COMMAND, process, waiting
 
 import stepwise
 from stepwise import cli, step, tool, workflow
-
-COMMAND = os.path.join(sysconfig.get_path("scripts"), "stepwise")
 
 SCRIPT = """
 import os, sys
@@ -48,17 +46,6 @@ if __name__ == "__main__":
 
 def run(*arguments, **options):
     return CliRunner().invoke(cli.main, arguments, **options)
-
-
-def process(*arguments, **env):
-    return subprocess.run(
-        [COMMAND, *arguments],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -357,17 +344,7 @@ def test_run_a_module(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("TOPICS = ['tides']")
     (package / "talk.py").write_text(SCRIPT.replace("import os", "from . import TOPICS\nimport os"))
     monkeypatch.chdir(tmp_path)
-    with subprocess.Popen(
-        [COMMAND, "run", "-m", "talks.talk", "winds"],
-        env={**os.environ, "STOP_AT": "2"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as started:
-        while started.stdout.readline().strip() != "waiting":
-            pass
+    with waiting("run", "-m", "talks.talk", "winds", STOP_AT="2") as started:
         os.killpg(started.pid, signal.SIGKILL)
     (crashed,) = stepwise.runs()
     done = process("resume", crashed.id)
@@ -384,19 +361,9 @@ def test_interrupt_a_script(tmp_path):
     """Ctrl-C during ``run`` ends the script, and tells how to go on; that goes on."""
     path = tmp_path / "talk.py"
     path.write_text(SCRIPT)
-    started = subprocess.Popen(
-        [COMMAND, "run", str(path)],
-        env={**os.environ, "STOP_AT": "2"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    while started.stdout.readline().strip() != "waiting":
-        pass
-    os.killpg(started.pid, signal.SIGINT)
-    _, told = started.communicate(timeout=60)
+    with waiting("run", str(path), STOP_AT="2") as started:
+        os.killpg(started.pid, signal.SIGINT)
+        _, told = started.communicate(timeout=60)
     assert started.returncode == 130
     assert told.splitlines()[-1].endswith(f"to go on: stepwise run {path}")
     done = process("run", str(path))

@@ -24,22 +24,15 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from pickled import Account, Model, Plain, Point, double
+from sweeping import sweep
 
 from stepwise import _codec, errors
 from stepwise._codec import Encoded, decode, decode_error, encode, encode_error, traceback_text
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
-
-# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
-sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
-    derandomize="STEPWISE_EXAMPLES" not in os.environ,
-    deadline=None,
-    database=None,
-)
 
 needs_groups = pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups in 3.10")
 Group = getattr(builtins, "ExceptionGroup", None)
@@ -47,31 +40,6 @@ Group = getattr(builtins, "ExceptionGroup", None)
 
 class Color(enum.Enum):
     RED = 1
-
-
-@dataclasses.dataclass
-class Point:
-    x: object
-    y: object = 0
-
-
-@dataclasses.dataclass(slots=True)
-class Account:
-    user: object
-    password: object = dataclasses.field(default="secret", repr=False)
-
-
-class Model(pydantic.BaseModel):
-    x: int
-
-
-class Plain:
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-
-def double(value):
-    return value * 2
 
 
 def through(value):

@@ -30,20 +30,13 @@ from typing import Any, NamedTuple
 import attrs
 import pydantic
 import pytest
-from hypothesis import example, given, settings
+from digested import Attrs, Model, Pair, Plain, Point, Slotted
+from hypothesis import example, given
 from hypothesis import strategies as st
+from sweeping import sweep
 
 from stepwise._digest import class_name, combine, digest, encode
 from stepwise.errors import DigestError
-
-# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
-sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
-    derandomize="STEPWISE_EXAMPLES" not in os.environ,
-    deadline=None,
-    database=None,
-)
-
 
 # -- what is digested ------------------------------------------------------------------------------
 
@@ -63,43 +56,9 @@ class Permission(enum.Flag):
     i3 = 4  # its name reads like the encoding of READ | WRITE
 
 
-@dataclasses.dataclass
-class Point:
-    x: Any
-    y: Any = 0
-    note: Any = dataclasses.field(default=None, compare=False)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slotted:
-    x: Any
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-@attrs.define
-class Attrs:
-    x: Any
-    note: Any = attrs.field(default=None, eq=False)
-
-
 @attrs.define
 class Caseless:
     name: str = attrs.field(eq=str.lower)
-
-
-class Model(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", arbitrary_types_allowed=True)
-
-    x: Any = None
-    _secret: Any = pydantic.PrivateAttr(default=None)
-
-    @functools.cached_property
-    def slow(self) -> str:
-        return f"computed from {self.x}"
 
 
 @pydantic.dataclasses.dataclass(slots=True)
@@ -111,14 +70,6 @@ class PydanticSlotted:
 class PydanticPoint:
     x: int = 0
     note: str = dataclasses.field(default="", compare=False)
-
-
-class Plain:
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-    def ask(self):
-        return "asked"
 
 
 class Child(Plain):
@@ -778,7 +729,7 @@ def test_the_form_of_a_digest():
 def test_names_of_classes():
     """A class is named with its module, a builtin by its name alone."""
     assert class_name(int) == "int"
-    assert class_name(Point).endswith("test_digest.Point")
+    assert class_name(Point).endswith("digested.Point")
     assert class_name(collections.Counter) == "collections.Counter"
 
 

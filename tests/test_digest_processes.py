@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-import pathlib
-import shutil
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from pythons import interpreter
 
 import stepwise
 
@@ -189,16 +188,6 @@ SUBCLASS_VALUES = textwrap.dedent(
 def test_subclasses_of_sets_in_other_processes():
     """A subclass of set has one digest in every process, whatever the hash seed."""
     assert [differing(SUBCLASS_VALUES, seed=seed) for seed in ("1", "2", "3")] == [[], [], []]
-
-
-def interpreter(version):
-    """Another Python of this machine; skips where it is not there."""
-    home = pathlib.Path("~/.pyenv/versions").expanduser()
-    found = [str(path) for path in sorted(home.glob(f"{version}.*/bin/python"))]
-    named = shutil.which(f"python{version}")
-    if not found and not named:
-        pytest.skip(f"no Python {version} on this machine")
-    return found[-1] if found else named
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])

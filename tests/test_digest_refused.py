@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import os
 import socket
@@ -11,53 +10,14 @@ import sys
 import threading
 import types
 import zoneinfo
-from typing import Any, NamedTuple
+from typing import Any
 
-import attrs
 import numpy as np
-import pydantic
 import pytest
+from digested import Attrs, Model, Pair, Plain, Point, Slotted
 
 from stepwise._digest import digest
 from stepwise.errors import DigestError
-
-
-@dataclasses.dataclass
-class Point:
-    x: Any
-    y: Any = 0
-    note: Any = dataclasses.field(default=None, compare=False)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slotted:
-    x: Any
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-@attrs.define
-class Attrs:
-    x: Any
-    note: Any = attrs.field(default=None, eq=False)
-
-
-class Model(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", arbitrary_types_allowed=True)
-
-    x: Any = None
-    _secret: Any = pydantic.PrivateAttr(default=None)
-
-
-class Plain:
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-    def ask(self):
-        return "asked"
 
 
 class WithSlots:

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from sweeping import sweep
 
 from stepwise import _config, configure
 from stepwise._identity import (
@@ -33,14 +34,6 @@ from stepwise._identity import (
     random_id,
 )
 from stepwise.errors import ConfigurationError, DigestError
-
-# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
-sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
-    derandomize="STEPWISE_EXAMPLES" not in os.environ,
-    deadline=None,
-    database=None,
-)
 
 LOCK = threading.Lock()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from sweeping import sweep
 
 from stepwise._matching import Pool, Verdict
 from stepwise._records import (
@@ -23,14 +23,6 @@ from stepwise._records import (
     Resumed,
     Settled,
     Started,
-)
-
-# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
-sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
-    derandomize="STEPWISE_EXAMPLES" not in os.environ,
-    deadline=None,
-    database=None,
 )
 
 

@@ -4,6 +4,7 @@ A page that the agent is going to read is a FIFO while the kernel is being stopp
 blocks until somebody writes, so the agent cannot get past it, however slow the test is.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -167,8 +168,9 @@ def test_identity_of_classes(notebook):
     assert notebook.run_all().endswith("True True True found\n")
 
 
-def test_interrupted_kernel(notebook):
-    """After the kernel's interrupt, the same cell run again in the same kernel resumes."""
+@contextlib.contextmanager
+def interrupted(notebook):
+    """A kernel that was interrupted in the cell ``run``; it goes on when that is unblocked."""
     notebook.block()
     client = notebook.client(at=f"read {BLOCKED}", send=signal.SIGINT)
     with client.setup_kernel():
@@ -176,6 +178,12 @@ def test_interrupted_kernel(notebook):
             notebook.run_cell(client, ident)
         with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
             notebook.run_cell(client, "run")
+        yield client
+
+
+def test_interrupted_kernel(notebook):
+    """After the kernel's interrupt, the same cell run again in the same kernel resumes."""
+    with interrupted(notebook) as client:
         before = done(notebook.printed("run"))
         notebook.unblock()
         after = notebook.run_cell(client, "run")
@@ -186,13 +194,7 @@ def test_interrupted_kernel(notebook):
 
 def test_edited_below(notebook):
     """A cell edited below the line where the agent stopped: it goes on there, with the new code."""
-    notebook.block()
-    client = notebook.client(at=f"read {BLOCKED}", send=signal.SIGINT)
-    with client.setup_kernel():
-        for ident in ("setup", "classes", "steps", "agent"):
-            notebook.run_cell(client, ident)
-        with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
-            notebook.run_cell(client, "run")
+    with interrupted(notebook) as client:
         notebook.unblock()
         notebook.edit("agent", "{note.words} words", "{note.words} words read")
         notebook.run_cell(client, "agent")

@@ -3,13 +3,11 @@
 The other interpreters get this library and the pure Python of what it needs.
 """
 
-import functools
 import itertools
 import os
 import pathlib
 import shutil
 import subprocess
-import sys
 
 import click
 import cloudpickle
@@ -19,6 +17,7 @@ import tabulate
 import tenacity
 import wrapt
 from harness import PROGRAMS, Lab
+from pythons import interpreters
 from sweeping import some
 
 import stepwise
@@ -71,19 +70,6 @@ UNCHECKED = """
 from stepwise import _codec, _resume
 _codec.PYTHON = _resume.PYTHON = "any"
 """
-
-
-@functools.cache
-def interpreters():
-    """Those that are installed, by version."""
-    found = {}
-    versions = pathlib.Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
-    for minor in range(10, 15):
-        each = [*versions.glob(f"3.{minor}.*/bin/python"), shutil.which(f"python3.{minor}")]
-        if sys.version_info[1] == minor:
-            each.insert(0, sys.executable)
-        found.update({f"3.{minor}": str(next(filter(None, each)))} if any(each) else {})
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import os
 import sys
 import tracemalloc
 import uuid
@@ -13,8 +12,10 @@ import uuid
 import numpy as np
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from pickled import Account, Model, Plain, Point, double
+from sweeping import sweep
 
 from stepwise import _seal
 from stepwise._previews import preview, preview_arguments
@@ -35,40 +36,6 @@ from stepwise._records import (
     to_header,
 )
 from stepwise._seal import DamagedError, ephemeral_seal
-
-# The same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
-sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
-    derandomize="STEPWISE_EXAMPLES" not in os.environ,
-    deadline=None,
-    database=None,
-)
-
-
-@dataclasses.dataclass
-class Point:
-    x: object
-    y: object = 0
-
-
-@dataclasses.dataclass(slots=True)
-class Account:
-    user: object
-    password: object = dataclasses.field(default="secret", repr=False)
-
-
-class Model(pydantic.BaseModel):
-    x: int
-
-
-class Plain:
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-
-def double(value):
-    return value * 2
-
 
 # -- headers ---------------------------------------------------------------------------------------
 

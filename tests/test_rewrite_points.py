@@ -9,12 +9,12 @@ import inspect
 import linecache
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from pythons import interpreter
 
 import stepwise
 from stepwise.rewrite import Place, Points, capture, fingerprint
@@ -553,16 +553,6 @@ def test_positions_do_not_count():
     shifted = node_of("\n" * 50 + BEFORE)
     nested = ast.parse("class A:\n" + textwrap.indent(BEFORE, "    ")).body[0].body[0]
     assert fingerprint(shifted) == fingerprint(nested) == print_of(BEFORE)
-
-
-def interpreter(version):
-    """Another Python of this machine; skips where it is not there."""
-    home = pathlib.Path("~/.pyenv/versions").expanduser()
-    found = [str(path) for path in sorted(home.glob(f"{version}.*/bin/python"))]
-    named = shutil.which(f"python{version}")
-    if not found and not named:
-        pytest.skip(f"no Python {version} on this machine")
-    return found[-1] if found else named
 
 
 PRINT_ALL = textwrap.dedent(

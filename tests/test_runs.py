@@ -55,13 +55,6 @@ def nothing_done():
     dying.clear()
 
 
-@pytest.fixture
-def told(capsys, monkeypatch):
-    """What was told on stderr since the last time."""
-    monkeypatch.delenv("STEPWISE_QUIET")
-    return lambda: capsys.readouterr().err
-
-
 def restart():
     """As if this process had just begun."""
     vars(_process.memory).update(vars(_process.Memory()))

@@ -1,7 +1,8 @@
 """How much of a sweep is done: a sample in CI, all of it on demand, and what came of it.
 
-``STEPWISE_WHOLE=1`` asks for the whole sweep, ``STEPWISE_SCALE=5`` for five times the sample, and
-``STEPWISE_SEED`` for the sample that another session had drawn.
+``STEPWISE_WHOLE=1`` asks for the whole sweep, or for 20 times the sample where the whole would take
+days; ``STEPWISE_SCALE=5`` for five times the sample, without an upper limit; and ``STEPWISE_SEED``
+for the sample that another session had drawn.
 """
 
 import atexit
@@ -15,6 +16,7 @@ import sys
 import tempfile
 
 import pytest
+from hypothesis import settings
 
 WHOLE = os.environ.get("STEPWISE_WHOLE") == "1"
 SCALE = float(os.environ.get("STEPWISE_SCALE") or 1)
@@ -26,10 +28,23 @@ needs_the_shim = pytest.mark.skipif(
     reason="the shim needs Linux and gcc",
 )
 
+# Of hypothesis: the same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
+sweep = settings(
+    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
+    derandomize="STEPWISE_EXAMPLES" not in os.environ,
+    deadline=None,
+    database=None,
+)
+
 
 def size(sample, whole):
     """How many trials: ``sample`` of them in CI, at most ``whole``."""
     return whole if WHOLE else min(whole, round(sample * SCALE))
+
+
+def many(sample, whole):
+    """The same where the whole would take days."""
+    return min(whole, round(sample * max(SCALE, 20 if WHOLE else 1)))
 
 
 def some(items, sample, label=""):
