@@ -21,7 +21,7 @@ $(VENV)/installed: setup.cfg pyproject.toml
 test: install  ## run the tests; sweeps are sampled
 	$(BIN)/python -m pytest -n $(JOBS) -q
 
-test-all: install  ## run the tests; sweeps are complete (an hour and more)
+test-all: install  ## run the tests; sweeps are complete, or 20 times as large (hours)
 	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) -q
 
 sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STEPWISE_SCALE=5)

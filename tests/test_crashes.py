@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 from harness import PROGRAMS as FOLDER
 from harness import Doubt, Lab, called
 from judge import BROKEN, PROGRAMS, check, is_effect, undisturbed
-from sweeping import size
+from sweeping import many
 
 SAMPLES, PAIRS = 25, 8  # of each program's events
 
@@ -69,9 +69,9 @@ def test_killed_again_while_it_recovers(program, tally):
 
 
 def sampled(seed, count, program=None):
-    """Events of a program: the same in every session, and all of them if that is asked for."""
+    """Events of a program, of which it has tens of thousands: the same in every session."""
     events = undisturbed(program or seed).events
-    chosen = random.Random(seed).sample(range(1, events + 1), size(count, events))
+    chosen = random.Random(seed).sample(range(1, events + 1), many(count, events))
     return [f"event {number}" for number in chosen]
 
 

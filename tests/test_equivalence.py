@@ -15,19 +15,20 @@ from collections import Counter
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
 from equivalence.checker import Differs, check_seeds, kinds_of_statements
 from equivalence.programs import write
+from sweeping import WHOLE, size
 
 from stepwise import _frames
 from stepwise._matching import Pool
 from stepwise.rewrite import Rewritten
 
-WHOLE = bool(os.environ.get("STEPWISE_WHOLE"))
 BLOCK = 50  # programs of one test
-BLOCKS = range(1000 if WHOLE else 40)
+BLOCKS = range(size(40, 400))
 CRASHES = 8 if WHOLE else 4  # of each kind, of one program
-FORKED = range(20 if WHOLE else 4)
+FORKED = range(size(4, 20))
 COMPOUND = {"If", "For", "AsyncFor", "While", "Try", "With", "AsyncWith", "Match"}
 
 

@@ -5,7 +5,6 @@ logged, a record written) is a place to die as well.
 """
 
 import functools
-import os
 import pathlib
 import re
 import sys
@@ -15,11 +14,11 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
 from harness import Lab
+from sweeping import WHOLE, many, size
 
 KINDS = ["chain", "fan", "loop", "retry", "pause"]
 RETENTION = ["latest_only", "all"]
-WHOLE = os.environ.get("STEPWISE_WHOLE", "") == "1"
-SAMPLES = 10  # of the events of each kind; all of them with STEPWISE_WHOLE=1
+SAMPLES, PAIRS = 10, 5  # of the events of each kind
 
 
 @functools.cache
@@ -72,8 +71,7 @@ def test_killed_at_every_place(kind, keep):
 def test_killed_at_any_event(kind):
     """Killed anywhere else, inside the library too, a graph ends as if undisturbed."""
     events = undisturbed(kind)[2]
-    step = 1 if WHOLE else max(1, events // SAMPLES)
-    for number in range(1, events + 1, step):
+    for number in range(1, events + 1, max(1, events // many(SAMPLES, events))):
         check(kind, f"event {number}")
 
 
@@ -94,7 +92,7 @@ def test_interrupted(kind, how):
 def test_killed_again(kind):
     """Killed at any event, and again while it recovers, a graph ends as if undisturbed."""
     result, _, events = undisturbed(kind)
-    for event in range(events // 7, events, max(1, events // (60 if WHOLE else 5))):
+    for event in range(events // 7, events, max(1, events // size(PAIRS, 60))):
         with Lab("graphs.py", kind, "latest_only") as lab:
             lab.run_to_end(f"event {event}", f"event {event * 2 // 3}")
             assert lab.result == result

@@ -5,7 +5,7 @@ a disk fails at every operation of a start.  Whatever happens, the program ends 
 result, or with an error of ours that says what is the matter; nothing acknowledged is done again.
 
 Sampled, by ``STEPWISE_SEED`` where that is set; with ``STEPWISE_WHOLE=1`` every operation, and up
-to 2000 bytes of each file.
+to 100 bytes of each file.
 """
 
 import errno
@@ -152,7 +152,7 @@ def flips(lab, state, count):
     files = lab.prepare(state)
     for name, size in files.items():
         weight = 3 if name.endswith((".db", "-wal")) else 1
-        share = min(size, sweeping.size(weight * count // len(files), 2000))
+        share = min(size, sweeping.size(weight * count // len(files), 100))
         for part in range(share):
             position = choose.randrange(part * size // share, (part + 1) * size // share)
             bit = choose.randrange(8)
@@ -172,7 +172,7 @@ def cuts(lab, state, count):
     choose = random.Random(f"{SEED} cut {lab.store} {state}")
     files = lab.prepare(state)
     for name, size in files.items():
-        some = choose.sample(range(size), min(size, sweeping.size(count // len(files), 200)))
+        some = choose.sample(range(size), min(size, sweeping.size(count // len(files), 100)))
         for length in sorted({*some, 0, size // 2, max(size - 1, 0)}):
             yield f"{name} cut to {length}", partial(cut, name, length)
 

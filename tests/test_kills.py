@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 from harness import PROGRAMS as FOLDER
 from harness import Lab
 from judge import BROKEN, FLOWS, PROGRAMS, check, undisturbed
-from sweeping import SEED, needs_the_shim, shim, size, some
+from sweeping import SEED, many, needs_the_shim, shim, some
 
 pytestmark = needs_the_shim
 WORKLOADS = ("plain", "gather", "nested")
@@ -61,7 +61,7 @@ def test_killed_again_during_the_recovery(program, store, tally):
     """Killed before any operation, and before any of the recovery, it ends the same way."""
     count = len(operations(program, store))
     chance = random.Random(f"{SEED} pairs {program} {store}")
-    pairs = [(chance.randint(1, count), chance.randint(1, count)) for _ in range(size(4, 334))]
+    pairs = [(chance.randint(1, count), chance.randint(1, count)) for _ in range(many(4, 334))]
     kills = ((f"operation {first}", f"operation {second}") for first, second in pairs)
     came = sum((killed(program, store, *places) for places in kills), Counter())
     tally("killed again during the recovery", len(pairs), **came)
@@ -74,7 +74,7 @@ def test_killed_at_a_random_instant(program, store, tally):
     with Lab(*PROGRAMS[program], store=store) as lab:
         seconds = lab.run().seconds
     chance = random.Random(f"{SEED} instants {program} {store}")
-    instants = [chance.uniform(0, seconds) for _ in range(size(7, 3334))]
+    instants = [chance.uniform(0, seconds) for _ in range(many(7, 3334))]
     came = sum((killed(program, store, f"second {instant}") for instant in instants), Counter())
     tally("killed at a random instant", len(instants), **came)
 

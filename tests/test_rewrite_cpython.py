@@ -9,9 +9,9 @@ import sys
 from typing import NamedTuple
 
 import pytest
+from sweeping import WHOLE
 
 DRIVER = pathlib.Path(__file__).parent / "programs" / "cpython.py"
-WHOLE = bool(os.environ.get("STEPWISE_WHOLE"))
 SECONDS = 600
 
 

@@ -25,7 +25,7 @@ from stepwise.rewrite import Frame, UnsupportedError, build, capture
 from stepwise.rewrite.transform import _Rewriter
 
 mode, tests, *wanted = sys.argv[1:]
-rewritten, classes, refused = set(), set(), Counter()
+rewritten, made, classes, refused = set(), set(), set(), Counter()
 calls = {"entered": 0, "saved": 0}  # no Counter: it may be what is tested
 
 
@@ -49,7 +49,9 @@ def no_frame():
 
 @functools.cache
 def changed(function):
-    """A function rewritten, if it can be; the same for its other names."""
+    """A function rewritten, if it can be; the same for its other names, in other modules too."""
+    if function in made:
+        return function
     try:
         enter = no_frame if mode == "plain" else Saving
         result = build(function, capture(function), enter).function
@@ -57,6 +59,7 @@ def changed(function):
         refused[str(error).partition(" (")[0]] += 1
         return function
     rewritten.add((function.__module__, function.__qualname__))
+    made.add(result)
     return result
 
 
