@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from stepwise._notices import file_name
-from stepwise.rewrite import Points
+from stepwise.rewrite import Place, Points
 
 __all__ = ["Helper", "Locator", "Origin"]
 
@@ -51,6 +51,22 @@ class Origin(NamedTuple):
     helper: Helper | None = None
 
 
+class _Spot(NamedTuple):
+    """What is always the same of an instruction that makes calls.
+
+    Args:
+        code: that it is part of, held so that no other gets its id.
+        site: ``file:line``.
+        place: the workflow's statement, if it is part of one.
+        path: that of the statement, and the position of the call in it.
+    """
+
+    code: CodeType
+    site: str
+    place: Place | None
+    path: str
+
+
 class Locator:
     """Finds the workflow's statement for the calls of one run.
 
@@ -63,7 +79,7 @@ class Locator:
         self._code = code
         self._points = points
         self._frame: FrameType | None = None  # the workflow's, seen from its own flow of control
-        self._sites: dict[tuple[int, int], tuple[CodeType, str]] = {}  # by code and instruction
+        self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
 
     def origin(self, *, effect: bool, helped: bool) -> Origin:
         """Where a call is made.
@@ -74,24 +90,23 @@ class Locator:
         """
         caller, mapped = _caller()
         if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
-            return Origin(self._site(caller or self._frame))
+            return Origin(self._site(caller))
         frame, helper = self._below(caller)
         if mapped or not helped:
             helper = None
+        site = self._site(caller)
         if not effect:
-            return Origin(self._site(caller or self._frame), helper=helper)
+            return Origin(site, helper=helper)
         if frame is not None:
             self._frame = frame
         else:  # in another task or thread: the statement at which the workflow waits
             frame = self._frame
-        site = self._site(caller or frame)
-        line = frame.f_lineno if frame is not None else None
-        place = self._points.at(line) if line is not None and self._points is not None else None
-        if frame is None or line is None or place is None:
+        spot = self._spot(frame) if frame is not None else None
+        if spot is None or spot.place is None:
             return Origin(site, helper=helper)
-        directly = caller is frame and place.once and not mapped
-        spot = f"@{line - place.line}:{_column(frame)}" if caller is frame else ""
-        return Origin(site, place.path + spot, directly, helper)
+        if caller is not frame:
+            return Origin(site, spot.place.path, helper=helper)
+        return Origin(site, spot.path, spot.place.once and not mapped, helper)
 
     def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
         """The workflow's frame, and the user's function through which it makes a call.
@@ -109,19 +124,27 @@ class Locator:
             return frame, None
         return frame, Helper(outer, frame.f_lineno or 0)
 
-    def _site(self, frame: FrameType | None) -> str:
-        """``file:line`` that a frame is at."""
-        if frame is None:
-            return ""
+    def _site(self, caller: FrameType | None) -> str:
+        """``file:line`` of a caller; without one, of the workflow."""
+        frame = caller or self._frame
+        return self._spot(frame).site if frame is not None else ""
+
+    def _spot(self, frame: FrameType) -> _Spot:
+        """Where a frame is."""
         code = frame.f_code
         here = id(code), frame.f_lasti
-        known = self._sites.get(here)
-        if known is None:
-            if len(self._sites) >= _MANY:  # code that is made anew again and again
-                self._sites.clear()
-            known = code, f"{file_name(code.co_filename)}:{frame.f_lineno}"
-            self._sites[here] = known  # which keeps the code, so that its id is no other's
-        return known[1]
+        spot = self._spots.get(here)
+        if spot is None:
+            if len(self._spots) >= _MANY:  # code that is made anew again and again
+                self._spots.clear()
+            line = frame.f_lineno
+            place = None
+            if code is self._code and self._points is not None and line is not None:
+                place = self._points.at(line)
+            path = f"{place.path}@{line - place.line}:{_column(frame)}" if place is not None else ""
+            spot = _Spot(code, f"{file_name(code.co_filename)}:{line}", place, path)
+            self._spots[here] = spot
+        return spot
 
     def close(self) -> None:
         """Let go of the workflow's frame."""

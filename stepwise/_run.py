@@ -258,7 +258,7 @@ class ActiveRun:
 
     def look(self, scope: Scope, value: Any) -> Any:
         """What the value of a call looks like, before it is encoded."""
-        frame = self._frame_of(scope)
+        frame = self.frame if scope.call is None else None
         return frame.look(value) if frame is not None else None
 
     def recorded(
@@ -279,7 +279,8 @@ class ActiveRun:
             looked: what its value looked like; see :meth:`look`.
             helper: through which the workflow made it.
         """
-        call, frame = outcome.call, self._frame_of(scope)
+        call = outcome.call
+        frame = self.frame if scope.call is None else None  # else a step makes the call
         if frame is not None:
             frame.recorded(number, outcome, looked)
         self._note(scope, call.number, outcome.inner)
@@ -290,10 +291,6 @@ class ActiveRun:
             self.unwinding.failed(call.number, error)
         if frame is not None:
             frame.done(effect=call.effect, helper=helper)
-
-    def _frame_of(self, scope: Scope) -> WatchesSteps | None:
-        """The frame that makes a call; ``None`` if a step makes it."""
-        return self.frame if scope.call is None else None
 
     def _note(self, scope: Scope, number: int, inner: tuple[int, ...]) -> None:
         self.unwinding.made(number)
