@@ -310,7 +310,7 @@ class ActiveRun:
 
     def written(self, numbers: list[int], *items: tuple[Record, Data]) -> None:
         """These records are in the journal, under these numbers."""
-        self._summary.note(numbers, [record for record, _ in items])
+        self._summary.note(numbers, items)
 
     def tell(
         self,

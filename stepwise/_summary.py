@@ -330,53 +330,79 @@ def sealed_summary(
 
 
 class SummaryKeeper:
-    """Keeps the summary of a run that this process executes."""
+    """Keeps the summary of a run that this process executes.
+
+    What it is told of the records it writes spares it reading them, as long as nothing is missing
+    in between.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._lock = threading.Lock()
         self._summary: Summary | None = None  # of all that is recorded
         self._effects: list[Entry] = []  # since it was kept
+        self._early: dict[int, Entry] = {}  # of threads that were faster than those before them
+        self._due = 0  # the number of the record at which it is kept next
         self._given_up = False
 
-    def note(self, numbers: Sequence[int], records: Sequence[Record]) -> None:
+    def note(self, numbers: Sequence[int], items: Sequence[tuple[Record, Data]]) -> None:
         """These records were appended by this process, under these numbers."""
         if self._given_up or not numbers:
             return
-        entries = [Entry(*each, b"") for each in zip(numbers, records, strict=True)]
         with self._lock:
+            summary, self._summary = self._summary, None  # an interrupt leaves none, not half
+            if numbers[0] == 1:
+                summary = Summary()
             try:
-                summary, self._summary = self._summary, None  # an interrupt leaves none, not half
-                if numbers[0] == 1:
-                    summary = Summary()
-                self._summary = self._follow(summary, entries)
-                if numbers[-1] % EVERY < len(numbers):
-                    self._keep()
+                if summary is not None:
+                    for number, (record, _) in zip(numbers, items, strict=True):
+                        self._follow(summary, Entry(number, record, b""))
+                self._summary = summary
+                last = max(numbers[-1], summary.position[0] if summary is not None else 0)
+                self._due = self._due or _next_due(numbers[0] - 1)
+                if last >= self._due:
+                    self._keep(patient=last < self._due + EVERY)
             except _NotFollowedError:
                 self._given_up = True
 
-    def _follow(self, summary: Summary | None, entries: list[Entry]) -> Summary | None:
-        for entry in entries:
-            if summary is None or entry.number != summary.position[0] + 1:
-                return None  # another thread's record comes later
-            summary.position[0] = entry.number
-            if summary.add(entry):
-                self._effects.append(entry)
-        return summary
+    def _follow(self, summary: Summary, entry: Entry) -> None:
+        ahead = entry.number - summary.position[0]
+        if ahead > 1:
+            self._early[entry.number] = entry
+        if ahead != 1:  # or it was read before it was told
+            return
+        following: Entry | None = entry
+        while following is not None:
+            summary.position[0] = following.number
+            if summary.add(following):
+                self._effects.append(following)
+            following = self._early.pop(following.number + 1, None) if self._early else None
 
-    def _keep(self) -> None:
+    def _keep(self, *, patient: bool) -> None:
+        """Keep it.
+
+        Args:
+            patient: not while threads have yet to tell of their records, which would be read.
+        """
         journal = self._journal
         place = journal.store, journal.seal, journal.run_id
         at, summary, effects = journal.position, self._summary, self._effects
-        self._summary, self._effects = None, []
         if summary is None or summary.position[0] != at.last:
+            if patient and summary is not None:
+                return
+            self._early = {}
             summary = kept_summary(*place) or Summary()
             followed = follow(*place, summary)
             if followed is None:
                 raise _NotFollowedError
             at, effects = summary.start, followed[1]
+        self._summary, self._effects = None, []
         summary.close(at, with_unclear(*place, summary.unclear, effects))
         if not summary.is_small():
             raise _NotFollowedError
         journal.put(NAME, summary.header(), b"")
-        self._summary = summary
+        self._summary, self._due = summary, _next_due(at.last)
+
+
+def _next_due(number: int) -> int:
+    return (number // EVERY + 1) * EVERY

@@ -8,6 +8,10 @@ from click.testing import CliRunner
 
 import stepwise
 from stepwise import _overview, _summary, cli, step, tool, workflow
+from stepwise._journal import Journal
+from stepwise._records import Call, Outcome, Started
+from stepwise._seal import ephemeral_seal
+from stepwise.stores import Owner
 from stepwise.stores.disk import DiskStore
 
 EVERY = 20  # records, in these tests
@@ -254,6 +258,28 @@ def test_what_a_listing_reads(command, reads):
         told(*command.replace("RUN", run.id).split())
         counts.append(len(reads))
     assert max(counts) <= 10 * (_overview.SHOWN + EVERY)
+
+
+@pytest.mark.parametrize("order", [[1, 2, 3, 4, 5], [1, 3, 2, 5, 4], [1, 5, 4, 3, 2]])
+def test_what_a_process_wrote_it_does_not_read(order, tmp_path, reads, monkeypatch):
+    """A run is summed up from what was written, in whatever order its threads tell of it."""
+    monkeypatch.setattr(_summary, "EVERY", 5)
+    store = DiskStore(tmp_path / "store")
+    seal, owner = ephemeral_seal(), Owner(os.getpid(), "here", 0.0)
+    journal = Journal(store, seal, "run", store.acquire("run", owner), fsync=False)
+    keeper = _summary.SummaryKeeper(journal)
+    items = {1: (Started("w", "d", "a", at=1.0), b"")}
+    for number in range(2, 6):
+        call = Call(number - 1, "count", "m", "d", number - 1, at=1.0)
+        items[number] = (Outcome(call, at=2.0), b"")
+    for item in items.values():
+        journal.append(item)
+    for number in order:
+        keeper.note([number], [items[number]])
+    assert reads == []
+    kept = _summary.kept_summary(store, seal, "run")
+    assert (kept.start, kept.total, kept.course.taken) == (journal.position, 4, 4.0)
+    store.close()
 
 
 def test_a_new_run_beside_a_long_one(reads, monkeypatch, capsys):
