@@ -136,7 +136,10 @@ def lines(report: Report, name_: str) -> tuple[tuple[str, ...], list[tuple[str, 
             ratio = f"**{short(line.ratio)}**" if line.ratio else ""
             level = (line.survives, _flushes(line))
             cells = (short(line.figures[figure.key]) for figure in figures)
-            found.append((name(line.who) + size, *(() if name_ == "w5" else level), ratio, *cells))
+            if name_ == "w5":  # an installation serves all variants
+                found.append((name(line.who.split("/")[0] + "/default"), ratio, *cells))
+            else:
+                found.append((name(line.who) + size, *level, ratio, *cells))
     return head, found
 
 
@@ -145,17 +148,24 @@ def overview(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     compared = [name_ for name_, (first, *_) in FIGURES.items() if first.compared]
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     level: dict[str, tuple[str, str]] = {}
+    of_peer: dict[str, str] = {}
     for name_ in compared:
         whats = workloads(report, name_)
         for line in measured(report, whats[-1]) if whats else ():
             peer = line.who.split("/")[0]
             if peer in ("stepwise", "raw") or line.ratio is None:
                 continue
-            cells[line.who][name_] = f"{line.ratio.median:.2g}"
-            if line.survives:
+            ratio = line.ratio.median
+            told = f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
+            if name_ == "w5":
+                of_peer[peer] = told  # whichever of its variants was imported
+            else:
+                cells[line.who][name_] = told
                 level.setdefault(line.who, (line.survives, _flushes(line)))
     head = ("", "survives", "flushes per step", *(_SHORT[name_] for name_ in compared))
     order = sorted(level, key=lambda who: ([*OURS].index(level[who][0]), who))
+    for who in order:
+        cells[who]["w5"] = of_peer.get(who.split("/")[0], "")
     ratios = [[cells[who].get(name_, "") for name_ in compared] for who in order]
     return head, [(name(who), *level[who], *row) for who, row in zip(order, ratios, strict=True)]
 
@@ -172,6 +182,8 @@ def skipped(report: Report) -> str:
     """Who could not run what, and why."""
     why: dict[tuple[str, str], list[str]] = defaultdict(list)
     for turn in report["turns"]:
+        if turn["what"].startswith("flushes") and "skipped" in turn:
+            continue  # counted for W1 only, which says the same
         for word in ("skipped", "failed"):
             if word in turn and "as the first" not in turn[word]:
                 reason = " ".join(str(turn[word]).split())[:160]

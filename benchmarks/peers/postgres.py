@@ -2,8 +2,9 @@
 
     python postgres.py stop
 
-It stays up from the first peer to that call.  The server refuses to run as root: it then runs as
-the user ``postgres`` that Debian's package makes.
+It stays up from the first peer to that call, on the port that ``BENCH_POSTGRES_PORT`` names: each
+comparison has one of its own, so that two at once do not stop each other's.  The server refuses to
+run as root: it then runs as the user ``postgres`` that Debian's package makes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 
-_DATA = pathlib.Path(
-    os.environ.get("BENCH_FOLDER") or tempfile.gettempdir(), "stepwise-bench-postgres"
-)
 _PORT = int(os.environ.get("BENCH_POSTGRES_PORT", "55437"))
+_DATA = pathlib.Path(
+    os.environ.get("BENCH_FOLDER") or tempfile.gettempdir(), f"stepwise-bench-postgres-{_PORT}"
+)
 _ROOT = os.geteuid() == 0
 _USER = "postgres" if _ROOT else getpass.getuser()
 

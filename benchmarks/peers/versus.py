@@ -8,7 +8,7 @@ before; ratios are formed within a round.  A contender that cannot run is skippe
 The first round is always whole: how long it will take is told first, by what it took the time
 before.  In the rounds after it, nothing begins when the minutes are over, and what took longer than
 20 s is not repeated.  The JSON grows with each measurement: interrupted, it is all there, and
-``--go-on`` measures what is missing.
+``--go-on`` measures what is missing, or has failed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -161,8 +162,8 @@ def _announce(plan: list[Planned], before: Found, minutes: float) -> None:
     took = {(turn["what"], turn["who"]): turn.get("seconds", _USUAL) for turn in before["turns"]}
     first = [took.get((each.what, each.who), _USUAL) for each in plan if each.round == 1]
     print(
-        f"{len(first)} measurements in the first round, about {sum(first) / 60:.0f} minutes on "
-        f"quiet cores; the rounds after it end after {minutes:.0f} minutes in all",
+        f"{len(first)} measurements in the first round: about {sum(first) / 60:.0f} minutes, if "
+        f"they take as long as before; no round goes on after {minutes:.0f} minutes in all",
         flush=True,
     )
 
@@ -174,7 +175,7 @@ def measure(arguments: argparse.Namespace) -> None:
         "title": "stepwise and its peers",
         "machine": common.machine(),
         "quick": arguments.quick,
-        "turns": before["turns"] if arguments.go_on else [],
+        "turns": [turn for turn in before["turns"] if arguments.go_on and "failed" not in turn],
     }
     turns = {(turn["round"], turn["what"], turn["who"]): turn for turn in report["turns"]}
     plan = [each for each in plan if each.key not in turns]
@@ -209,6 +210,12 @@ def measure(arguments: argparse.Namespace) -> None:
             arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -220,6 +227,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--go-on", action="store_true", help="keep what the file has already")
     arguments = parser.parse_args()
+    os.environ.setdefault("BENCH_POSTGRES_PORT", str(_free_port()))
     if environments.reason(environments.OURS) is None:
         environments.make(environments.OURS)  # of the tree as it is now
     try:
