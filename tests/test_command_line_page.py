@@ -9,13 +9,15 @@ import sysconfig
 
 import pytest
 
+import stepwise
 from stepwise import cli
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-PROGRAM = next(text for language, text in BLOCKS if language == "python")
+PROGRAM, EVENTS = (text for language, text in BLOCKS if language == "python")
+COMPLETION = next(text for language, text in BLOCKS if language == "bash").splitlines()
 CONSOLE = "".join(text for language, text in BLOCKS if language == "console")
 COMMANDS = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.MULTILINE)
 
@@ -66,6 +68,46 @@ def test_the_page_is_what_happens(shell):
                 written = re.search(r"^trip-[0-9a-f]{12}", shown, re.MULTILINE)[0]
                 ids = [(written, real), (written[:8], real[:8])]
         assert sorted(normal(printed)) == sorted(normal(shown)), command
+
+
+def test_a_fork_in_python(shell, tmp_path):
+    """What the page says of forks in Python does what its commands do."""
+    shell("CRASH=1 python trip.py Oslo Rome Bern")
+    fork, call = re.search(r"In Python: `(.*?)`, then\n`(.*?)`", PAGE).groups()
+    fork = fork.replace("get_run(...)", "runs()[0]")
+    program = PROGRAM.partition("print(trip(")[0]
+    (tmp_path / "trip.py").write_text(f"{program}import stepwise\n{fork}\nprint({call})")
+    printed = shell("python trip.py").splitlines()[-1]
+    assert (
+        printed
+        == next(shown for line, shown in COMMANDS if "resume three" in line).splitlines()[-1]
+    )
+
+
+def test_the_completions(shell):
+    """The lines for the shells make stepwise print what these understand."""
+    for line, name in zip(COMPLETION, ("bash", "zsh", "fish"), strict=True):
+        command = re.search(r"_STEPWISE_COMPLETE=\w+ stepwise", line)[0]
+        assert f"_STEPWISE_COMPLETE={name}_complete" in shell(command).replace("COMP_WORDS", "")
+
+
+def test_the_events(capsys):
+    """The program that listens to events hears of steps until it no longer wants to."""
+    names = {}
+    exec(EVENTS, names)
+
+    @stepwise.step
+    def search(city):
+        return city
+
+    @stepwise.workflow(store="memory:")
+    def trip(city):
+        return search(city)
+
+    trip("Oslo")
+    names["end"]()
+    trip("Rome")
+    assert re.fullmatch(r"search took \d+\.\d s\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", sorted(cli.main.commands))
