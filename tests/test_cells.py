@@ -55,7 +55,7 @@ def test_reads(source, reads):
     ],
 )
 def test_binds(source, binds, defines):
-    """It binds names at its top level; what only definitions bind is told apart."""
+    """A cell binds names at its top level; what only definitions bind is told apart."""
     cell = parse_cell(source)
     assert " ".join(cell.binds) == binds
     assert cell.defines == set(defines.split())

@@ -126,7 +126,7 @@ def test_failed_in_a_clean_up(form, again):
 @pytest.mark.parametrize("form", [in_finally, in_a_coroutine], ids=["plain", "coroutine"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=["Ctrl-C", "exit"])
 def test_interrupted_in_a_clean_up(form, error):
-    """So is one that Ctrl-C or an exit cut short there."""
+    """A side effect that Ctrl-C or an exit cut short in a clean-up is in doubt afterwards."""
     broken.update(think=ValueError("no idea"), bye=error)
     with pytest.raises(type(error)):
         run(form)
@@ -193,7 +193,7 @@ def test_completed_in_a_clean_up():
 
 
 def test_completed_in_a_clean_up_of_a_clean_up():
-    """So does what was completed while a failure of the clean-up itself was being handled."""
+    """What a clean-up completed after a failure of its own is no obstacle to the next start."""
 
     @workflow
     def agent():

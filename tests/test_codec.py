@@ -644,7 +644,7 @@ def test_notes():
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
 def test_notes_of_errors_with_a_reduction_of_their_own():
-    """So do those of an exception that says itself how it is pickled."""
+    """Notes come back with an exception that says itself how it is pickled, too."""
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads("{")
     caught.value.add_note("from the model")

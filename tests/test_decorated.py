@@ -357,7 +357,7 @@ def test_deep_copies_of_bound_methods(name):
 
 @EVERY
 def test_weak_references(decorate):
-    """There can be weak references to it, and it is freed when nothing else refers to it."""
+    """A decorated function can be referred to weakly, and is freed when nothing else does."""
 
     def function(x):
         return x
@@ -437,7 +437,7 @@ def test_doctest(function):
 
 
 def test_fields_of_dataclasses():
-    """It can be the field of a dataclass and its default, without becoming a method."""
+    """A decorated function can be the value of a dataclass field, without becoming a method."""
 
     @dataclasses.dataclass
     class Toolbox:

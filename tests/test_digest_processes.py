@@ -169,7 +169,7 @@ LIBRARY_VALUES = textwrap.dedent(
 
 
 def test_other_processes_with_libraries():
-    """The same for values of numpy, pandas, pydantic and attrs."""
+    """Another process finds the same digests of values of numpy, pandas, pydantic and attrs."""
     assert differing(LIBRARY_VALUES, seed="7") == []
 
 
@@ -210,7 +210,7 @@ TYPES = textwrap.dedent(
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
 def test_types_in_other_pythons(version):
-    """So do types, as they are given for structured output."""
+    """Types, as they are given for structured output, have one digest in every Python."""
     python = interpreter(version)
     found = digests_of(TYPES, python=python)
     assert len(set(found.values())) == len(found), "two types share a digest"

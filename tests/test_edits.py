@@ -106,7 +106,7 @@ def test_above():
 
 
 def test_from_an_older_checkpoint():
-    """It goes on at the newest checkpoint above the edit, if one is kept, and replays the rest."""
+    """An edited run goes on at the newest checkpoint above the edit, and replays the rest."""
     program = PROGRAM.replace("@workflow", "@workflow(keep=9)")
     second = edit(
         ("values.append(work(2))", "values += [work(2), 'new']"), die_at="work(4)", program=program

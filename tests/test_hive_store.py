@@ -459,7 +459,7 @@ def _save_some(store, letter):
 
 
 def test_processes(tmp_path):
-    """So do processes."""
+    """Processes that save at once lose nothing of each other's in the index."""
     context = multiprocessing.get_context("spawn")
     others = [context.Process(target=_process, args=(tmp_path, letter)) for letter in "abc"]
     for each in others:

@@ -537,7 +537,7 @@ def test_configured_classes(later):
 
 
 def test_classes_configured_late():
-    """It counts for functions that were decorated before it, at their first call."""
+    """What is configured as injected counts for functions decorated before, at their first call."""
     known = parameters(session_user)
     configure(injected=[f"{__name__}.Session"])
     assert known.digest({"a": Session(), "b": 1}, ((), {})) == digest(session_user, Session(), 1)

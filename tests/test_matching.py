@@ -304,7 +304,7 @@ def test_the_model(journal, known, questions):
     [(a_call(), 2, True, True, True)],
 )
 def test_the_model_with_attempts(journal, known, questions):
-    """The same when the attempts of a run have counted the same ordinals more than once."""
+    """Where attempts of a run have counted an ordinal twice, the pool decides by the rules, too."""
     play(journal, known, questions)
 
 
@@ -689,7 +689,7 @@ def test_changed_arguments_of_another_unwinding():
 
 
 def test_changed_arguments_of_another_function():
-    """Nor does the record of a function of the same name that is still there in another module."""
+    """The record of a function that is still there in another module answers no changed call."""
     pool = pool_of(done(a_call(1, module="first", **HERE)), known={("first", "send")})
     call = a_call(module="second", digest="other", **HERE)
     assert verdict(pool, call) is not Verdict.CHANGED

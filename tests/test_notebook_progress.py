@@ -103,7 +103,7 @@ def test_a_cell(notebook, kernel):
 
 
 def test_a_cell_that_awaits(notebook, kernel):
-    """So does one with ``await``; a cell that was killed says what was skipped of it."""
+    """A cell with ``await`` shows what it does; after a kill, also what was skipped of it."""
     cell = """
         %%step
         import asyncio

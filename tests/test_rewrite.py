@@ -168,7 +168,7 @@ def test_tracebacks(number, define):
 
 
 def test_asynchronous_tracebacks():
-    """The same for coroutine functions."""
+    """An exception in a coroutine function has the lines of the original, to the column."""
 
     async def failing(n):
         await asyncio.sleep(0)
@@ -501,7 +501,7 @@ def test_refused(what):
 
 
 def test_refused_without_source(define):
-    """So is a function whose source is not there, or is another by now."""
+    """A function whose source is not there, or is another by now, is refused."""
     namespace: dict = {}
     exec("def made(): pass", namespace)
     with pytest.raises(UnsupportedError, match="its source is not to be had"):

@@ -393,7 +393,7 @@ def test_again_in_comprehensions():
 
 
 def test_again_in_guards():
-    """So may a comprehension in the guard of a case or in the classes of a handler."""
+    """A comprehension in the guard of a case or in a handler's classes may call again and again."""
     check_once(
         """
         def f(x):
@@ -753,7 +753,7 @@ def test_without_source():
 
 
 def test_without_source_in_other_processes():
-    """Nor has one of ``python -c``, before 3.13."""
+    """A function of ``python -c`` has no node before Python 3.13."""
     code = (
         "from stepwise.rewrite import capture\n"
         "def f(): pass\n"

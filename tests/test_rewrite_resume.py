@@ -237,7 +237,7 @@ def test_loops_let_go_of_their_iterators():
 
 
 def test_variables_of_enclosing_functions():
-    """They are not a workflow's own: one that cannot be recorded does not keep it from resuming."""
+    """A variable of an enclosing function that cannot be recorded does not prevent resuming."""
     guard, seen = threading.Lock(), []
 
     @stepwise.workflow

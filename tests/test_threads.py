@@ -309,7 +309,7 @@ def test_a_second_thread_cannot_have_the_same_run():
 
 
 def test_a_second_process_cannot_have_the_same_run():
-    """It is told at once which process has it, and takes over at once when that is killed."""
+    """A second process is told at once which one has the run, and gets it once that is killed."""
     with Lab("plain.py") as lab, lab.popen(die_at="post(task 10) after", how="pause") as owner:
         assert owner.stdout.readline() == "paused\n"
         second = lab.run()

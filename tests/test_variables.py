@@ -440,7 +440,7 @@ def test_resources():
 
 
 def test_a_variable_that_cannot_be_recorded():
-    """It is named with its type and line and three ways out; the run goes on before it was made."""
+    """A variable that cannot be recorded is named, with ways out; the run goes on before it."""
     program = """
         @workflow
         def run():
@@ -511,7 +511,7 @@ def test_what_a_child_left_behind():
 
 
 def test_what_a_failed_child_left_behind():
-    """So does one that failed, where its caller went on."""
+    """A failed child whose caller went on leaves the objects it was given as it left them, too."""
     survives(
         """
         @workflow
