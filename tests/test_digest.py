@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import attrs
 import pydantic
 import pytest
-from digested import Attrs, Model, Pair, Plain, Point, Slotted
+from digested import Attrs, Model, Pair, Plain, Point, Slotted, WithSlots, closure
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sweeping import sweep
@@ -80,13 +80,6 @@ class Child(Plain):
         return super().ask
 
 
-class WithSlots:
-    __slots__ = ("x", "y")
-
-    def __init__(self, x):
-        self.x = x
-
-
 class Versioned:
     """Its state is a pair whose second half is a dict, as that of slots is."""
 
@@ -123,20 +116,6 @@ def module_function():
 @functools.lru_cache
 def cached_function():
     return 1
-
-
-def closure(value):
-    def inner():
-        return value
-
-    return inner
-
-
-def local_class():
-    class Inner:
-        pass
-
-    return Inner
 
 
 # -- equal values ----------------------------------------------------------------------------------

@@ -14,31 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digested import Attrs, Model, Pair, Plain, Point, Slotted
+from digested import Attrs, Model, Pair, Plain, Point, Slotted, WithSlots, closure, local_class
 
 from stepwise._digest import digest
 from stepwise.errors import DigestError
-
-
-class WithSlots:
-    __slots__ = ("x", "y")
-
-    def __init__(self, x):
-        self.x = x
-
-
-def closure(value):
-    def inner():
-        return value
-
-    return inner
-
-
-def local_class():
-    class Inner:
-        pass
-
-    return Inner
 
 
 def generator():

@@ -49,6 +49,13 @@ def letter(text):
     return [draft, sent, work("end")]
 
 
+@workflow
+def collect(items):
+    items.append(work("a"))
+    items.append(work("b"))
+    return items
+
+
 @pytest.fixture(autouse=True)
 def nothing_done():
     done.clear()
@@ -382,13 +389,6 @@ def test_conflict():
 
 def test_the_same_objects_again():
     """Called again with the objects that a failed attempt changed, it goes on with that run."""
-
-    @workflow
-    def collect(items):
-        items.append(work("a"))
-        items.append(work("b"))
-        return items
-
     mine = ["start"]
     dying["b"] = Trouble("no")
     with pytest.raises(Trouble):
@@ -402,13 +402,6 @@ def test_the_same_objects_again():
 
 def test_changed_objects_are_another_call():
     """Objects that were changed since the attempt stopped, or are others, are another run."""
-
-    @workflow
-    def collect(items):
-        items.append(work("a"))
-        items.append(work("b"))
-        return items
-
     mine = ["start"]
     dying["b"] = Trouble("no")
     with pytest.raises(Trouble):

@@ -1,4 +1,4 @@
-"""Classes whose values tests digest."""
+"""Classes and functions whose values tests digest."""
 
 from __future__ import annotations
 
@@ -50,3 +50,24 @@ class Plain:
 
     def ask(self):
         return "asked"
+
+
+class WithSlots:
+    __slots__ = ("x", "y")
+
+    def __init__(self, x):
+        self.x = x
+
+
+def closure(value):
+    def inner():
+        return value
+
+    return inner
+
+
+def local_class():
+    class Inner:
+        pass
+
+    return Inner
