@@ -44,11 +44,16 @@ class Spread(NamedTuple):
         return cls(statistics.median(values), min(values), max(values))
 
     def __str__(self) -> str:
+        if self.low == self.high:
+            return _short(self.median)
         return f"{_short(self.median)} ({_short(self.low)} - {_short(self.high)})"
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    digits = 4 if abs(value - 1) < 0.05 else 3  # a ratio of 1.003 is not 1
+    return f"{value:.{digits}g}"
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,9 @@ def lines(report: Report, name_: str) -> tuple[tuple[str, ...], list[tuple[str, 
     for what in whats:
         for line in measured(report, what):
             size = f", {what.split()[-1]}" if len(whats) > 1 else ""
-            ratio = f"**{short(line.ratio)}**" if line.ratio else ""
+            ratio = f"**{line.ratio}**" if line.ratio else ""
             level = (line.survives, _flushes(line))
-            cells = (short(line.figures[figure.key]) for figure in figures)
+            cells = (str(line.figures[figure.key]) for figure in figures)
             if name_ == "w5":  # an installation serves all variants
                 found.append((name(line.who.split("/")[0] + "/default"), ratio, *cells))
             else:
@@ -172,10 +172,6 @@ def overview(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 def _flushes(line: Line) -> str:
     return "" if line.flushes is None else f"{line.flushes:.2f}"
-
-
-def short(spread: Spread) -> str:
-    return str(spread) if spread.high > spread.low else str(spread).split(" ", maxsplit=1)[0]
 
 
 def skipped(report: Report) -> str:

@@ -34,11 +34,8 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def spread(values: list[float] | None) -> str:
-    """A median with its smallest and largest value, where these differ."""
-    if values is None:
-        return ""
-    found = Spread(*values)
-    return str(found) if found.high > found.low else str(found).split(" ", maxsplit=1)[0]
+    """A median with its smallest and largest value."""
+    return "" if values is None else str(Spread(*values))
 
 
 def _ours(row: Report) -> str:
@@ -122,7 +119,7 @@ def machine(reports: dict[str, Report]) -> str:
 def _others(prose: str, reports: dict[str, Report]) -> str:
     """A section for each script that the prose has no place for."""
     sections = (
-        f"## {report['title']}: `benchmarks/{name}.py`\n\n{rows(report)}"
+        f"## {report['title']}\n\nBy `benchmarks/{name}.py`.\n\n{rows(report)}"
         for name, report in reports.items()
         if "rows" in report and f"{{{{rows:{name}}}}}" not in prose
     )
