@@ -268,7 +268,7 @@ def _picklers(identifies: bool) -> tuple[Any, Any]:
             return _named(obj, self._cloud(obj)) if form is NotImplemented else form
 
     if identifies:
-        # Defined at all, it is called for every object: 6 MB of messages, 33 ms -> 62 ms.
+        # Defined at all, it is called for every object, which doubles the time of many messages.
         for cls in (Pickler, Deep):
             cls.persistent_id = _persistent_id  # type: ignore[method-assign]
     return Pickler, Deep

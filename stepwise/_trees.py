@@ -182,7 +182,7 @@ def _reader_of_addresses() -> Callable[[tuple[Any, ...]], bytes] | None:
     """
     if sys.implementation.name != "cpython":
         return None
-    import ctypes  # on use: 10 ms
+    import ctypes  # on use: it takes long to import
 
     start, size = tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
 
