@@ -324,11 +324,12 @@ def test_a_plain_step_past_its_timeout_is_abandoned():
 
 def test_a_side_effect_past_its_timeout_is_not_tried_again(log):
     """A timeout proves nothing: a side effect is not repeated, whatever its ``retries``."""
-    go = threading.Event()
+    go, began = threading.Event(), threading.Event()
 
     @tool(side_effect=True, timeout=0.01, retries=3, fails_cleanly=ValueError)
     def post():
         log.append("post")
+        began.set()
         go.wait()
 
     @workflow
@@ -339,5 +340,6 @@ def test_a_side_effect_past_its_timeout_is_not_tried_again(log):
         agent()
     with pytest.raises(StepInDoubtError, match="does not prove that nothing happened"):
         agent()
+    assert began.wait(30)  # a busy machine starts the thread later than the timeout
     go.set()
     assert log == ["post"]
