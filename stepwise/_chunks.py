@@ -199,6 +199,7 @@ class Known:
         depends: the values that a chunk refers to.
 
     Attributes:
+        chunks: those of ``depends`` that are chunks.
         sealed: the bytes of a chunk that is not in the store yet.
         holders: how many chunks refer to it.
         lowest: the first record that a chunk refers to; 0 for none.
@@ -207,6 +208,7 @@ class Known:
 
     __slots__ = (
         "chunk",
+        "chunks",
         "depends",
         "group",
         "holders",
@@ -236,6 +238,7 @@ class Known:
         self.watch = watch
         self.chunk = chunk
         self.depends = depends
+        self.chunks = [each for each in depends if each.chunk is not None]
         self.sealed: Data = b""
         self.holders = 0
         self.lowest = min(chunk.records, default=0) if chunk is not None else 0

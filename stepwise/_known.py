@@ -17,7 +17,7 @@ from typing import Any
 from stepwise._chunks import Chunk, Known, Reader
 from stepwise._pickling import dump_tree
 from stepwise._pieces import Data
-from stepwise._trees import Tree, Watch, same, walk
+from stepwise._trees import Tree, Watch, walk
 
 __all__ = ["KnownValues", "Looked", "Names"]
 
@@ -97,13 +97,13 @@ class KnownValues:
         """Whether these chunks are all known still."""
         return all(each.number in self._chunks for each in chunks)
 
-    def chunk_at(self, value: list[Any], at: int) -> Known | None:
-        """The chunk whose items a list holds from a place on."""
-        known = self._starts.get(id(value[at]))
-        if known is None:
-            return None
-        items = known.tree.root
-        return known if same(items, value[at : at + len(items)]) else None
+    def chunks_in(self, value: list[Any], at: int) -> list[tuple[int, Known]]:
+        """The places in a list, from one on, with items that a chunk begins with; the chunks."""
+        starts, rest = self._starts, value[at:]
+        if starts.keys().isdisjoint(map(id, rest)):
+            return []
+        places = enumerate(map(id, rest), at)
+        return [(place, starts[here]) for place, here in places if here in starts]
 
     # -- what is stored --------------------------------------------------------------------------
 
@@ -250,6 +250,12 @@ class KnownValues:
         known.sealed = sealed
         self._add(known)
         return known
+
+    def unite(self, chunks: list[Known], apart: Container[int]) -> Known | None:
+        """One new chunk of the items of several, which are known no more; see :meth:`make`."""
+        items = [item for each in chunks for item in each.tree.root]
+        self._drop(chunks)
+        return self.make(items, apart)
 
     def keep(self, records: Container[int], chunks: Container[int] | None) -> None:
         """A checkpoint that needs these is in the store: the rest is let go.

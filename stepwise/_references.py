@@ -16,14 +16,17 @@ from typing import Any
 from stepwise._chunks import Known, Needs, digest_of
 from stepwise._known import KnownValues, Names
 from stepwise._pieces import Data
-from stepwise._trees import same
+from stepwise._trees import few, same
 
 __all__ = ["HEAVY", "References"]
 
 HEAVY = 1 << 15
 """Bytes: items of a list that take more are put into a chunk though they are few."""
 
-_BLOCK = 64  # items of a chunk
+_LONG = 16  # items of a list that is taken apart
+_BLOCK = 64  # items of a chunk, of a list that is met for the first time
+_GROUP = 8  # items that a list has grown by; groups; and so on
+_LARGEST = 1 << 20  # bytes of a chunk that groups become
 _FEW = 4  # items of a list that may be heavy
 _LEAF = 1 << 14  # bytes: such a leaf is put into a chunk when it is met a second time
 _LOOK = 300  # objects that are looked at for long lists and large leaves
@@ -61,6 +64,21 @@ class _LongList:
             self.first.append(known)
             self.items.extend(known.tree.root)
         self.parts.append(known)
+
+    def group(self) -> list[Known]:
+        """Its last chunks, if they are so many of about the same size that one will do."""
+        last = self.parts[-_GROUP:]
+        chunks = [part for part in last if not isinstance(part, list)]
+        if len(chunks) < _GROUP or sum(each.tree.size for each in chunks) > _LARGEST:
+            return []
+        counts = [len(each.tree.root) for each in chunks]
+        return chunks if max(counts) < _GROUP * min(counts) else []
+
+    def replace_last(self, count: int, known: Known) -> None:
+        """Have one chunk in the place of several."""
+        if len(self.parts) == len(self.first):
+            self.first = [*self.first[:-count], known]
+        self.parts[-count:] = [known]
 
 
 class _Content:
@@ -102,7 +120,7 @@ class References:
         leaves = self._find([*values, *arguments])
         before, self._lists = self._lists, {}
         self._found = [found for found in self._found if id(found) not in self._elsewhere]
-        long = [found for found in self._found if len(found) >= _BLOCK]
+        long = [found for found in self._found if len(found) >= _LONG]
         self._apart.update(map(id, long))
         for found in long:
             self._split(found, before.get(id(found)))
@@ -136,7 +154,7 @@ class References:
                     continue
                 if len(value) >= _FEW:
                     lists[id(value)] = value
-                if len(value) < _BLOCK:
+                if len(value) < _LONG:
                     waiting.extend(value)
             elif cls is dict:
                 if len(value) < _BLOCK and id(value) not in self._known:
@@ -153,40 +171,61 @@ class References:
             long.first, long.items = before.first, before.items
             long.parts = [*before.first]
             at = len(before.items)
-        made, loose, count = False, [], len(value)  # type: tuple[bool, list[Any], int]
-        while at < count:
-            known = self._known.chunk_at(value, at)
-            if known is not None:
-                self._close(long, loose)
+        made = False
+        for start, known in self._known.chunks_in(value, at):
+            items = known.tree.root
+            if start >= at and same(items, value[start : start + len(items)]):
+                made |= self._put(long, value[at:start], heavy=heavy)
                 long.put(known)
-                at += len(known.tree.root)
-                continue
-            loose.append(value[at])
-            at += 1
-            if len(loose) == _BLOCK:
-                made |= self._close(long, loose, least=0)
-        made |= self._close(long, loose, least=HEAVY if heavy else None)
+                at = start + len(items)
+        made |= self._put(long, value[at:], heavy=heavy)
+        if not heavy:
+            self._gather(long)
         if any(type(part) is not list for part in long.parts):
             known_as = self._lists.get(id(value))
             long.key = known_as.key if known_as is not None else len(self._lists)
             self._lists[id(value)] = long
         return made
 
-    def _close(self, long: _LongList, loose: list[Any], least: int | None = None) -> bool:
-        """Items that were collected become a part: a chunk, if they take ``least`` bytes."""
-        if not loose:
-            return False
-        known = None
-        if least is not None:
-            known = self._known.make(list(loose), self._apart, least)
-        if known is not None:
-            long.put(known)
-        elif long.parts and type(long.parts[-1]) is list:
-            long.parts[-1].extend(loose)
-        else:
-            long.parts.append(list(loose))
-        loose.clear()
-        return known is not None
+    def _put(self, long: _LongList, items: list[Any], *, heavy: bool) -> bool:
+        """Put items that are in no chunk into chunks, but for the last few."""
+        made, at = False, 0
+        while at < len(items):
+            some = items[at : at + _BLOCK]
+            if len(some) < _BLOCK and not heavy:
+                some = some[:_GROUP]
+            at += len(some)
+            known = None
+            if len(some) == _BLOCK:
+                known = self._known.make(some, self._apart)
+            elif heavy:
+                known = self._known.make(some, self._apart, HEAVY)
+            elif len(some) == _GROUP and not few(some):
+                known = self._known.make(some, self._apart)
+            if known is not None:
+                made = True
+                long.put(known)
+            elif long.parts and type(long.parts[-1]) is list:
+                long.parts[-1].extend(some)
+            else:
+                long.parts.append(some)
+        return made
+
+    def _gather(self, long: _LongList) -> None:
+        """Make the last groups of a list one, and the last of those.
+
+        So each item is written a few times, and a checkpoint has few chunks to name.
+        """
+        while True:
+            group = long.group()
+            others = [part for each in self._lists.values() for part in each.parts]
+            if not group or any(each.holders or each in others for each in group):
+                return
+            known = self._known.unite(group, self._apart)
+            if known is None:
+                long.parts[-len(group) :] = ([item for each in group for item in each.tree.root],)
+                return
+            long.replace_last(len(group), known)
 
     def split_heavy(self) -> bool:
         """Put what makes the variables large into chunks, where that is items of lists."""
@@ -242,8 +281,8 @@ class References:
         found = {number: self._known.chunk(number) for number in chunks}
         waiting = list(found.values())
         while waiting:
-            for each in waiting.pop().depends:
-                if each.chunk is not None and -each.number not in found:
+            for each in waiting.pop().chunks:
+                if -each.number not in found:
                     found[-each.number] = each
                     waiting.append(each)
         every = sorted(found)

@@ -163,23 +163,33 @@ def same(one: list[Any], other: list[Any]) -> bool:
     """Whether two lists hold the very same objects."""
     if len(one) != len(other):
         return False
-    if len(one) < _MANY:
-        return all(map(is_, one, other))
-    addresses = _reader_of_addresses()
-    if addresses is None:
-        return all(map(is_, one, other))
-    return addresses(tuple(one)) == addresses(tuple(other))
+    if len(one) >= _MANY and _slowly.left <= 0:
+        addresses = _reader_of_addresses()
+        if addresses is not None:
+            return addresses(tuple(one)) == addresses(tuple(other))
+    _slowly.left -= len(one)
+    return all(map(is_, one, other))
 
 
-_MANY = 1000
+_MANY = 32
+
+
+class _Slowly:
+    """How many objects are still to be compared one by one.
+
+    To read their addresses takes a sixth of the time for thousands of them, but an import of 10 ms
+    first: it is made when as much was spent without it.
+    """
+
+    left = 250_000
+
+
+_slowly = _Slowly()
 
 
 @functools.cache
 def _reader_of_addresses() -> Callable[[tuple[Any, ...]], bytes] | None:
-    """What gives the addresses of a tuple's items; ``None`` where that is not to be had.
-
-    A sixth of the time of asking ``is`` for each of thousands of items.
-    """
+    """What gives the addresses of a tuple's items; ``None`` where that is not to be had."""
     if sys.implementation.name != "cpython":
         return None
     import ctypes  # on use: it takes long to import

@@ -177,7 +177,10 @@ def play(program, given):
 @pytest.fixture
 def small(monkeypatch):
     """Chunks of a few items."""
+    monkeypatch.setattr(_references, "_LONG", 4)
     monkeypatch.setattr(_references, "_BLOCK", 5)
+    monkeypatch.setattr(_references, "_GROUP", 2)
+    monkeypatch.setattr(_trees, "_LITTLE", 40)
     monkeypatch.setattr(_references, "_LEAF", 400)
     monkeypatch.setattr(_references, "HEAVY", 2000)
     monkeypatch.setattr(_frames, "HEAVY", 2000)
