@@ -216,11 +216,10 @@ class References:
 
         So each item is written a few times, and a checkpoint has few chunks to name.
         """
-        while True:
-            group = long.group()
-            others = [part for each in self._lists.values() for part in each.parts]
-            if not group or any(each.holders or each in others for each in group):
-                return
+        while group := long.group():
+            named = [part for each in (*self._lists.values(), long) for part in each.parts]
+            if any(each.holders or named.count(each) > 1 for each in group):
+                return  # something else needs it as it is
             known = self._known.unite(group, self._apart)
             if known is None:
                 long.parts[-len(group) :] = ([item for each in group for item in each.tree.root],)

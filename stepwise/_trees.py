@@ -163,7 +163,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     """Whether two lists hold the very same objects."""
     if len(one) != len(other):
         return False
-    if len(one) >= _MANY and _slowly.left <= 0:
+    if len(one) >= _MANY and (_slowly.left <= 0 or "ctypes" in sys.modules):
         addresses = _reader_of_addresses()
         if addresses is not None:
             return addresses(tuple(one)) == addresses(tuple(other))
@@ -177,11 +177,11 @@ _MANY = 32
 class _Slowly:
     """How many objects are still to be compared one by one.
 
-    To read their addresses takes a sixth of the time for thousands of them, but an import of 10 ms
-    first: it is made when as much was spent without it.
+    To read their addresses takes a sixth of the time, but needs an import that takes as long as
+    some 50,000 comparisons: it is made once so many were.
     """
 
-    left = 250_000
+    left = 50_000
 
 
 _slowly = _Slowly()
