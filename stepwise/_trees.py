@@ -177,8 +177,8 @@ _MANY = 32
 class _Slowly:
     """How many objects are still to be compared one by one.
 
-    To read their addresses takes a sixth of the time, but needs an import that takes as long as
-    some 50,000 comparisons: it is made once so many were.
+    To read their addresses is several times faster, but needs an import that takes as long as many
+    comparisons: it is made once so many were.
     """
 
     left = 50_000
