@@ -218,6 +218,13 @@ class Workflow(_Offers[P, R], FunctionWrapper):
         return self._self_definition
 
     def _with(self, definition: Definition, operation: Operation) -> Any:
+        function = definition.function
+        if _is_class_method(_class_of(function), function):
+            raise ConfigurationError(
+                f"{function.__qualname__} has @classmethod above @workflow: since Python 3.13, "
+                "nothing tells then of which class its options() or execute() was asked for. Write "
+                "@workflow above @classmethod"
+            )
         return Workflow(self.__wrapped__, definition, operation)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -272,6 +279,14 @@ def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
             found = held.__func__
             return isinstance(found, Workflow) and found.definition.function is function
     return False
+
+
+def _class_of(function: Callable[..., Any]) -> Any:
+    """What the qualified name of a function says that it is defined in."""
+    found: Any = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split(".")[:-1]:
+        found = getattr(found, part, None)
+    return found
 
 
 def _get(base: type, name: str, instance: Any, owner: Any) -> Any:

@@ -274,6 +274,16 @@ def test_inherited_methods():
     assert Other.flow_of_class(1)[0] == ("Other", 1)
 
 
+def test_options_of_class_methods():
+    """Options of a class method's workflow keep its class, or are refused where it is not told."""
+    assert Lower.flow_of_class_outside.options(run_id="outside")(1) == ("Lower", 1)
+    if sys.version_info < (3, 13):
+        assert Lower.flow_of_class.options(run_id="inside")(1)[0] == ("lower", ("Lower", 1))
+    else:
+        with pytest.raises(ConfigurationError, match="@workflow above @classmethod"):
+            Lower.flow_of_class.options(run_id="inside")
+
+
 def test_methods_called_through_the_class():
     """``Class.method(instance, x)`` is the same call as ``instance.method(x)``."""
     instance = Bound(7)

@@ -3,11 +3,12 @@
 A checkpoint on its way into the database has no transaction of its own, and yet is never lost.
 """
 
+import inspect
 import os
 
 import pytest
 
-from stepwise import LeaseLostError
+from stepwise import LeaseLostError, step, workflow
 from stepwise.stores import Batch, Owner
 from stepwise.stores.disk import DiskStore
 
@@ -113,3 +114,43 @@ def test_damage_is_told_from_content(written, damage):
     with open(os.path.join(store.path, "marks", name), "wb") as file:
         file.write(damage)
     assert store.get("run", "checkpoint/1") in (None, b"")
+
+
+@step
+def note(text):
+    """A step that returns what it is given."""
+    return text
+
+
+def through(make, text):
+    """A function of the user that calls something for the workflow."""
+    return make(text)
+
+
+@workflow(durability="os")
+def calling():
+    """Calls from many lines, and from code that is made anew again and again."""
+    note("one")
+    note("two"), note("three")
+    for text in ("four", "five"):
+        through(note, text)
+    for number in range(1100):
+        exec(compile(f"\n\nmake({number})", f"made_{number % 3}.py", "exec"), {"make": note})
+    through(
+        note,
+        "six",
+    )
+
+
+def test_the_line_of_every_call(home):
+    """Each call is listed with the file and line that make it, whichever came before."""
+    sites = {each.arguments: each.site for each in calling.execute().steps}
+    first = inspect.getsourcelines(calling.__wrapped__)[1] + 3
+    here = os.path.basename(__file__)
+    assert sites["text='one'"] == f"{here}:{first}"
+    assert sites["text='two'"] == sites["text='three'"] == f"{here}:{first + 1}"
+    inside = inspect.getsourcelines(through)[1] + 2
+    for text in ("four", "five", "six"):
+        assert sites[f"text={text!r}"] == f"{here}:{inside}"
+    assert {sites[f"text={number}"] for number in range(0, 1100, 3)} == {"made_0.py:3"}
+    assert sites["text=1099"] == "made_1.py:3"
