@@ -254,7 +254,9 @@ class ActiveRun:
                 self.cut_off.add(old.number)
             key, child = old.key or call.key, old.child or child
             return call._replace(number=old.number, key=key, child=child)
-        return call._replace(number=self.journal.next_call(), child=child)
+        if child:
+            call = call._replace(child=child)
+        return Call(self.journal.next_call(), *call[1:])  # takes a third of _replace()
 
     def look(self, scope: Scope, value: Any) -> Any:
         """What the value of a call looks like, before it is encoded."""
