@@ -55,10 +55,15 @@ def _minutes(folder: pathlib.Path, scripts: list[tuple[str, int, tuple[str, ...]
 
 def _run(title: str, *command: str) -> bool:
     print(f"\n== {title}  {time.strftime('%H:%M:%S')}", flush=True)
-    done = subprocess.run([sys.executable, *command], check=False)
-    if done.returncode:
-        print(f"{title} FAILED with exit code {done.returncode}", flush=True)
-    return done.returncode == 0
+    process = subprocess.Popen([sys.executable, *command])
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # it ends what it has started
+        raise
+    if code:
+        print(f"{title} FAILED with exit code {code}", flush=True)
+    return code == 0
 
 
 def main() -> int:
@@ -100,4 +105,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the figures so far are there, the page is as it was")

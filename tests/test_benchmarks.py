@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -117,20 +118,29 @@ def test_only_what_is_missed_is_explained(tmp_path):
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path):
-    """With --go-on, what the file holds stays as it is, and the rest is measured."""
+    """After a Ctrl-C, --go-on keeps what was measured before, and measures the rest."""
     figures = tmp_path / "versus.json"
     command = (
         *(BENCHMARKS / "peers" / "versus.py", "--quick", "--json", figures),
-        *("--only", "raw/sqlite-full", "--only", "raw/file-fdatasync"),
+        *("--workload", "w[13]", "--only", "raw/sqlite-*", "--go-on"),
     )
     none = {"BENCH_VENVS": str(tmp_path / "none")}
-    run(*command, "--workload", "w1", **none)
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, **none},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    next(line for line in process.stdout if "raw/sqlite-full" in line)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert "--go-on measures the rest" in process.communicate()[1]
+    assert process.returncode == 1
     before = json.loads(figures.read_text())["turns"]
-    run(*command, "--workload", "w[13]", "--go-on", **none)
+    run(*command, **none)
     after = json.loads(figures.read_text())["turns"]
-    assert [(turn["what"][:2], turn["who"]) for turn in after[:2]] == [
-        ("w1", "raw/sqlite-full"),
-        ("w1", "raw/file-fdatasync"),
+    assert after[: len(before)] == before
+    assert [(turn["what"][:2], turn["who"]) for turn in after] == [
+        (what, f"raw/{who}") for what in ("w1", "w3") for who in ("sqlite-full", "sqlite-normal")
     ]
-    assert after[:2] == before
-    assert [turn["what"][:2] for turn in after[2:]] == ["w3", "w3"]

@@ -14,11 +14,13 @@ before.  In the rounds after it, nothing begins when the minutes are over, and w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -114,17 +116,33 @@ def _measure(name: str, variant: str, workload: str, arguments: str, timeout: fl
     script = str(HERE / f"peer_{name}.py")
     command = [str(python), script, workload, "--variant", variant, "--timeout", str(timeout)]
     try:
-        done = subprocess.run(
-            [*command, *arguments.split()],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=2 * timeout + 60,
-        )
-        return json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        said = "" if isinstance(error, subprocess.TimeoutExpired) else done.stderr[-300:]
-        return {"failed": f"{type(error).__name__}: {said or error}"}
+        printed, said = _outputs([*command, *arguments.split()], 2 * timeout + 60)
+    except subprocess.TimeoutExpired as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+    try:
+        return json.loads(printed.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        return {"failed": f"{type(error).__name__}: {said[-300:] or error}"}
+
+
+def _outputs(command: list[str], timeout: float) -> tuple[str, str]:
+    """What a program prints.  Interrupted, or late, it may end what it has started."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        return process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        _end(process)
+        raise
+    except KeyboardInterrupt:  # it has got the same
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=30)
+    process.kill()
 
 
 def _told(found: Found) -> str:
@@ -201,13 +219,20 @@ def measure(arguments: argparse.Namespace) -> None:
         report["turns"].append(turn)
         load = os.getloadavg()[0]
         report["machine"]["load"] = f"{load:.1f} at the end"
+        if arguments.json is not None:
+            _keep(report, arguments.json)
         print(
             f"  {time.strftime('%H:%M:%S')} load {load:4.1f}  {each.round}/{plan[-1].round}  "
             f"{each.what:20} {each.who:26} {_told(found)}",
             flush=True,
         )
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _keep(report: Found, path: pathlib.Path) -> None:
+    """Write the file, or leave it as it was: an interrupt comes anywhere."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
 
 
 def _free_port() -> int:
