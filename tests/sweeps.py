@@ -38,7 +38,7 @@ class Totals:
 
     def table(self):
         times = "" if SCALE == 1 else f"{SCALE:g} times "
-        size = "whole" if WHOLE else f"{times}the sample of CI"
+        size = "whole, or 20 times the sample" if WHOLE else f"{times}the sample of CI"
         today = dt.datetime.now(dt.timezone.utc).date()
         python = f"Python {platform.python_version()}"
         yield f"{today}, {platform.system()}, {python}; {size}; seed {SEED}"
