@@ -117,7 +117,9 @@ def _many(run: ActiveRun) -> bool:
     step run again.  Few branches get their records written before any other code runs, so that
     what they have done is not done twice; a flush for each is no burden to them.
     """
-    return len(asyncio.all_tasks()) > _FEW + run.idle
+    few = _FEW + run.idle
+    # The tasks of the loop are counted last: that takes as long as there are many.
+    return run.flows.busy(few + 1) or len(asyncio.all_tasks()) > few
 
 
 class _Written(asyncio.Future[None]):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from stepwise import _tasks
 from stepwise._notices import notice
@@ -17,6 +18,7 @@ from stepwise._notices import notice
 __all__ = ["Flows", "Worker"]
 
 _TELL_AFTER = 5.0  # seconds
+_DEPTH = 4  # calls inside each other, at most; almost always
 
 
 @dataclass(eq=False)
@@ -132,6 +134,15 @@ class Flows:
                 flow != here and number not in waiting and (among is None or flow in among)
                 for number, flow in self._working.items()
             )
+
+    def busy(self, enough: int) -> bool:
+        """Whether at least so many flows execute bodies, as far as the oldest calls tell.
+
+        It takes the same time however many there are; steps that call steps are several of a flow.
+        """
+        with self._mutex:
+            oldest = set(islice(self._working.values(), _DEPTH * enough))
+        return len(oldest) >= enough
 
     def others(self, *, claiming: bool = False) -> list[str]:
         """The names of the threads and jobs, other than this flow, that may still make calls.

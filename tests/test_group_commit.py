@@ -246,6 +246,33 @@ def test_few_branches_are_written_at_once(store):
     assert set(store.threads) == {threading.get_ident()}
 
 
+def test_many_concurrent_steps_cost_each_no_more(store, monkeypatch):
+    """What a step costs does not grow with the number of those that are made at the same time."""
+    counted, all_tasks = [], asyncio.all_tasks
+
+    def count():
+        counted.append(all_tasks())
+        return counted[-1]
+
+    begun, every = set(), asyncio.Event()
+
+    @step(name="together")
+    async def together(n):
+        begun.add(n)
+        if len(begun) == 100:
+            every.set()
+        await every.wait()
+        return n
+
+    @workflow(name="crowded", checkpoint_every=200)
+    async def crowded():
+        return sum(await asyncio.gather(*[together(n) for n in range(100)]))
+
+    monkeypatch.setattr(asyncio, "all_tasks", count)
+    assert asyncio.run(crowded.options(store=store, run_id="run")()) == sum(range(100))
+    assert len(counted) < 30
+
+
 def test_the_loop_goes_on_during_a_flush(store):
     """While a step's record is written, the other tasks of the loop go on, if they are many."""
     going = asyncio.Event()
