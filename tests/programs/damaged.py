@@ -148,7 +148,7 @@ def start():
     if "at" in ORDER:
         let_the_disk_fail()
     said = attempt()
-    if ORDER.get("retry"):
+    if ORDER.get("retry") and "result" not in said:  # a call of what has completed is a new run
         ORDER.update(at=-1, sticky=False)  # the disk works again
         said["again"] = {"status": 0, **attempt()}
     print(json.dumps({**said, "operations": count}), flush=True)
