@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import random
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -83,12 +84,12 @@ def test_the_first_record_is_read_alone(begun):
 def test_objects_come_and_go_at_once(begun):
     """A batch puts its objects, then deletes what it names, small and large ones mixed."""
     store, epoch = begun
-    expected = {}
-    for number in range(24):
-        names = [f"c/{number:03d}", f"p/{number % 5}"][:: 1 - number % 2 * 2]
-        put = dict.fromkeys(names, b"%d" % number + LARGE * (number % 4 == 3))
-        delete = ["never", f"c/{number - 3:03d}", f"p/{number % 3}"][: 1 + number % 3]
-        store.write("run", epoch, Batch(put=put, delete=tuple(delete), durable=False))
+    chance, expected = random.Random(0), {}
+    for number in range(60):
+        names = chance.sample(["a", "b", "c/1", "c/2", "c/3"], 5)
+        put = dict.fromkeys(names[:2], b"%d" % number + LARGE * (number % 8 == 7))
+        delete = tuple(chance.sample([*names, "never"], 2))
+        store.write("run", epoch, Batch(put=put, delete=delete, durable=False))
         expected |= put
         expected = {name: data for name, data in expected.items() if name not in delete}
         assert {name: store.get("run", name) for name in store.names("run")} == expected
