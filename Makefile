@@ -50,7 +50,7 @@ demo: install  ## see a program killed in the middle, run again, and go on
 bench: install  ## measure against the physical limits; docs/benchmarks.md (QUICK=--quick)
 	$(BIN)/python benchmarks/bench.py $(QUICK)
 
-bench-peers: install  ## the same, and other libraries, each in an environment of its own
+bench-peers: install  ## the same, and other libraries, each in its own environment (GO_ON=--go-on)
 	$(BIN)/python benchmarks/bench.py --peers $(QUICK) $(GO_ON)
 
 bench-page: install  ## write docs/benchmarks.md again, of the figures that there are
