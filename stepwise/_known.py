@@ -239,7 +239,7 @@ class KnownValues:
             return used.index(entry[0].number), entry[1]
 
         try:
-            payload = dump_tree(items, refer)
+            payload = dump_tree(items, refer if tree.refers else None)
         except RecursionError:
             return None
         chunk = Chunk(list(used.records), list(used.chunks), payload, b"")

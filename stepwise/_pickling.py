@@ -195,10 +195,11 @@ class _TreePickler(pickle.Pickler):
         return self._refer(obj)
 
 
-def dump_tree(tree: object, refer: Callable[[Any], Any]) -> Data:
-    """Pickle plain data; ``refer`` gives what stands for an object, or ``None``."""
+def dump_tree(tree: object, refer: Callable[[Any], Any] | None) -> Data:
+    """Pickle plain data; ``refer`` is asked for each object what stands for it, if anything."""
     sink = _Sink()
-    _TreePickler(sink, refer).dump(tree)
+    pickler: Any = pickle.Pickler(sink, PROTOCOL) if refer is None else _TreePickler(sink, refer)
+    pickler.dump(tree)
     return sink.data()
 
 

@@ -24,8 +24,8 @@ HEAVY = 1 << 15
 """Bytes: items of a list that take more are put into a chunk though they are few."""
 
 _LONG = 16  # items of a list that is taken apart
-_BLOCK = 64  # items of a chunk, of a list that is met for the first time
-_GROUP = 8  # items that a list has grown by; groups; and so on
+_GROUP = 8  # items of a chunk; smaller chunks that become one
+_BLOCK = 64  # items of a chunk of a list that is met for the first time; more if they are small
 _LARGEST = 1 << 20  # bytes of a chunk that groups become
 _FEW = 4  # items of a list that may be heavy
 _LEAF = 1 << 14  # bytes: such a leaf is put into a chunk when it is met a second time
@@ -125,7 +125,7 @@ class References:
         for found in long:
             self._split(found, before.get(id(found)))
         for leaf in leaves:
-            if id(leaf) in self._leaves:
+            if id(leaf) in self._leaves or len(leaf) > _LARGEST:
                 self._known.make([leaf], self._apart)
         self._leaves = {id(leaf): leaf for leaf in leaves}
 
@@ -189,22 +189,20 @@ class References:
 
     def _put(self, long: _LongList, items: list[Any], *, heavy: bool) -> bool:
         """Put items that are in no chunk into chunks, but for the last few."""
-        made, at = False, 0
+        made, at, block = False, 0, _BLOCK
         while at < len(items):
-            some = items[at : at + _BLOCK]
-            if len(some) < _BLOCK and not heavy:
-                some = some[:_GROUP]
+            some = items[at : at + block]
+            if len(some) < block and not heavy:
+                some = some[: _BLOCK if len(some) >= _BLOCK else _GROUP]
             at += len(some)
             known = None
-            if len(some) == _BLOCK:
-                known = self._known.make(some, self._apart)
-            elif heavy:
-                known = self._known.make(some, self._apart, HEAVY)
-            elif len(some) == _GROUP and not few(some):
-                known = self._known.make(some, self._apart)
+            if heavy or len(some) > _GROUP or (len(some) == _GROUP and not few(some)):
+                known = self._known.make(some, self._apart, HEAVY if heavy else 0)
             if known is not None:
                 made = True
                 long.put(known)
+                larger = _BLOCK * _GROUP
+                block = larger if known.tree.size * larger <= _LARGEST * len(some) else _BLOCK
             elif long.parts and type(long.parts[-1]) is list:
                 long.parts[-1].extend(some)
             else:

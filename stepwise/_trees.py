@@ -32,11 +32,15 @@ _NOTHING: frozenset[int] = frozenset()
 
 
 class Tree(NamedTuple):
-    """A tree: its nodes, the root first if that is one; and about how many bytes it takes."""
+    """A tree: its nodes, the root first if that is one; and about how many bytes it takes.
+
+    ``refers`` tells whether nodes of other trees are in it.
+    """
 
     root: Any
     nodes: list[Any]
     size: int
+    refers: bool
 
 
 def walk(
@@ -55,22 +59,25 @@ def walk(
     """
     nodes: list[Any] = []
     met: set[int] = set()
-    waiting, size, left = [root], 0, most
+    waiting, size, left, refers = [root], 0, most, False
     while waiting:
         value = waiting.pop()
         cls = type(value)
         if cls in _NUMBERS:
             size += 8
             continue
-        if cls in _LEAVES:
-            if len(value) < LARGE_LEAF:
-                size += len(value) + 4
-            elif id(value) not in known:
-                size += len(value)
-                nodes.append(value)
+        if cls in _LEAVES and len(value) < LARGE_LEAF:
+            size += len(value) + 4
             continue
         here = id(value)
-        if here in known or here in met:
+        if here in known:
+            refers = True
+            continue
+        if cls in _LEAVES:
+            size += len(value)
+            nodes.append(value)
+            continue
+        if here in met:
             continue
         if here in refused or cls not in _CONTAINERS:
             return None
@@ -85,11 +92,11 @@ def walk(
         if cls is dict:
             if not _ATOMS.issuperset(map(type, value)):
                 return None
-            size += sum(len(key) if type(key) is str else 8 for key in value)
+            size += 8 * len(value)  # a key is short
             waiting.extend(value.values())
         else:
             waiting.extend(value)
-    return Tree(root, nodes, size)
+    return Tree(root, nodes, size, refers)
 
 
 _CONTAINERS = frozenset({list, dict, tuple})
