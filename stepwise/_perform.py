@@ -32,10 +32,11 @@ from stepwise._operations import Attempt, Change, Core, Ready, Result, Sleep, Wr
 from stepwise._origin import Helper, Origin
 from stepwise._others import others_alive, others_may_claim
 from stepwise._outcomes import outcome, settled
+from stepwise._pieces import Data
 from stepwise._previews import preview_arguments
 from stepwise._recorded import Recorded
 from stepwise._recording import Recording, intend, record_outcome, record_settled
-from stepwise._records import Call
+from stepwise._records import Call, Outcome
 from stepwise._run import Scope
 from stepwise._surroundings import Surroundings
 from stepwise.errors import (
@@ -219,21 +220,9 @@ def _execute(
         inner = Scope(active, call, around, number, [], scope.branch)
         result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
         if result.error is None:
-            changed = watch.changed()
-            if changed and not call.child:
-                _warn_mutated(call, changed)
             looked = active.look(scope, result.value)
             try:
-                record = outcome(
-                    active.codec,
-                    call,
-                    "completed",
-                    result.value,
-                    inner=inner.inner,
-                    attempts=number,
-                    around=watch.around if changed else None,
-                    kind=performer.returns,
-                )
+                record = _completed(performer, call, watch, result.value, inner)
             except NotRecordableError as error:
                 if call.child:  # its own journal can make the result again
                     return result
@@ -262,6 +251,29 @@ def _execute(
         number = attempts.number
         yield Sleep(delay)
         active.check(call.name)
+
+
+def _completed(
+    performer: Performer, call: Call, watch: Watches, value: object, inner: Scope
+) -> tuple[Outcome, Data]:
+    """What is recorded of a call that returned.
+
+    Raises:
+        NotRecordableError: the value cannot be.
+    """
+    changed = watch.changed()
+    if changed and not call.child:
+        _warn_mutated(call, changed)
+    return outcome(
+        inner.run.codec,
+        call,
+        "completed",
+        value,
+        inner=inner.inner,
+        attempts=inner.attempt,
+        around=watch.around if changed else None,
+        kind=performer.returns,
+    )
 
 
 def _warn_mutated(call: Call, changed: list[str]) -> None:
