@@ -183,6 +183,7 @@ def attack(crashed, wire, place, *accepted):
             use(folder, accepted)
             shutil.rmtree(folder)
             trials += 1
+    wire.made.discard(evil)  # the forger has sealed it, with keys that are not ours
     return trials
 
 

@@ -81,13 +81,13 @@ Journal.append = forget
 WITH_OLD_VARIABLES = """
 from stepwise._frames import WorkflowFrame
 
-dump = WorkflowFrame._dump
+dump = WorkflowFrame._referring
 
 def stale(self, values):
     self.old, old = dump(self, values), getattr(self, "old", None)
     return self.old if old is None else old
 
 WorkflowFrame.__slots__ = ()
-WorkflowFrame._dump = stale
+WorkflowFrame._referring = stale
 """
 BROKEN = (WITHOUT_INTENTS, FORGETFUL, WITH_OLD_VARIABLES)  # what a program begins with
