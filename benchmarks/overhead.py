@@ -3,6 +3,8 @@
 The workflow holds 100 KB of local variables, a list of messages, and takes a checkpoint at every
 step as by default.  It is compared, in turn, with the same loop without stepwise.  The processor
 time that a step costs more is told as well: the part that other users of the disk do not change.
+So is the limit: the loop with one plain SQLite insert of each result, which waits for the disk too.
+After a pause that insert alone takes several times as long as in a loop of nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import pathlib
+import pickle
+import sqlite3
 import time
 from collections.abc import Callable
 
@@ -54,6 +59,24 @@ def plain(count: int, seconds: float) -> int:
     return len(messages)
 
 
+def inserting(path: pathlib.Path) -> Callable[[int, float], int]:
+    """The same loop; each result is inserted, and on the disk before the next step."""
+    database = sqlite3.connect(path / f"raw{next(_serial)}.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.execute("CREATE TABLE results (number INTEGER PRIMARY KEY, value BLOB)")
+
+    def talking(count: int, seconds: float) -> int:
+        messages = talk()
+        for number in range(count):
+            messages.append(wait(number, seconds))
+            row = (number, pickle.dumps(messages[-1], 5))
+            database.execute("INSERT INTO results VALUES (?, ?)", row)
+        return len(messages)
+
+    return talking
+
+
 def _each(function: Callable[[int, float], int], count: int, seconds: float) -> tuple[float, float]:
     """Milliseconds per step: of the clock, of the processor."""
     began, used = time.perf_counter(), time.process_time()
@@ -72,7 +95,19 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
             added: list[float] = []
             count = usual // 5 if arguments.quick else usual
             rows.append(_row(store, seconds, count, limit, added, arguments.rounds))
+            rows.append(_limit(path, seconds, count, arguments.rounds))
     return rows
+
+
+def _limit(path: pathlib.Path, seconds: float, count: int, rounds: int) -> common.Row:
+    return common.compare(
+        f"steps of {seconds * 1e3:.0f} ms, one plain insert each",
+        "ms",
+        lambda: _each(inserting(path), count, seconds)[0],
+        lambda: _each(plain, count, seconds)[0],
+        "without it",
+        rounds=rounds,
+    )
 
 
 def _row(
