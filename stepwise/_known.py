@@ -251,9 +251,8 @@ class KnownValues:
         self._add(known)
         return known
 
-    def unite(self, chunks: list[Known], apart: Container[int]) -> Known | None:
+    def unite(self, chunks: list[Known], items: list[Any], apart: Container[int]) -> Known | None:
         """One new chunk of the items of several, which are known no more; see :meth:`make`."""
-        items = [item for each in chunks for item in each.tree.root]
         self._drop(chunks)
         return self.make(items, apart)
 

@@ -65,20 +65,31 @@ class _LongList:
             self.items.extend(known.tree.root)
         self.parts.append(known)
 
+    @property
+    def _end(self) -> int:
+        """The place behind its last chunk."""
+        return len(self.parts) - (bool(self.parts) and isinstance(self.parts[-1], list))
+
     def group(self) -> list[Known]:
         """Its last chunks, if they are so many of about the same size that one will do."""
-        last = self.parts[-_GROUP:]
+        last = self.parts[max(0, self._end - _GROUP) : self._end]
         chunks = [part for part in last if not isinstance(part, list)]
         if len(chunks) < _GROUP or sum(each.tree.size for each in chunks) > _LARGEST:
             return []
         counts = [len(each.tree.root) for each in chunks]
         return chunks if max(counts) < _GROUP * min(counts) else []
 
-    def replace_last(self, count: int, known: Known) -> None:
-        """Have one chunk in the place of several."""
-        if len(self.parts) == len(self.first):
-            self.first = [*self.first[:-count], known]
-        self.parts[-count:] = [known]
+    def replace(self, group: list[Known], part: Known | list[Any]) -> None:
+        """Have one part in the place of that group."""
+        end = self._end
+        start = end - len(group)
+        self.parts[start:end] = [part]
+        if len(self.first) > start:  # all before it are chunks
+            self.first = self.first[:start]
+            if isinstance(part, list):
+                self.items = [item for each in self.first for item in each.tree.root]
+            else:
+                self.first.append(part)
 
 
 class _Content:
@@ -218,11 +229,9 @@ class References:
             named = [part for each in (*self._lists.values(), long) for part in each.parts]
             if any(each.holders or named.count(each) > 1 for each in group):
                 return  # something else needs it as it is
-            known = self._known.unite(group, self._apart)
-            if known is None:
-                long.parts[-len(group) :] = ([item for each in group for item in each.tree.root],)
-                return
-            long.replace_last(len(group), known)
+            items = [item for each in group for item in each.tree.root]
+            known = self._known.unite(group, items, self._apart)
+            long.replace(group, items if known is None else known)
 
     def split_heavy(self) -> bool:
         """Put what makes the variables large into chunks, where that is items of lists."""

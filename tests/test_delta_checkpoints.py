@@ -288,6 +288,21 @@ def test_a_checkpoint_writes_the_last_few_items():
     assert chunks < 3.5 * items
 
 
+@workflow
+def listen_to_three(count):
+    heard = []
+    for number in range(count):
+        heard += [{"role": "user", "content": f"{tick(number)}" * 300} for _ in range(3)]
+    return len(heard)
+
+
+def test_few_chunks_are_named_however_a_list_grows():
+    """The chunks of a list are few, whether or not it has so many items that they come out even."""
+    run = listen_to_three.options(store="memory:").execute(200)
+    assert len(objects(run, "chunk/")) <= 3 * 8
+    assert len(run.locals()["heard"]) == 600
+
+
 @workflow(**ALL)
 def two_lists(count):
     one, other = [], []
