@@ -59,7 +59,7 @@ def main():
     code = pytest.main([str(HERE), "--sweeps", "-q", *sys.argv[1:]], [totals])
     lines = "\n".join(totals.table())
     print(lines)
-    if code == 0:
+    if code == 0 and totals.sweeps:
         text = PAGE.read_text(encoding="utf-8")
         marks = r"(<!-- sweeps -->\n).*(<!-- end -->)"
         PAGE.write_text(

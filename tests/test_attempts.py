@@ -14,8 +14,8 @@ import pytest
 import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
-from sweeping import sweep
 
+from examples import sweep
 from stepwise import errors, runs, step, workflow
 from stepwise._attempts import Attempts, check
 from stepwise.errors import ConfigurationError

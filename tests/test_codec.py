@@ -28,8 +28,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pickled import Account, Model, Plain, Point, double
-from sweeping import sweep
 
+from examples import sweep
 from stepwise import _codec, errors
 from stepwise._codec import Encoded, decode, decode_error, encode, encode_error, traceback_text
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError

@@ -33,8 +33,8 @@ import pytest
 from digested import Attrs, Model, Pair, Plain, Point, Slotted, WithSlots, closure
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sweeping import sweep
 
+from examples import sweep
 from stepwise._digest import class_name, combine, digest, encode
 from stepwise.errors import DigestError
 

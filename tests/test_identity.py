@@ -22,8 +22,8 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sweeping import sweep
 
+from examples import sweep
 from stepwise import _config, configure
 from stepwise._identity import (
     Parameters,

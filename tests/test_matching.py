@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sweeping import sweep
 
+from examples import sweep
 from stepwise._matching import Pool, Verdict
 from stepwise._records import (
     ANY_ERROR,

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pickled import Account, Model, Plain, Point, double
-from sweeping import sweep
 
+from examples import sweep
 from stepwise import _seal
 from stepwise._previews import preview, preview_arguments
 from stepwise._records import (

@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -9,6 +11,7 @@ from stepwise import _seal, step, workflow
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 HERE = pathlib.Path(__file__).parent
+PAGE = HERE.parent / "docs" / "reliability.md"
 
 
 @step
@@ -63,9 +66,19 @@ def test_the_disk_holds_no_copy_for_each_turn(tmp_path):
     assert size < 20 * 300 * len(say(0))
 
 
+def test_the_sweeps_can_be_run():
+    """``make sweeps`` finds its tests, and leaves the page alone if none of them ran."""
+    before = PAGE.read_text(encoding="utf-8")
+    command = [sys.executable, HERE / "sweeps.py", "--collect-only", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "test_power_cut.py" in done.stdout
+    assert PAGE.read_text(encoding="utf-8") == before
+
+
 def test_the_tests_that_are_named_exist():
     """Each hazard's test is there, by the name that the page gives."""
-    page = (HERE.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     named = re.findall(r"(test_\w+\.py)::(test_\w+)", page)
     assert len(named) > 50
     missing = [

@@ -16,7 +16,6 @@ import sys
 import tempfile
 
 import pytest
-from hypothesis import settings
 
 WHOLE = os.environ.get("STEPWISE_WHOLE") == "1"
 SCALE = float(os.environ.get("STEPWISE_SCALE") or 1)
@@ -26,14 +25,6 @@ SHIM = pathlib.Path(__file__).resolve().parent.parent / "power" / "shim.c"
 needs_the_shim = pytest.mark.skipif(
     not sys.platform.startswith("linux") or shutil.which("gcc") is None,
     reason="the shim needs Linux and gcc",
-)
-
-# Of hypothesis: the same examples at every run; STEPWISE_EXAMPLES=5000 looks for new ones.
-sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
-    derandomize="STEPWISE_EXAMPLES" not in os.environ,
-    deadline=None,
-    database=None,
 )
 
 

@@ -1,0 +1,16 @@
+"""How many examples hypothesis tries.
+
+The same at every run; ``STEPWISE_EXAMPLES=5000`` looks for new ones.  Apart from ``sweeping``,
+which is imported before pytest has prepared hypothesis.
+"""
+
+import os
+
+from hypothesis import settings
+
+sweep = settings(
+    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
+    derandomize="STEPWISE_EXAMPLES" not in os.environ,
+    deadline=None,
+    database=None,
+)
