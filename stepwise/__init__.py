@@ -27,7 +27,7 @@ The map, each layer importing only from those above it::
     _chain _group _journal         verified records; group commit; the append-only records
     _chunks _known _references     parts of checkpoints; what is stored; what is referred to
     _recorded _matching            what became of a recorded call; which one answers
-    _summary                       what a long journal comes to
+    _course _summary               a run's attempts; what a long journal comes to
     _unwinding _origin             failures; where a call is made
     _surroundings _snapshot        what variables refer to; variables to bytes
     _mutation _outcomes            what a call did to its arguments; how it ended

@@ -1,6 +1,6 @@
 """What the journal says happened: the steps of a run, what is in doubt.
 
-Imports: records, matching, codec, display.
+Imports: records, matching, codec, counts, identity, display.
 """
 
 from __future__ import annotations

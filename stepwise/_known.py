@@ -154,7 +154,7 @@ class KnownValues:
         for each in self._loose.values():
             self._all_loose.extend(each.watch)
 
-    def _drop(self, gone: Iterable[Known]) -> None:
+    def drop(self, gone: Iterable[Known]) -> None:
         """These are known no more; nor are the chunks that refer to them."""
         waiting, dropped = list(gone), False
         while waiting:
@@ -202,15 +202,15 @@ class KnownValues:
         self._arrived.clear()
         self._waiting = 0
         if self._loose or self._chunks:
-            self._drop([*self._loose.values(), *self._chunks.values()])
+            self.drop([*self._loose.values(), *self._chunks.values()])
 
     def _forget_changed(self) -> None:
         if not self._all_loose.holds():
-            self._drop([each for each in self._loose.values() if not each.watch.holds()])
+            self.drop([each for each in self._loose.values() if not each.watch.holds()])
         if not self._all.holds():
             broken = [each for each in self._chunks.values() if not each.group.holds()]
             both = [known for each in broken for known in (each, *each.members)]
-            self._drop([each for each in both if not each.watch.holds()])
+            self.drop([each for each in both if not each.watch.holds()])
 
     def _arrive(self, number: int, tree: Tree, watch: Watch, apart: Container[int]) -> None:
         mutable = [id(node) for node in tree.nodes if type(node) in (list, dict)]
@@ -251,11 +251,6 @@ class KnownValues:
         self._add(known)
         return known
 
-    def unite(self, chunks: list[Known], items: list[Any], apart: Container[int]) -> Known | None:
-        """One new chunk of the items of several, which are known no more; see :meth:`make`."""
-        self._drop(chunks)
-        return self.make(items, apart)
-
     def keep(self, records: Container[int], chunks: Container[int] | None) -> None:
         """A checkpoint that needs these is in the store: the rest is let go.
 
@@ -267,4 +262,4 @@ class KnownValues:
             gone = [each for each in self._chunks.values() if -each.number not in chunks]
         gone += [e for e in self._loose.values() if not e.holders and e.number not in records]
         if gone:
-            self._drop(gone)
+            self.drop(gone)

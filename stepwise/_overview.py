@@ -16,13 +16,14 @@ from typing import Literal
 
 from stepwise._checkpoints import newest_checkpoint
 from stepwise._codec import Codec
+from stepwise._course import Course
 from stepwise._display import RunShown
 from stepwise._history import Program, StepRecord, step_record, steps_of, steps_with
 from stepwise._journal import Lost, Position, read, read_one
 from stepwise._lease import describe_owner
 from stepwise._records import Entry, Intent, Outcome, Quarantined, Resumed, RunFacts, Started
 from stepwise._seal import Seal
-from stepwise._summary import Course, Summary, course_of, follow, kept_summary, with_unclear
+from stepwise._summary import Summary, course_of, follow, kept_summary, with_unclear
 from stepwise.rewrite import following_line, function_like
 from stepwise.stores import Owner, Store
 

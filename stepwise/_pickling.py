@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from stepwise._forms import Forms
 from stepwise._pieces import Data, collected
-from stepwise._trees import LARGE_LEAF
+from stepwise._trees import LARGE_LEAF, NUMBERS
 
 __all__ = [
     "PROTOCOL",
@@ -282,12 +282,9 @@ def _named(obj: Any, form: Any) -> Any:
     return form
 
 
-_NUMBERS = frozenset({int, float, bool, type(None)})
-
-
 def _persistent_id(pickler: Any, obj: Any) -> Any:
     cls = type(obj)
-    if cls in _NUMBERS or (cls is str and len(obj) < LARGE_LEAF):
+    if cls in NUMBERS or (cls is str and len(obj) < LARGE_LEAF):
         return None  # most objects: nothing refers to these
     return pickler._identity(obj)
 

@@ -230,8 +230,8 @@ class References:
             if any(each.holders or named.count(each) > 1 for each in group):
                 return  # something else needs it as it is
             items = [item for each in group for item in each.tree.root]
-            known = self._known.unite(group, items, self._apart)
-            long.replace(group, items if known is None else known)
+            self._known.drop(group)
+            long.replace(group, self._known.make(items, self._apart) or items)
 
     def split_heavy(self) -> bool:
         """Put what makes the variables large into chunks, where that is items of lists."""

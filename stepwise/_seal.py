@@ -59,7 +59,7 @@ _BACK_AT = _MAC_AT + 32
 _ENCRYPTED = 1
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
-# A header is a tree of ours: to look for cycles in it takes a fifth of the time.
+# A header is a tree of ours: nobody need look for cycles in it.
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 _from_json = json.JSONDecoder().raw_decode  # there is no white space around to look for
 
@@ -136,7 +136,7 @@ class Seal:
         if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
             raise DamagedError("the digest does not match")
         if version not in _READABLE or flags not in (0, _ENCRYPTED):
-            raise DamagedError(f"format {version}; this version of stepwise reads format {FORMAT}")
+            raise DamagedError(f"format {version}; this version of stepwise reads 1 to {FORMAT}")
         start = _BACK_AT
         if flags:
             data = decrypt(key, _named(identity) + data[:_MAC_AT], data[_BACK_AT:])
@@ -169,7 +169,7 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     begun = _begun.get(key)
     if begun is None:
         begun = _begun[key] = hmac.new(key, digestmod="sha256")
-    mac = begun.copy()  # half the time of hmac.digest, which looks the algorithm up
+    mac = begun.copy()  # hmac.digest would look the algorithm up each time
     if sum(map(len, parts)) < _SMALL:  # one call, although it copies
         mac.update(b"".join((_named(identity), *parts)))
         return mac.digest()

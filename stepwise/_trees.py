@@ -22,12 +22,12 @@ from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
-__all__ = ["LARGE_LEAF", "Tree", "Watch", "few", "same", "walk"]
+__all__ = ["LARGE_LEAF", "NUMBERS", "Tree", "Watch", "few", "same", "walk"]
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
-_NUMBERS = frozenset({int, float, bool, type(None)})
-_ATOMS = _LEAVES | _NUMBERS
+NUMBERS = frozenset({int, float, bool, type(None)})
+_ATOMS = _LEAVES | NUMBERS
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -63,7 +63,7 @@ def walk(
     while waiting:
         value = waiting.pop()
         cls = type(value)
-        if cls in _NUMBERS:
+        if cls in NUMBERS:
             size += 8
             continue
         if cls in _LEAVES and len(value) < LARGE_LEAF:
@@ -117,7 +117,7 @@ def few(values: Iterable[Any]) -> bool:
         value = waiting.pop()
         met += 1
         cls = type(value)
-        if cls in _NUMBERS or cls is range:
+        if cls in NUMBERS or cls is range:
             continue
         if cls in _LEAVES:
             size += len(value)

@@ -339,6 +339,14 @@ def test_a_large_text_is_not_written_again():
     assert all(len(values["text"]) == 60_000 for values in map(run.locals, range(2, 6)))
 
 
+def test_a_text_of_megabytes_is_written_once():
+    """A string of more than a megabyte is in a chunk from the first checkpoint on."""
+    run = hold.options(store="memory:").execute(4000)
+    assert all(checkpoint.size < 50_000 for checkpoint in run.checkpoints)
+    assert len(objects(run, "chunk/")) == 1
+    assert len(run.locals()["text"]) == 2_400_000
+
+
 @workflow
 def small_talk(count):
     messages = []

@@ -7,9 +7,9 @@ diskcache is made for values that may be lost; here none may be.  What is done a
   that need not), and values of 1 MiB and more in files that are fsynced before the commit;
 - only ``str`` keys and ``bytes`` values; nothing is ever unpickled here;
 - one connection for all threads, with transactions of our own;
-- no index of expiry, no triggers that count, no pages moved about at each commit: of eight pages
-  that a step would write, five are left.  ``diskcache`` opens such a store and reads all of it, and
-  makes what is missing; only its ``len`` counts nothing before its ``check(fix=True)``;
+- no index of expiry, no triggers that count, no pages moved about at each commit: a step writes
+  fewer of them.  ``diskcache`` opens such a store and reads all of it, and makes what is missing;
+  only its ``len`` counts nothing before its ``check(fix=True)``;
 - settings in the database are ours, or are ignored: diskcache would set any as an attribute.
 
 The only module that knows diskcache.  Imports: the folder, transactions, values.

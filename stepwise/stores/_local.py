@@ -2,27 +2,22 @@
 
 Beside the database, ``leases`` is the lock file, and a folder holds for each run its marks and the
 draft of an object that the next transaction takes along.  One process writes through one connection
-behind one lock, which a fork waits for.  Imports: the protocol, folder, copies, marks, locks.
+behind one lock, which a fork waits for.  Imports: the protocol, folder, copies,
+marks, locks, packed.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import errno
 import functools
-import hashlib
 import itertools
-import json
 import os
 import socket
 import sqlite3
 import threading
-import time
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
@@ -30,16 +25,16 @@ from stepwise.stores._copies import Copy, unwritable
 from stepwise.stores._folder import check_path, inode, make_folder, store_error
 from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
+from stepwise.stores._packed import epoch_of, hashed, lease_front, owner_of, pack_lease
 from stepwise.stores._rows import Page, Rows
 from stepwise.stores._values import Values
 from stepwise.stores.base import Batch, Head, Owner
 
-__all__ = ["FolderStore", "hashed", "pack", "unpack"]
+__all__ = ["FolderStore"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_EPOCH = 24  # bytes: its check sum, and itself
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many who read want the first one
 
 
@@ -120,8 +115,8 @@ class FolderStore(abc.ABC):
             draft = self._draft(rows, run_id)
             if draft is not None:
                 rows.put_object(run_id, draft.name, draft.data)
-            epoch = self._epoch(rows, run_id) + 1
-            rows.put_lease(run_id, _pack_lease(epoch, owner))
+            epoch = epoch_of(rows.lease(run_id)) + 1
+            rows.put_lease(run_id, pack_lease(epoch, owner))
             rows.commit()
         except BaseException:
             self._leases().release(run_id)
@@ -146,23 +141,11 @@ class FolderStore(abc.ABC):
         pid = self._leases().holder(run_id)
         if pid is None:
             return None
-        row = self._opened().lease(run_id) or b""
-        try:
-            owner = Owner(**json.loads(row[_EPOCH:]))
-        except (ValueError, TypeError):
+        owner = owner_of(self._opened().lease(run_id) or b"")
+        if owner is None:
             owner = Owner(pid, socket.gethostname(), 0.0)
         # Between taking the lock and writing the row, the row still names the owner before.
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
-
-    def _epoch(self, rows: Rows, run_id: str) -> int:
-        row = rows.lease(run_id)
-        if row is None:
-            return 0
-        with contextlib.suppress(ValueError):
-            epoch = int(row[8:_EPOCH], 16)
-            if row.startswith(_front(epoch)):
-                return epoch
-        return int(time.time() * 1000)  # damaged; this is more than any count has come to
 
     def _leases(self) -> LockFile:
         return lock_file(os.path.join(self.path, "leases"))
@@ -212,7 +195,7 @@ class FolderStore(abc.ABC):
     def _draft(self, rows: Rows, run_id: str) -> Draft | None:
         """The object that the last owner left beside the database."""
         _, draft = self._marks.read(hashed(run_id))
-        if draft is None or draft.epoch != self._epoch(rows, run_id):
+        if draft is None or draft.epoch != epoch_of(rows.lease(run_id)):
             return None
         return draft
 
@@ -233,7 +216,7 @@ class FolderStore(abc.ABC):
 
     def _check(self, rows: Rows, run_id: str, epoch: int) -> None:
         row = rows.lease(run_id)
-        if row is None or not row.startswith(_front(epoch)):
+        if row is None or not row.startswith(lease_front(epoch)):
             raise LeaseLostError(run_id=run_id)
 
     # -- reading ---------------------------------------------------------------------------------
@@ -332,16 +315,10 @@ class FolderStore(abc.ABC):
         return self._rows
 
 
-@functools.lru_cache(maxsize=256)
-def hashed(name: str) -> str:
-    """What stands for an id or a name, whatever characters that has."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
 def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     old = list(batch.delete)
     for name, data in batch.put.items():
-        # One statement: half the time of a deletion and an insertion.
+        # One statement does what a deletion and an insertion would.
         spare = old[-1] if old and old[-1] not in batch.put else None
         if spare is not None and rows.replace_object(run_id, spare, name, data):
             old.pop()
@@ -349,35 +326,6 @@ def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
             rows.put_object(run_id, name, data)
     for name in old:
         rows.delete_object(run_id, name)
-
-
-@functools.lru_cache(maxsize=256)
-def _front(epoch: int) -> bytes:
-    """How the row of a lease begins: with its epoch, which nothing turns into another one."""
-    digits = b"%016x" % epoch
-    return b"%08x" % zlib.crc32(digits) + digits
-
-
-def _pack_lease(epoch: int, owner: Owner) -> bytes:
-    return _front(epoch) + json.dumps(asdict(owner)).encode()
-
-
-def pack(head: Head) -> bytes:
-    """A head as one value."""
-    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
-    return len(front).to_bytes(4, "big") + front + head.data
-
-
-def unpack(row: bytes | None) -> Head | None:
-    """The head that was packed; ``None`` if it cannot be read."""
-    if not row:
-        return None
-    end = 4 + int.from_bytes(row[:4], "big")
-    try:
-        run_id, workflow, finished = json.loads(row[4:end])
-        return Head(run_id, workflow, finished, row[end:])
-    except (ValueError, TypeError):
-        return None  # a damaged row of the listing; the run's records are the truth
 
 
 # -- fork ----------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from stepwise._pieces import Data
 from stepwise.stores._cache import CACHE, Cache, open_cache
-from stepwise.stores._local import FolderStore, hashed, pack, unpack
+from stepwise.stores._local import FolderStore
+from stepwise.stores._packed import hashed, pack, unpack
 from stepwise.stores._rows import Page
 from stepwise.stores.base import Head
 

@@ -8,7 +8,7 @@
     homonyms  run, name, data: an object whose place is another one's
 
 Records and objects have no index: a record is the next row of its run, and a name says where its
-object lies.  So a step with its checkpoint dirties two pages (five of ``disk:``).
+object lies.  So a step with its checkpoint dirties two pages.
 ``data`` is a BLOB, or as TEXT the name and the size of a value file.
 
 Imports: the store in a folder, transactions, values, errors.
@@ -27,7 +27,8 @@ from stepwise._pieces import Data
 from stepwise.errors import StoreError
 from stepwise.stores import _transactions
 from stepwise.stores._folder import damaged
-from stepwise.stores._local import FolderStore, hashed, pack, unpack
+from stepwise.stores._local import FolderStore
+from stepwise.stores._packed import hashed, pack, unpack
 from stepwise.stores._rows import Page
 from stepwise.stores._transactions import Transactions
 from stepwise.stores._values import IN_FILES, Values

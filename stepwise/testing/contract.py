@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stepwise._pieces import Pieces
-from stepwise.stores import Batch, Head, Store
+from stepwise.stores import Batch, Head, open_store
 from stepwise.testing._contract_base import (
     LARGE,
     ME,
@@ -53,7 +53,7 @@ class StoreContract(LeaseContract):
     def test_an_unknown_run_is_empty(self, tmp_path: Path) -> None:
         """Asking for a run that nobody has started finds nothing, and is no error."""
         store = self._store(tmp_path)
-        assert isinstance(store, Store)
+        assert open_store(store) is store
         assert list(store.heads()) == []
         assert content_of(store, "run") == ([], {}, None, [])
         assert store.get("run", "name") is None

@@ -1,0 +1,84 @@
+"""What stands in a row for a name, for the head of a run and for its lease.
+
+Imports: the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import time
+import zlib
+from dataclasses import asdict
+
+from stepwise.stores.base import Head, Owner
+
+__all__ = ["epoch_of", "hashed", "lease_front", "owner_of", "pack", "pack_lease", "unpack"]
+
+_EPOCH = 24  # bytes: its check sum, and itself
+
+
+@functools.lru_cache(maxsize=256)
+def hashed(name: str) -> str:
+    """What stands for an id or a name, whatever characters that has."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def lease_front(epoch: int) -> bytes:
+    """How the row of a lease begins: with its epoch, which nothing turns into another one."""
+    digits = b"%016x" % epoch
+    return b"%08x" % zlib.crc32(digits) + digits
+
+
+def pack_lease(epoch: int, owner: Owner) -> bytes:
+    """A lease as one value."""
+    return lease_front(epoch) + json.dumps(asdict(owner)).encode()
+
+
+def epoch_of(row: bytes | None) -> int:
+    """The epoch of a lease; 0 where there is none.
+
+    Of a damaged row it is more than any count has come to, so that nobody before is still let in.
+    """
+    if row is None:
+        return 0
+    with contextlib.suppress(ValueError):
+        epoch = int(row[8:_EPOCH], 16)
+        if row.startswith(lease_front(epoch)):
+            return epoch
+    return int(time.time() * 1000)
+
+
+def owner_of(row: bytes) -> Owner | None:
+    """Who has a lease; ``None`` if that cannot be read."""
+    try:
+        return Owner(**json.loads(row[_EPOCH:]))
+    except (ValueError, TypeError):
+        return None
+
+
+# -- heads ---------------------------------------------------------------------------------------
+
+
+def pack(head: Head) -> bytes:
+    """A head as one value."""
+    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
+    return len(front).to_bytes(4, "big") + front + head.data
+
+
+def unpack(row: bytes | None) -> Head | None:
+    """The head that was packed; ``None`` if it cannot be read."""
+    if not row:
+        return None
+    end = 4 + int.from_bytes(row[:4], "big")
+    try:
+        run_id, workflow, finished = json.loads(row[4:end])
+        return Head(run_id, workflow, finished, row[end:])
+    except (ValueError, TypeError):
+        return None  # a damaged row of the listing; the run's records are the truth
