@@ -1,10 +1,11 @@
 """What checkpoints refer to instead of holding it again: results in the journal, and chunks.
 
-A *chunk* (``chunk/N`` beside the journal) holds a block of items of a long list, or one large leaf;
-it is written in the batch of the first checkpoint that needs it, and deleted in that which prunes
-the last one.  Its number is never used again.  A chunk refers in its turn to results and to
-chunks.  Every one is sealed like a record; a checkpoint knows the links of all chunks that it
-needs, so that it is restored from exactly these or not at all.
+A *chunk* (``chunk/N`` beside the journal) holds a block of items of a long list, one large leaf, or
+the bytes of a large buffer (of an array, say), which is known by its content.  It is written in the
+batch of the first checkpoint that needs it, and deleted in that which prunes the last one.  Its
+number is never used again.  A chunk refers in its turn to results and to chunks.  Every one is
+sealed like a record; a checkpoint knows the links of all chunks that it needs, so that it is
+restored from exactly these or not at all.
 
 Imports: journal, seal, trees, pickling.
 """
@@ -12,7 +13,7 @@ Imports: journal, seal, trees, pickling.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from stepwise._journal import identity
@@ -28,20 +29,34 @@ _CHUNK = "chunk/"
 
 
 class Chunk(NamedTuple):
-    """A verified chunk: the records and chunks that its references name by index, and its bytes."""
+    """A verified chunk: the records and chunks that its references name by index, and its bytes.
+
+    ``content`` is the SHA-256 of a large buffer; empty for a pickle.
+    """
 
     records: list[int]
     chunks: list[int]
     payload: Data
-    link: bytes
+    link: bytes = b""
+    content: bytes = b""
 
     def header(self) -> dict[str, Any]:
         """What is sealed with the payload."""
+        if self.content:
+            return {"content": self.content.hex()}
         return {"records": _pack(self.records), "chunks": _pack(self.chunks)}
 
     def seal(self, seal: Seal, run_id: str, number: int) -> tuple[Data, bytes]:
         """Its sealed bytes in a run, and the link to them."""
-        return seal.close(f"{chunk_name(number)}/{run_id}", self.header(), self.payload)
+        identity = f"{chunk_name(number)}/{run_id}"
+        return seal.close(identity, self.header(), self.payload, digest=self.content)
+
+    @classmethod
+    def of(cls, opened: Opened) -> Chunk:
+        """The verified chunk in an envelope."""
+        content = bytes.fromhex(opened.header.get("content", ""))
+        records, chunks = (_unpack(opened.header.get(key, ())) for key in ("records", "chunks"))
+        return cls(records, chunks, opened.payload, opened.link, content)
 
 
 class Needs(NamedTuple):
@@ -53,6 +68,7 @@ class Needs(NamedTuple):
         all_chunks: these and the chunks that they need, sorted.
         links: a digest over the links of all of them.
         lowest: the first record that any of it refers to; 0 for none.
+        buffers: numbers of the chunks that hold its large buffers, in the order of the pickle.
     """
 
     records: list[int] = []  # noqa: RUF012
@@ -60,30 +76,34 @@ class Needs(NamedTuple):
     all_chunks: list[int] = []  # noqa: RUF012
     links: str = ""
     lowest: int = 0
+    buffers: list[int] = []  # noqa: RUF012
 
     def header(self) -> dict[str, Any]:
         """The same for a header; empty if there is nothing."""
         if not self.records and not self.chunks:
             return {}
-        packed = (_pack(self.records), _pack(self.chunks), _pack(self.all_chunks))
-        return dict(zip(Needs._fields, (*packed, self.links, self.lowest), strict=True))
+        header = {name: _pack(getattr(self, name)) for name in _PACKED}
+        return {**header, "links": self.links, "lowest": self.lowest}
 
-    def along_with(self, records: list[int]) -> Needs:
-        """What names chunks alone, and these records."""
+    def along_with(self, records: list[int], buffers: list[int]) -> Needs:
+        """What names chunks alone, these records, and these of its chunks as buffers."""
         if not records:
-            return self
+            return self if buffers == self.buffers else self._replace(buffers=buffers)
         lowest = min(records)
         if self.lowest:
             lowest = min(lowest, self.lowest)
-        return Needs(records, self.chunks, self.all_chunks, self.links, lowest)
+        return self._replace(records=records, lowest=lowest, buffers=buffers)
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> Needs:
         """The inverse of :meth:`header`."""
         if not header:
             return cls()
-        records, chunks, all_chunks = (_unpack(header[name]) for name in cls._fields[:3])
-        return cls(records, chunks, all_chunks, header["links"], header["lowest"])
+        packed = {name: _unpack(header.get(name, ())) for name in _PACKED}
+        return cls(**packed, links=header["links"], lowest=header["lowest"])
+
+
+_PACKED = ("records", "chunks", "all_chunks", "buffers")
 
 
 def chunk_name(number: int) -> str:
@@ -164,8 +184,7 @@ class Vault:
             except DamagedError:
                 self._chunks[number] = None
             else:
-                records, chunks = (_unpack(opened.header[key]) for key in ("records", "chunks"))
-                self._chunks[number] = Chunk(records, chunks, opened.payload, opened.link)
+                self._chunks[number] = Chunk.of(opened)
         return self._chunks[number]
 
     def _read(self, numbers: list[int]) -> None:
@@ -245,6 +264,12 @@ class Known:
         self.members: list[Known] = []
         self.group = watch
 
+    @classmethod
+    def of_buffer(cls, number: int, chunk: Chunk) -> Known:
+        """A large buffer in a chunk: it is known by its content, and nothing lives here."""
+        nothing = Tree(None, [], 0, refers=False)
+        return cls(-number, nothing, Watch(), chunk._replace(payload=b""))
+
 
 class Reader:
     """Gives back the objects that one checkpoint refers to, each as one object.
@@ -272,6 +297,18 @@ class Reader:
             chunk = self._known(self._needs, part) if type(part) is int else None
             found.extend(chunk.tree.root if chunk is not None else part)
         return found
+
+    def buffers(self) -> Iterator[bytearray]:
+        """The large buffers, in the order of the pickle: each a new one, that may be written."""
+        for number in self._needs.buffers:
+            yield bytearray(bytes(self._buffer(number)))
+
+    def _buffer(self, number: int) -> Data:
+        chunk = self._vault.chunk(number)
+        assert chunk is not None
+        if -number not in self.found:
+            self.found[-number] = Known.of_buffer(number, chunk)
+        return chunk.payload
 
     def _known(self, names: Needs | Chunk, index: int) -> Known:
         number = names.records[index] if index >= 0 else -names.chunks[-1 - index]

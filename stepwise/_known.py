@@ -1,9 +1,9 @@
 """What of a run's live values is stored already.
 
 Known are the results of steps, which the journal holds, and the chunks that checkpoints made of
-long lists and large leaves.  Whatever was changed since it was stored is known no more; that is
-proved for every container (see ``_trees``).  A mutable container belongs to one known value only,
-so that what is shared stays shared.
+long lists, large leaves and large buffers.  Whatever was changed since it was stored is known no
+more; that is proved for every container (see ``_trees``), and a buffer is known by its digest.  A
+mutable container belongs to one known value only, so that what is shared stays shared.
 
 Imports: chunks, trees, pickling.
 """
@@ -70,6 +70,7 @@ class KnownValues:
         self._loose: dict[int, Known] = {}  # records that are not watched with a chunk
         self._chunks: dict[int, Known] = {}
         self._starts: dict[int, Known] = {}  # the newest chunk by the id of its first item
+        self._buffers: dict[bytes, Known] = {}  # chunks by their content
         self._all = Watch()  # over all chunks, with their members
         self._all_loose = Watch()
 
@@ -138,6 +139,8 @@ class KnownValues:
         self._chunks[known.number] = known
         if known.tree.root:
             self._starts[id(known.tree.root[0])] = known
+        if known.chunk.content:
+            self._buffers[known.chunk.content] = known
         known.group = Watch()
         known.group.extend(known.watch)
         for each in known.depends:
@@ -159,14 +162,9 @@ class KnownValues:
         waiting, dropped = list(gone), False
         while waiting:
             known = waiting.pop()
-            if self._chunks.pop(known.number, None) is not None:
-                dropped = True
-                if known.tree.root and self._starts.get(id(known.tree.root[0])) is known:
-                    del self._starts[id(known.tree.root[0])]
-                for each in known.depends:
-                    each.holders -= 1
-                self._loose.update((each.number, each) for each in known.members)
-                known.members = []
+            if known.number in self._chunks:
+                self._drop_chunk(known)
+                dropped = dropped or bool(known.tree.nodes)
             elif self._loose.pop(known.number, None) is None:
                 member_of = [each for each in self._chunks.values() if known in each.members]
                 for each in member_of:
@@ -184,6 +182,17 @@ class KnownValues:
             for each in self._chunks.values():
                 self._all.extend(each.group)
 
+    def _drop_chunk(self, known: Known) -> None:
+        del self._chunks[known.number]
+        if known.chunk is not None:
+            self._buffers.pop(known.chunk.content, None)
+        if known.tree.root and self._starts.get(id(known.tree.root[0])) is known:
+            del self._starts[id(known.tree.root[0])]
+        for each in known.depends:
+            each.holders -= 1
+        self._loose.update((each.number, each) for each in known.members)
+        known.members = []
+
     # -- while a checkpoint is taken -------------------------------------------------------------
 
     def update(self, apart: Container[int]) -> None:
@@ -193,6 +202,9 @@ class KnownValues:
             apart: ids of mutable objects that no known value may hold.
         """
         self._forget_changed()
+        lost = [each for each in self._buffers.values() if each.sealed]
+        if lost:
+            self.drop(lost)  # it was to be stored and was not, and may have changed since
         while self._arrived:
             self._arrive(*self._arrived.popleft(), apart)
         self._waiting = 0
@@ -242,14 +254,29 @@ class KnownValues:
             payload = dump_tree(items, refer if tree.refers else None)
         except RecursionError:
             return None
-        chunk = Chunk(list(used.records), list(used.chunks), payload, b"")
-        number = self._next_chunk()
-        sealed, link = self._seal(number, chunk)
-        chunk = chunk._replace(link=link, payload=b"")
+        number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
         known = Known(-number, tree, Watch(tree.nodes), chunk, tuple(depends.values()))
         known.sealed = sealed
         self._add(known)
         return known
+
+    def buffer(self, content: bytes) -> Known | None:
+        """The large buffer with this SHA-256."""
+        return self._buffers.get(content)
+
+    def make_buffer(self, data: Data, content: bytes) -> Known:
+        """A new chunk of a large buffer, whose SHA-256 is ``content``."""
+        number, sealed, chunk = self._sealed(Chunk([], [], data, content=content))
+        known = Known.of_buffer(number, chunk)
+        known.sealed = sealed
+        self._add(known)
+        return known
+
+    def _sealed(self, chunk: Chunk) -> tuple[int, Data, Chunk]:
+        """The number of a new chunk, its sealed bytes, and what is kept of it."""
+        number = self._next_chunk()
+        sealed, link = self._seal(number, chunk)
+        return number, sealed, chunk._replace(link=link, payload=b"")
 
     def keep(self, records: Container[int], chunks: Container[int] | None) -> None:
         """A checkpoint that needs these is in the store: the rest is let go.

@@ -89,6 +89,10 @@ class Reducers:
 
     identifies = False
 
+    def takes(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether a large buffer is kept elsewhere, and comes back when it is loaded."""
+        return False
+
     def reduce(self, obj: Any) -> Any:
         """See ``pickle.Pickler.reducer_override``."""
         form = self.special(obj)
@@ -241,7 +245,8 @@ def _picklers(identifies: bool) -> tuple[Any, Any]:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def __init__(self, sink: _Sink, reducers: Reducers) -> None:
-            super().__init__(sink, PROTOCOL)
+            takes = reducers.takes
+            super().__init__(sink, PROTOCOL, lambda buffer: not takes(buffer))
             self._reduce = reducers.reduce
             self._identity = reducers.identity
 
@@ -259,7 +264,8 @@ def _picklers(identifies: bool) -> tuple[Any, Any]:
         _function_getnewargs = cloudpickle.Pickler._function_getnewargs
 
         def __init__(self, sink: _Sink, reducers: Reducers) -> None:
-            super().__init__(sink, PROTOCOL)
+            takes = reducers.takes
+            super().__init__(sink, PROTOCOL, buffer_callback=lambda buffer: not takes(buffer))
             self._reduce = reducers.reduce
             self._identity = reducers.identity
             self.globals_ref: dict[int, Any] = {}

@@ -12,7 +12,7 @@ import threading
 
 from stepwise import _tasks
 
-__all__ = ["Data", "Pieces", "collected"]
+__all__ = ["Data", "Pieces", "collected", "settled"]
 
 _LARGE = 1 << 20  # bytes; less is joined: one piece is handled faster than many
 
@@ -49,14 +49,13 @@ def collected(views: list[memoryview]) -> Data:
     """What was written in pieces: joined if it is little."""
     if sum(view.nbytes for view in views) < _LARGE:
         return b"".join(views)
-    return Pieces(_alone(views))
+    return Pieces([settled(view) for view in views])
 
 
-def _alone(views: list[memoryview]) -> list[memoryview]:
+def settled(view: memoryview) -> memoryview:
     """The same; what somebody else could change while it is being sealed and written, as a copy.
 
     A record whose seal was made of one state and whose bytes are of another would be damaged.
     """
-    if threading.active_count() == 1 and _tasks.current() is None:
-        return views
-    return [view if type(view.obj) is bytes else memoryview(bytes(view)) for view in views]
+    alone = threading.active_count() == 1 and _tasks.current() is None
+    return view if alone or type(view.obj) is bytes else memoryview(bytes(view))

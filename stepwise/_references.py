@@ -1,21 +1,23 @@
 """What a checkpoint refers to instead of holding it, decided anew for each.
 
 The pickler of the variables asks :meth:`References.identity` for every object.  A node of a known
-value becomes a reference; a long list becomes its parts, chunks and the items in between.
+value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
+pickle hands out as a buffer is offered to :meth:`References.takes`.
 
-Imports: known, chunks, trees.
+Imports: known, chunks, trees, pieces.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepwise._chunks import Known, Needs, digest_of
 from stepwise._known import KnownValues, Names
-from stepwise._pieces import Data
+from stepwise._pieces import Data, Pieces, settled
 from stepwise._trees import few, same
 
 __all__ = ["HEAVY", "References"]
@@ -28,7 +30,7 @@ _GROUP = 8  # items of a chunk; smaller chunks that become one
 _BLOCK = 64  # items of a chunk of a list that is met for the first time; more if they are small
 _LARGEST = 1 << 20  # bytes of a chunk that groups become
 _FEW = 4  # items of a list that may be heavy
-_LEAF = 1 << 14  # bytes: such a leaf is put into a chunk when it is met a second time
+_LEAF = 1 << 14  # bytes: such a leaf or buffer is put into a chunk when it is met a second time
 _LOOK = 300  # objects that are looked at for long lists and large leaves
 _ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
 
@@ -112,6 +114,9 @@ class References:
         self._leaves: dict[int, Any] = {}
         self._apart: set[int] = set()
         self._used = Names()
+        self._buffers: list[int] = []
+        self._met: set[bytes] = set()  # digests of buffers
+        self._meeting: set[bytes] = set()
         self._last = self._next = Needs()  # without records
 
     def __bool__(self) -> bool:
@@ -139,13 +144,15 @@ class References:
             if id(leaf) in self._leaves or len(leaf) > _LARGEST:
                 self._known.make([leaf], self._apart)
         self._leaves = {id(leaf): leaf for leaf in leaves}
+        self._met, self._meeting = self._meeting, set()
 
     def prepare_none(self) -> None:
         """The variables are written as they are: nothing of them is known any more."""
         self._known.clear()
-        self._used = Names()
+        self._used, self._buffers = Names(), []
         self._lists.clear()
         self._leaves.clear()
+        self._meeting.clear()
 
     def _find(self, values: Iterable[Any]) -> list[Any]:
         """Look for lists that may be long, not too deeply; the large leaves that were met."""
@@ -245,7 +252,7 @@ class References:
 
     def begin(self) -> None:
         """The variables are pickled from the beginning."""
-        self._used = Names()
+        self._used, self._buffers = Names(), []
         for each in self._lists.values():
             each.met = False
 
@@ -270,6 +277,24 @@ class References:
         long = self._lists.get(id(value))
         return list(value) if long is None else _Content(self._parts(long))
 
+    def takes(self, raw: memoryview) -> bool:
+        """Whether the bytes of a buffer are in a chunk, so that the pickle need not hold them."""
+        if len(raw) < _LEAF:
+            return False
+        content = hashlib.sha256(raw).digest()
+        self._meeting.add(content)
+        known = self._known.buffer(content)
+        if known is None and (len(raw) > _LARGEST or content in self._met):
+            kept = settled(raw)
+            if kept is not raw:  # it may have been changed meanwhile
+                content = hashlib.sha256(kept).digest()
+            known = self._known.make_buffer(Pieces([kept]), content)
+        if known is None:
+            return False
+        self._used.index(known.number)
+        self._buffers.append(-known.number)
+        return True
+
     def _parts(self, long: _LongList) -> list[Any]:
         long.met = True
         return [
@@ -283,7 +308,7 @@ class References:
         """What the variables refer to as they were pickled; the chunks that are to be stored."""
         records, chunks = list(self._used.records), list(self._used.chunks)
         if chunks == self._last.chunks:  # mostly: all of them are stored
-            return self._last.along_with(records), {}
+            return self._last.along_with(records, self._buffers), {}
         found = {number: self._known.chunk(number) for number in chunks}
         waiting = list(found.values())
         while waiting:
@@ -295,8 +320,8 @@ class References:
         links = digest_of(found[number].link for number in every)
         lowest = min(filter(None, (each.lowest for each in found.values())), default=0)
         new = {number: found[number].sealed for number in every if found[number].sealed}
-        self._next = Needs([], chunks, every, links, lowest)
-        return self._next.along_with(records), new
+        self._next = Needs([], chunks, every, links, lowest, self._buffers)
+        return self._next.along_with(records, self._buffers), new
 
     def stored(self, needs: Needs) -> None:
         """The checkpoint is in the store: what it does not refer to is let go."""

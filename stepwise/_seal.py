@@ -4,7 +4,7 @@
 
     0   2  magic "SW"
     2   1  format version
-    3   1  flags: 1 if what follows the MAC is encrypted
+    3   1  flags: 1 if what follows the MAC is encrypted; 2 if the payload is digested by itself
     4   4  how many intents of side effects the journal holds before this record
     8   8  key id
     16  16 the first 16 bytes of the previous record's MAC (the hash chain), or zeros
@@ -14,6 +14,9 @@
 
 Encrypted (``configure(encrypt=True)``), everything from 64 on is a nonce and an AES-256-GCM
 ciphertext of it, with the identity and the front as associated data; the MAC is over that.
+
+The SHA-256 of a large buffer tells whether it is stored already.  Where it is known, the MAC is
+over this digest in the place of the payload, so that nothing is read twice.
 
 The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
 record is refused in any place but its own.  The key is made at first use and lives outside the
@@ -56,7 +59,7 @@ _FRONT = struct.Struct("<2sBBI8s16s")
 _BACK = struct.Struct("<I")
 _MAC_AT = _FRONT.size
 _BACK_AT = _MAC_AT + 32
-_ENCRYPTED = 1
+_ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
 # A header is a tree of ours: nobody need look for cycles in it.
@@ -101,19 +104,25 @@ class Seal:
         payload: Data = b"",
         previous: bytes = NO_LINK,
         effects: int = 0,
+        digest: bytes = b"",
     ) -> tuple[Data, bytes]:
-        """Seal a header and a payload; the sealed bytes and the link for the next record."""
-        flags = _ENCRYPTED if self.encrypts else 0
+        """Seal a header and a payload; the sealed bytes and the link for the next record.
+
+        Args:
+            digest: the SHA-256 of the payload, if it is known.
+        """
+        flags = _ENCRYPTED if self.encrypts else _DIGESTED if digest else 0
         front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
         text = _to_json(header).encode("utf-8", "surrogatepass")
         back = _BACK.pack(len(text)) + text
         if self.encrypts:
             associated = _named(identity) + front
             back, payload = encrypt(self.keys[0], associated, back + bytes(payload)), b""
+        pieces = payload.views if isinstance(payload, Pieces) else (payload,)
+        covered = (digest,) if flags & _DIGESTED else pieces
+        mac = _mac(self.keys[0], identity, front, back, *covered)
         if isinstance(payload, Pieces):
-            mac = _mac(self.keys[0], identity, front, back, *payload.views)
             return payload.after(front + mac + back), mac[:16]
-        mac = _mac(self.keys[0], identity, front, back, payload)
         return b"".join((front, mac, back, payload)), mac[:16]
 
     def open(self, identity: str, data: bytes) -> Opened:
@@ -132,13 +141,14 @@ class Seal:
         else:
             raise ForeignKeyError("sealed with another key")
         view = memoryview(data)
-        mac = _mac(key, identity, view[:_MAC_AT], view[_BACK_AT:])
+        covered = _digested(view[_BACK_AT:]) if flags == _DIGESTED else (view[_BACK_AT:],)
+        mac = _mac(key, identity, view[:_MAC_AT], *covered)
         if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
             raise DamagedError("the digest does not match")
-        if version not in _READABLE or flags not in (0, _ENCRYPTED):
+        if version not in _READABLE or flags not in (0, _ENCRYPTED, _DIGESTED):
             raise DamagedError(f"format {version}; this version of stepwise reads 1 to {FORMAT}")
         start = _BACK_AT
-        if flags:
+        if flags & _ENCRYPTED:
             data = decrypt(key, _named(identity) + data[:_MAC_AT], data[_BACK_AT:])
             start = 0
         (length,) = _BACK.unpack_from(data, start)
@@ -177,6 +187,13 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     for part in parts:
         mac.update(part)
     return mac.digest()
+
+
+def _digested(view: memoryview) -> tuple[memoryview, bytes]:
+    """A header with its length, and the digest of what follows it."""
+    (length,) = _BACK.unpack_from(view)
+    end = _BACK.size + length
+    return view[:end], hashlib.sha256(view[end:]).digest()
 
 
 def _named(identity: str) -> bytes:

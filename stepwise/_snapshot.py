@@ -86,6 +86,11 @@ class _FrameReducers(Reducers):
             return name, _class_of(obj), self.content(name, obj)
         return self.references.identity(obj) if self.references is not None else None
 
+    def takes(self, buffer: pickle.PickleBuffer) -> bool:
+        with memoryview(buffer) as view:
+            one_piece = view.contiguous  # of others pickle itself makes an error
+        return one_piece and self.references is not None and self.references.takes(buffer.raw())
+
     def content(self, name: str, obj: Any) -> Any:
         if name in self.met or not self.with_contents:
             return None
@@ -287,7 +292,8 @@ def load_values(
     before = {name: _content(name, value, around) for name, value in around.arguments.items()}
     token = _restoring.set(replace(around, arguments=dict(around.arguments)))
     try:
-        loading = unpickler(io.BytesIO(data))
+        buffers = reader.buffers() if reader is not None else None
+        loading = unpickler(io.BytesIO(data), buffers=buffers)
         loading.reader = reader
         values, _, links = loading.load()
     except BaseException:
