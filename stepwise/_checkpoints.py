@@ -7,9 +7,9 @@ after it verified.  Imports: journal, records, codec, pickling, seal, display.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 from stepwise import _codec
 from stepwise._chunks import Needs, Reader, Vault, chunk_name, digest_of
@@ -37,6 +37,7 @@ __all__ = [
 Retention = Literal["latest_only", "prune_old", "all"]
 _PREFIX = "checkpoint/"
 _PRUNE_AT_LEAST = 200  # records at a time
+_NEEDS_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,7 @@ class Checkpoint:
         return facts_html(f"checkpoint after step {self.step}, at {self.position}", facts)
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What a checkpoint holds beside the local variables.
 
     Args:
@@ -100,8 +100,8 @@ class State:
     arguments: dict[str, str]
     python: str = PYTHON
     at: float = 0.0
-    needs: dict[str, Any] = field(default_factory=dict)
-    changed: list[list[Any]] = field(default_factory=list)
+    needs: Mapping[str, Any] = _NEEDS_NOTHING
+    changed: Sequence[list[Any]] = ()
 
     @property
     def where(self) -> str:
@@ -125,8 +125,7 @@ class State:
                     yield entry, (*flags,)
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A checkpoint that verified: its name, its state, the pickled local variables.
 
     ``vault`` holds what it refers to, which verified as well.
@@ -211,10 +210,10 @@ class Checkpoints:
         behind = self._behind(kept[0], state) if self._prune_journal else 0
         if behind - facts.pruned < _PRUNE_AT_LEAST:
             behind = facts.pruned
-        after = replace(facts, pruned=behind) if behind != facts.pruned else facts
+        after = facts._replace(pruned=behind) if behind != facts.pruned else facts
         self._journal.put(
             name,
-            {**vars(state), "needs": needs.header()},
+            {**state._asdict(), "needs": needs.header()},
             payload,
             also={chunk_name(number): data for number, data in chunks.items()},
             delete=tuple(gone),
@@ -268,7 +267,7 @@ def sealed(
         lowest=min(lowest, default=0),
     )
     name = _name(state)
-    header = vars(replace(state, needs=needs.header()))
+    header = state._replace(needs=needs.header())._asdict()
     put[name] = seal.close(f"{name}/{run_id}", header, payload)[0]
     return put
 

@@ -154,7 +154,7 @@ class CheckpointStore:
             "step": checkpoint.step_number,
             "id": checkpoint.checkpoint_id,
             "form": encoded.form,
-            "run": vars(place) if place is not None else None,
+            "run": place._asdict() if place is not None else None,
         }
         with _Owned(self, run_id) as owned:
             names = owned.names

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stepwise import _codec
@@ -200,7 +200,7 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         )
     effects = _Effects(journal.load(Position()), Codec(facts.codec))
     end = facts.end if facts.status == "failed" else 0
-    undoing, done = replace(facts, undoing=True, status="failed", end=end), 0
+    undoing, done = facts._replace(undoing=True, status="failed", end=end), 0
     for effect in effects.newest_first():
         try:
             if effect.call.child:
@@ -213,14 +213,14 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
     count = "1 side effect" if done == 1 else f"{done} side effects"
     if done or facts.undoing:
         told = facts.error or f"undone: {count}"
-        after = replace(undoing, undoing=False, error=told, updated_at=time.time())
+        after = undoing._replace(undoing=False, error=told, updated_at=time.time())
         journal.append(head=after)
         notice(f"{facts.run_id}: {count} undone; called again, the workflow makes them anew")
     return Result(done)
 
 
 def _touched(facts: RunFacts) -> RunFacts:
-    return replace(facts, updated_at=time.time())
+    return facts._replace(updated_at=time.time())
 
 
 def _compensate_child(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from stepwise import _codec
@@ -84,8 +83,7 @@ def _write(
     shared = [each for each in source.entries if each.number <= cut]
     payload, changed = _with_changes(facts, loaded, variables)
     items, numbers = _items(source, new_id, shared, results, now)
-    head = replace(
-        facts,
+    head = facts._replace(
         run_id=new_id,
         parent=parent,
         forked_from=facts.run_id,
@@ -106,8 +104,7 @@ def _write(
         state = loaded.state
         last = max((new for old, new in numbers.items() if old <= state.journal[0]), default=1)
         at = positions[last]
-        state = replace(
-            state,
+        state = state._replace(
             journal=[at.last, (at.link or b"").hex(), at.effects],
             unused=[
                 [numbers[origin], numbers[end], *flags] for origin, end, *flags in state.unused
@@ -167,9 +164,9 @@ def _items(
             call = record.call
             again = calls.get(call.number)
             if again is not None:
-                record = replace(record, call=call._replace(key=again.key, child=again.child))
+                record = record._replace(call=call._replace(key=again.key, child=again.child))
             if isinstance(record, Intent) and (again is None or again.key == call.key):
-                record, payload = replace(record, form=None), b""  # not this run's to undo
+                record, payload = record._replace(form=None), b""  # not this run's to undo
         elif isinstance(record, Quarantined):
             continue
         items.append((record, payload))
@@ -198,8 +195,7 @@ def _started(source: Source, started: Started | None, now: float) -> Started:
     facts, program = source.facts, program_of(source.entries)
     if started is None:
         started = Started(facts.workflow, facts.digest, facts.arguments, facts.code)
-    return replace(
-        started,
+    return started._replace(
         at=now,
         forked_from=facts.run_id,
         command=program.command if program is not None else (),

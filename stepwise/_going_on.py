@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from stepwise._checkpoints import State
@@ -75,8 +74,8 @@ def record_resumed(
     """Record that the run goes on, in words, and after how many steps; see :class:`Resumed`."""
     now = time.time()
     command, cwd = process_command() if active.parent is None else ((), "")
-    active.facts = replace(
-        active.facts, status="running", end=0, error="", code=code, updated_at=now
+    active.facts = active.facts._replace(
+        status="running", end=0, error="", code=code, updated_at=now
     )
     resumed = Resumed(
         active.journal.epoch,

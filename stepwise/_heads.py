@@ -6,7 +6,6 @@ It is derived: damaged, it is made again from the records.  Imports: records, se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
 
 from stepwise._records import (
     Compensating,
@@ -26,7 +25,7 @@ __all__ = ["derive_facts", "open_head", "seal_head"]
 
 def seal_head(seal: Seal, facts: RunFacts) -> Head:
     """The head of a run, as the store keeps it."""
-    data, _ = seal.close(f"head/{facts.run_id}", asdict(facts))
+    data, _ = seal.close(f"head/{facts.run_id}", facts._asdict())
     index = seal.index(facts.workflow)
     return Head(facts.run_id, index, facts.status == "completed", bytes(data))
 
@@ -66,10 +65,10 @@ def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
 def _after(facts: RunFacts, entry: Entry) -> RunFacts:
     record = entry.record
     if isinstance(record, Ended):
-        return replace(facts, status=record.status, end=entry.number, updated_at=record.at)
+        return facts._replace(status=record.status, end=entry.number, updated_at=record.at)
     if isinstance(record, Compensating):
-        return replace(facts, status="failed", end=0, undoing=True, updated_at=record.at)
+        return facts._replace(status="failed", end=0, undoing=True, updated_at=record.at)
     if isinstance(record, (Resumed, Forgotten, Quarantined)):
         undoing = facts.undoing and not isinstance(record, Resumed)
-        return replace(facts, status="running", end=0, undoing=undoing, updated_at=record.at)
+        return facts._replace(status="running", end=0, undoing=undoing, updated_at=record.at)
     return facts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import deque
+from collections.abc import Mapping
 from types import CellType
 from typing import Any
 
@@ -139,14 +140,14 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.startswith("@")}
 
 
-def look_into_value(payload: bytes, python: str | None, kinds: dict[str, str]) -> Any:
+def look_into_value(payload: bytes, python: str | None, kinds: Mapping[str, str]) -> Any:
     """The value of a call that changed its arguments, which are of these kinds."""
     if python not in (None, PYTHON):
         raise UnreadableValueError(f"the value was recorded by Python {python}")
     return _load(payload, kinds)["value"]
 
 
-def _load(payload: bytes, kinds: dict[str, str], reader: Reader | None = None) -> dict[str, Any]:
+def _load(payload: bytes, kinds: Mapping[str, str], reader: Reader | None = None) -> dict[str, Any]:
     arguments = {
         name: _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
         for name, kind in kinds.items()

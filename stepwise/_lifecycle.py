@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._codec import Codec
@@ -215,7 +215,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
     if facts is None:
         journal.load()  # there is nothing, or it says what is lost
         facts, began = _start(call, journal, before)
-    facts = replace(facts, codec=call.codec)
+    facts = facts._replace(codec=call.codec)
     node = call.source.node()
     function = call.rewritten.function if call.rewritten is not None else call.function
     active = ActiveRun(

@@ -244,7 +244,7 @@ class Notebook:
     def _tell(self, active: ActiveRun, *, is_new: bool) -> None:
         """That the run is in progress; for the first cell of a kernel that it goes on."""
         now = time.time()
-        active.facts = replace(active.facts, status="running", end=0, error="", updated_at=now)
+        active.facts = active.facts._replace(status="running", end=0, error="", updated_at=now)
         first, self._begun = not self._begun, True
         if first and not is_new:
             self._progress.resumed_from = self._progress.skipped

@@ -5,7 +5,7 @@ Imports: run, compensation, mutation, codec.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stepwise._codec import Encoded
@@ -94,7 +94,7 @@ class Opened(Generic[BodyT_co]):
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
                 raise result.error
-            active.facts = replace(active.facts, undoing=False)
+            active.facts = active.facts._replace(undoing=False)
         return Result()
 
     def undo_after(self) -> Core:

@@ -7,8 +7,7 @@ Imports: nothing of ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 __all__ = [
@@ -34,6 +33,8 @@ __all__ = [
 ]
 
 StepStatus = Literal["completed", "failed", "cancelled"]
+
+_NOTHING: Mapping[str, str] = {}
 
 ANY_ERROR = 0
 """``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
@@ -78,8 +79,7 @@ class Call(NamedTuple):
     branch: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The run begins.  Payload: its arguments, where they can be recorded.
 
     Args:
@@ -100,8 +100,7 @@ class Started:
     cwd: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(NamedTuple):
     """An attempt after the first one begins.
 
     Args:
@@ -119,8 +118,7 @@ class Resumed:
     cwd: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(NamedTuple):
     """A side effect is about to happen.
 
     Payload: the arguments by name, if the tool can be compensated.
@@ -130,8 +128,7 @@ class Intent:
     form: str | None = None
 
 
-@dataclass(slots=True)  # made for every call; frozen, that would take several times as long
-class Outcome:
+class Outcome(NamedTuple):
     """A call ended.  Payload: its value or its exception.
 
     Args:
@@ -150,21 +147,19 @@ class Outcome:
     inner: tuple[int, ...] = ()
     preview: str = ""
     traceback: str = ""
-    changed: dict[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str] = _NOTHING
     form: str | None = None
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
+class Handled(NamedTuple):
     """The workflow went on after these failed or cancelled calls: that is their outcome."""
 
     numbers: tuple[int, ...]
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """Somebody who looked settled a call in doubt.  Payload, if it landed: its value."""
 
     number: int
@@ -174,16 +169,14 @@ class Settled:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(NamedTuple):
     """These calls are to run again."""
 
     numbers: tuple[int, ...]
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Compensating:
+class Compensating(NamedTuple):
     """A call is about to be undone; ``key`` is the compensation's own idempotency key."""
 
     number: int
@@ -191,8 +184,7 @@ class Compensating:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Compensated:
+class Compensated(NamedTuple):
     """A call was undone, and counts as not made."""
 
     number: int
@@ -200,8 +192,7 @@ class Compensated:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantined:
+class Quarantined(NamedTuple):
     """These records cannot be read, which is known; so many intents are among them or gone."""
 
     numbers: tuple[int, ...]
@@ -209,8 +200,7 @@ class Quarantined:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """An attempt ended by returning or raising.  Payload: the result or the exception.
 
     Args:
@@ -222,7 +212,7 @@ class Ended:
 
     status: Literal["completed", "failed"]
     recorded: bool = True
-    changed: dict[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str] = _NOTHING
     retry: tuple[int, ...] = ()
     spent: tuple[int, ...] = ()
     resumed_from: int | None = None
@@ -258,8 +248,7 @@ def holds_plainly(record: Record) -> bool:
     return isinstance(record, Settled) and record.landed and record.form is None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """What a listing shows of a run; kept in the store's head, derived from the journal.
 
     Args:
@@ -304,15 +293,13 @@ class Entry(NamedTuple):
 
 # -- headers -------------------------------------------------------------------------------------
 
-_KINDS: dict[str, type] = {cls.__name__.lower(): cls for cls in get_args(Record)}
+_KINDS: dict[str, Any] = {cls.__name__.lower(): cls for cls in get_args(Record)}
 _NAMES = {cls: name for name, cls in _KINDS.items()}
-_FACTS = {cls: [f.name for f in fields(cls)] for cls in _KINDS.values()}
 _TUPLES = {
-    cls: [place for place, f in enumerate(fields(cls)) if str(f.type).startswith("tuple")]
+    cls: [place for place, kind in enumerate(cls.__annotations__.values()) if "tuple[" in str(kind)]
     for cls in _KINDS.values()
 }
 _OF_CALLS = (Intent, Outcome)
-_values = {cls: attrgetter(*names) for cls, names in _FACTS.items()}
 
 
 def to_header(record: Record) -> list[Any]:
@@ -320,7 +307,7 @@ def to_header(record: Record) -> list[Any]:
 
     So a new field goes behind those that there are, and has a default.
     """
-    return [_NAMES[type(record)], *_values[type(record)](record)]
+    return [_NAMES[type(record)], *record]
 
 
 def from_header(header: list[Any] | dict[str, Any]) -> Record:
@@ -328,7 +315,7 @@ def from_header(header: list[Any] | dict[str, Any]) -> Record:
     if isinstance(header, dict):
         return _from_named(header)
     cls = _KINDS[header[0]]
-    facts = header[1 : 1 + len(_FACTS[cls])]
+    facts = header[1 : 1 + len(cls._fields)]
     if cls in _OF_CALLS:
         facts[0] = Call(*facts[0][: len(Call._fields)])
     for place in _TUPLES[cls]:
@@ -341,12 +328,12 @@ def from_header(header: list[Any] | dict[str, Any]) -> Record:
 def _from_named(header: dict[str, Any]) -> Record:
     """A record of format 1: facts by name, without those at their default."""
     cls = _KINDS[header["kind"]]
-    facts = {name: header[name] for name in _FACTS[cls] if name in header}
+    facts = {name: header[name] for name in cls._fields if name in header}
     if cls in _OF_CALLS:
         call = facts["call"]
         facts["call"] = Call(**{name: call[name] for name in Call._fields if name in call})
     for place in _TUPLES[cls]:
-        name = _FACTS[cls][place]
+        name = cls._fields[place]
         if name in facts:
             facts[name] = (*facts[name],)
     record: Record = cls(**facts)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -366,8 +365,7 @@ class ActiveRun:
         items: list[tuple[Record, Data]] = [(record, payload)]
         if handled:
             items.insert(0, (Handled(handled, record.at), b""))
-        self.facts = replace(
-            self.facts,
+        self.facts = self.facts._replace(
             status=status,
             error=preview(error) if error is not None else "",
             end=self.journal.position.last + len(items),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from stepwise import _codec
@@ -321,9 +320,9 @@ class Run:
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time())
-            facts = replace(self._facts(), status="running", end=0)
+            facts = self._facts()._replace(status="running", end=0)
             if not is_ready(facts):
-                facts = replace(facts, updated_at=time.time())
+                facts = facts._replace(updated_at=time.time())
             journal.append((forgotten, b""), head=facts)
 
     def compensate(self) -> int:

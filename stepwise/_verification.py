@@ -10,7 +10,7 @@ Imports: journal, checkpoints, summary, lease, records.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stepwise._checkpoints import checkpoints_of
 from stepwise._heads import open_head
@@ -161,7 +161,7 @@ def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> 
     """Record that what is lost is known to be lost, so that it is not told of at every start."""
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
-        facts = replace(facts, status="running", end=0, updated_at=time.time())
+        facts = facts._replace(status="running", end=0, updated_at=time.time())
     journal.append((record, b""), head=facts)
     for _ in range(_MARKS if before.tail else 0):  # the marks of the old end are written over
-        journal.append((replace(record, numbers=(), effects=0), b""))
+        journal.append((record._replace(numbers=(), effects=0), b""))
