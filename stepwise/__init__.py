@@ -31,8 +31,8 @@ The map, each layer importing only from those above it::
     _unwinding _origin             failures; where a call is made
     _surroundings _snapshot        what variables refer to; variables to bytes
     _mutation _outcomes            what a call did to its arguments; how it ended
-    _checkpoints _verification     positions with variables; whether all of a run verifies
-    _inspection                    looking into variables
+    _checkpoints _checkpoint_list  positions with variables; for who looks at them
+    _verification _inspection      whether all of a run verifies; looking into variables
     _flows _run _others _unseen    tasks and threads; a run in progress; who else is in it
     _doubt _attempts _history      side effects in doubt; retries; what happened
     _operations _recording         what takes time in a call; recording, which does
@@ -68,16 +68,9 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from stepwise import errors
-from stepwise._compensation import CompletedCall
 from stepwise._config import configure
-from stepwise._context import CurrentStep, current_run, current_step
-from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
 from stepwise._events import Event, on_event
-from stepwise._history import StepRecord
-from stepwise._listing import get_run, runs
-from stepwise._map import map  # noqa: A004
 from stepwise._resources import reenterable, resource
-from stepwise._runs import Run
 from stepwise._steps import step, tool
 from stepwise._unseen import background
 from stepwise._workflow import Workflow, workflow
@@ -110,6 +103,13 @@ from stepwise.errors import (
 )
 
 if TYPE_CHECKING:
+    from stepwise._compensation import CompletedCall
+    from stepwise._context import CurrentStep, current_run, current_step
+    from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
+    from stepwise._history import StepRecord
+    from stepwise._listing import get_run, runs
+    from stepwise._map import map  # noqa: A004
+    from stepwise._runs import Run
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
 
 __all__ = [
@@ -170,17 +170,31 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ON_USE = {
+    "CompletedCall": "_compensation",
+    **dict.fromkeys(("CurrentStep", "current_run", "current_step"), "_context"),
+    **dict.fromkeys(("DidNotHappen", "Inconclusive", "InDoubtCall", "Landed"), "_doubt"),
+    "StepRecord": "_history",
+    **dict.fromkeys(("get_run", "runs"), "_listing"),
+    "map": "_map",
+    "Run": "_runs",
     **dict.fromkeys(("Checkpoint", "CheckpointStore", "RecoverableAgent"), "agent"),
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "notebook"),
 }
 
 
 def __getattr__(name: str) -> object:
-    """The classic objects and what IPython asks for, loaded when they are."""
+    """What a program that only records its steps does not use, loaded when it is used."""
     module = _ON_USE.get(name)
     if module is None:
         raise AttributeError(f"module 'stepwise' has no attribute {name!r}")
-    return getattr(_import_module(f"stepwise.{module}"), name)
+    value = getattr(_import_module(f"stepwise.{module}"), name)
+    if name in __all__:
+        globals()[name] = value  # asked for once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 for _name in __all__:

@@ -2,18 +2,16 @@
 
 A checkpoint lies in the store beside the journal, needs no flush of its own (the journal is the
 truth; without a checkpoint the run resumes at an older one, or by replay), and is only ever loaded
-after it verified.  Imports: journal, records, codec, pickling, seal, display.
+after it verified.  Imports: journal, records, codec, pickling, seal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from stepwise import _codec
 from stepwise._chunks import Needs, Reader, Vault, chunk_name, digest_of
-from stepwise._display import facts_html
 from stepwise._journal import Journal, Position, read_one
 from stepwise._known import KnownValues
 from stepwise._pickling import PYTHON
@@ -24,45 +22,19 @@ from stepwise._seal import DamagedError, Seal
 from stepwise.stores import Store
 
 __all__ = [
-    "Checkpoint",
+    "PREFIX",
     "Checkpoints",
     "Loaded",
     "Retention",
     "State",
-    "checkpoints_of",
-    "newest_checkpoint",
+    "load_checkpoint",
     "sealed",
 ]
 
 Retention = Literal["latest_only", "prune_old", "all"]
-_PREFIX = "checkpoint/"
+PREFIX = "checkpoint/"
 _PRUNE_AT_LEAST = 200  # records at a time
 _NEEDS_NOTHING: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
-
-    Args:
-        number: of the journal record that it follows.
-        step: how many steps were done.
-        position: ``file:line`` of the statement that was done last.
-        size: bytes.
-        created_at: seconds since 1970.
-        verified: its digest matches; otherwise the run resumes at an older one.
-    """
-
-    number: int
-    step: int
-    position: str
-    size: int
-    created_at: float
-    verified: bool
-
-    def _repr_html_(self) -> str:
-        facts = {field.name: str(getattr(self, field.name)) for field in fields(self)}
-        return facts_html(f"checkpoint after step {self.step}, at {self.position}", facts)
 
 
 class State(NamedTuple):
@@ -167,7 +139,7 @@ class Checkpoints:
         self._journal = journal
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
         self._prune_journal = prune_journal
-        self._names = journal.store.names(journal.run_id, _PREFIX)
+        self._names = journal.store.names(journal.run_id, PREFIX)
         tracks = bool(self._keep) or prune_journal
         self._chunks = _Chunks(journal, tracks=tracks, none=not self._names)
         self._refused: list[str] = []
@@ -176,7 +148,7 @@ class Checkpoints:
         """From the newest to the oldest; the name alone of one that does not verify."""
         vault = Vault(self._journal.store, self._journal.seal, self._journal.run_id)
         for name in reversed(list(self._names)):
-            loaded = _load(vault, name)
+            loaded = load_checkpoint(vault, name)
             if loaded is None:
                 self.refuse(name)
             yield loaded if loaded is not None else name
@@ -231,11 +203,11 @@ class Checkpoints:
         """
         needed: list[int] = [each[0] for each in state.unused]
         needed += (n.lowest for n in self._chunks.read(()).values() if n.lowest)
-        return min(int(oldest.removeprefix(_PREFIX)), *needed, 1 << 62) - 1
+        return min(int(oldest.removeprefix(PREFIX)), *needed, 1 << 62) - 1
 
 
 def _name(state: State) -> str:
-    return f"{_PREFIX}{state.journal[0]:012d}"
+    return f"{PREFIX}{state.journal[0]:012d}"
 
 
 def sealed(
@@ -272,7 +244,8 @@ def sealed(
     return put
 
 
-def _load(vault: Vault, name: str) -> Loaded | None:
+def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
+    """The checkpoint of that name; ``None`` if it does not verify."""
     try:
         opened = vault.open(name)
         state = State(**opened.header)
@@ -336,32 +309,3 @@ class _Chunks:
         spare = self._spare.difference(*(each.all_chunks for each in known.values()))
         self._spare.clear()
         return [chunk_name(number) for number in sorted(spare)]
-
-
-def newest_checkpoint(
-    store: Store, seal: Seal, run_id: str, at: int | None = None
-) -> Loaded | None:
-    """The newest checkpoint that verifies; of those after so many steps or fewer, if ``at``."""
-    vault = Vault(store, seal, run_id)
-    for name in reversed(store.names(run_id, _PREFIX)):
-        loaded = _load(vault, name)
-        if loaded is not None and (at is None or loaded.state.step <= at):
-            return loaded
-    return None
-
-
-def checkpoints_of(store: Store, seal: Seal, run_id: str) -> list[tuple[Checkpoint, Loaded | None]]:
-    """The checkpoints of a run, the oldest first, each with its content if it verifies."""
-    found: list[tuple[Checkpoint, Loaded | None]] = []
-    vault = Vault(store, seal, run_id)
-    for name in store.names(run_id, _PREFIX):
-        size = len(store.get(run_id, name) or b"")
-        loaded = _load(vault, name)
-        number = int(name.removeprefix(_PREFIX))
-        if loaded is None:
-            found.append((Checkpoint(number, 0, "", size, 0.0, verified=False), None))
-            continue
-        state = loaded.state
-        listed = Checkpoint(number, state.step, state.where, size, state.at, verified=True)
-        found.append((listed, loaded))
-    return found

@@ -23,12 +23,11 @@ from stepwise import _codec, _digest
 from stepwise._checkpoints import Retention, State
 from stepwise._display import facts_html
 from stepwise._going_on import state_of
-from stepwise._journal import Journal
+from stepwise._journal import Journal, seal_for
 from stepwise._lease import Lease
 from stepwise._notices import notice
 from stepwise._previews import preview
 from stepwise._run import ActiveRun, live_runs
-from stepwise._runs import seal_for
 from stepwise._seal import DamagedError, Seal
 from stepwise.errors import ConfigurationError, DigestError
 from stepwise.stores import Store, open_store

@@ -68,6 +68,9 @@ class CompletedCall:
     finished_at: float
 
 
+CompletedCall.__module__ = "stepwise"  # tracebacks and pickles show the public name
+
+
 @dataclass
 class _Effect:
     """A side effect of the journal, or a child run.

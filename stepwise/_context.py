@@ -1,16 +1,19 @@
 """What the code of a step or workflow can ask about itself.
 
-Imports: history, run, runs.
+Imports: counts, run; runs on use.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stepwise._history import key_of
+from stepwise._counts import key_of
 from stepwise._run import current_scope
-from stepwise._runs import Run
+
+if TYPE_CHECKING:
+    from stepwise._runs import Run
 
 __all__ = ["CurrentStep", "current_run", "current_step"]
 
@@ -33,6 +36,9 @@ class CurrentStep:
     run_id: str
 
 
+CurrentStep.__module__ = "stepwise"  # tracebacks and pickles show the public name
+
+
 def current_step() -> CurrentStep:
     """The step that is being executed.
 
@@ -50,4 +56,8 @@ def current_step() -> CurrentStep:
 def current_run() -> Run | None:
     """The run that is being executed here; ``None`` outside of one."""
     scope = current_scope()
-    return None if scope is None else Run(scope.run.journal.store, scope.run.run_id)
+    if scope is None:
+        return None
+    from stepwise._runs import Run  # on use: who asks for its step looks at no run
+
+    return Run(scope.run.journal.store, scope.run.run_id)

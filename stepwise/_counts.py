@@ -1,4 +1,7 @@
-"""What an attempt of a run counts: its calls, by name, and its steps.  Imports nothing of ours."""
+"""What an attempt of a run counts: its calls, by name, and its steps.
+
+Imports: identity, records.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Ordinals", "Progress", "counted_as"]
+from stepwise._identity import idempotency_key
+from stepwise._records import Call
+
+__all__ = ["Ordinals", "Progress", "counted_as", "key_of"]
 
 
 @dataclass
@@ -74,3 +80,9 @@ class Ordinals:
 def counted_as(name: str, branch: str) -> str:
     """The name under which a call is counted."""
     return f"{branch}\n{name}" if branch else name
+
+
+def key_of(run_id: str, call: Call) -> str:
+    """The idempotency key of a call that is made in this run."""
+    counted = counted_as(call.name, call.branch)
+    return idempotency_key(run_id, counted, call.digest, call.ordinal)

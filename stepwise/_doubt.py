@@ -69,6 +69,9 @@ class InDoubtCall:
     error: BaseException | None
 
 
+for _class in (Landed, DidNotHappen, Inconclusive, InDoubtCall):
+    _class.__module__ = "stepwise"  # tracebacks and pickles show the public name
+
 InDoubt = Union[Literal["raise", "retry", "skip"], Callable[[InDoubtCall], Any]]
 
 

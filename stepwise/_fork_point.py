@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._checkpoints import Loaded, State, checkpoints_of
+from stepwise._checkpoint_list import checkpoints_of
+from stepwise._checkpoints import Loaded, State
 from stepwise._journal import Lost, Position, facts_of, read
 from stepwise._records import (
     Call,

@@ -16,8 +16,9 @@ from typing import Any
 from stepwise import _codec
 from stepwise._checkpoints import Loaded, sealed
 from stepwise._codec import Codec
+from stepwise._counts import key_of
 from stepwise._fork_point import Change, Source, call_of, point_of
-from stepwise._history import key_of, program_of
+from stepwise._history import program_of
 from stepwise._identity import random_id
 from stepwise._inspection import look_into
 from stepwise._journal import Journal, Position, facts_of

@@ -20,14 +20,13 @@ from stepwise._graph_result import ExecutionResult
 from stepwise._graph_tokens import Token, Written, copied
 from stepwise._graph_visits import Visits
 from stepwise._graph_walk import Answer, Paused, Walk
-from stepwise._journal import facts_of, holds
+from stepwise._journal import facts_of, holds, seal_for
 from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._notices import count, notice
 from stepwise._opened import NothingGiven, Opened
 from stepwise._process import memory as process
 from stepwise._records import RunFacts
 from stepwise._resume import Body
-from stepwise._runs import seal_for
 from stepwise._seal import DamagedError
 from stepwise.errors import ConfigurationError
 from stepwise.rewrite import Source

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise import _codec
-from stepwise._counts import counted_as
+from stepwise._counts import key_of
 from stepwise._display import step_html
-from stepwise._identity import idempotency_key
 from stepwise._inspection import look_into_value
 from stepwise._matching import Pool
 from stepwise._recorded import Recorded
@@ -33,7 +32,6 @@ __all__ = [
     "Program",
     "StepRecord",
     "in_doubt",
-    "key_of",
     "program_of",
     "step_record",
     "steps_of",
@@ -112,6 +110,9 @@ class StepRecord:
         """The traceback of that exception, as text."""
         record = self._entry.record
         return record.traceback if isinstance(record, Outcome) else ""
+
+
+StepRecord.__module__ = "stepwise"  # tracebacks and pickles show the public name
 
 
 def in_doubt(entries: Iterable[Entry]) -> list[Recorded]:
@@ -196,12 +197,6 @@ def step_record(run_id: str, call: Call, entry: Entry, derived: str | None) -> S
         child=call.child,
         _entry=entry,
     )
-
-
-def key_of(run_id: str, call: Call) -> str:
-    """The idempotency key of a call that is made in this run."""
-    counted = counted_as(call.name, call.branch)
-    return idempotency_key(run_id, counted, call.digest, call.ordinal)
 
 
 @dataclass(frozen=True, slots=True)

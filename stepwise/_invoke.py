@@ -9,14 +9,13 @@ Imports: definition, execute, lifecycle, perform and its drivers, identity, proc
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwise import _config, _digest, _identity
 from stepwise._attempts import Attempts
 from stepwise._codec import Codec
 from stepwise._definition import Definition
 from stepwise._doing import Doing
-from stepwise._doubt import InDoubt
 from stepwise._drive import drive
 from stepwise._execute import (
     execute,
@@ -24,7 +23,7 @@ from stepwise._execute import (
     execute_async_generator,
     execute_generator,
 )
-from stepwise._journal import facts_of
+from stepwise._journal import facts_of, seal_for
 from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._mutation import surroundings
 from stepwise._notices import notice
@@ -36,9 +35,12 @@ from stepwise._progress import Display
 from stepwise._records import Call
 from stepwise._resume import Body
 from stepwise._run import ActiveRun, Scope, current_scope
-from stepwise._runs import Run, seal_for
 from stepwise._surroundings import Surroundings
 from stepwise.stores import Store, open_store
+
+if TYPE_CHECKING:
+    from stepwise._doubt import InDoubt
+    from stepwise._runs import Run
 
 __all__ = ["derived_run_id", "invoke"]
 
@@ -233,8 +235,9 @@ class _Child(_Call):
 
     def handle(self) -> Run:
         """The child run."""
-        store = self.options.store
-        return Run(self.parent.journal.store if store is None else open_store(store), self.child)
+        given = self.options.store
+        store = self.parent.journal.store if given is None else open_store(given)
+        return _run_of(store, self.child)
 
     def attempts(self) -> Attempts:
         """One."""
@@ -290,6 +293,12 @@ async def _given(value: Any) -> Any:
     return value
 
 
+def _run_of(store: Store, run_id: str) -> Run:
+    from stepwise._runs import Run  # on use: most programs look at no run
+
+    return Run(store, run_id)
+
+
 # -- the four forms of a workflow function -------------------------------------------------------
 
 
@@ -327,7 +336,7 @@ def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run
     top = _TopLevel(workflow, instance, args, kwargs)
     with top as opened:
         value = opened.value if isinstance(opened, Recall) else execute(opened)
-    return Run(top.store, top.run_id) if want_run else value
+    return _run_of(top.store, top.run_id) if want_run else value
 
 
 async def _coroutine(
@@ -348,7 +357,7 @@ async def _coroutine(
         # A Ctrl-C during the last piece comes only now.  Were it to come after the end, nobody
         # would get the result, and the next call would be a new run.
         await asyncio.sleep(0)
-    return Run(top.store, top.run_id) if want_run else value
+    return _run_of(top.store, top.run_id) if want_run else value
 
 
 def _generate(top: _TopLevel) -> Generator[Any, Any, Any]:
@@ -367,13 +376,13 @@ async def _agenerate(top: _TopLevel) -> AsyncGenerator[Any, None]:
 def _drain(top: _TopLevel) -> Run:
     for _ in _generate(top):
         pass
-    return Run(top.store, top.run_id)
+    return _run_of(top.store, top.run_id)
 
 
 async def _adrain(top: _TopLevel) -> Run:
     async for _ in _agenerate(top):
         pass
-    return Run(top.store, top.run_id)
+    return _run_of(top.store, top.run_id)
 
 
 def derived_run_id(

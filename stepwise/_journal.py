@@ -31,14 +31,25 @@ from stepwise._records import (
     Record,
     RunFacts,
 )
-from stepwise._seal import NO_LINK, Seal
+from stepwise._seal import NO_LINK, Seal, ephemeral_seal, load_seal
 from stepwise.errors import JournalLostError
 from stepwise.stores import Batch, Store
 
-__all__ = ["Journal", "Lost", "Position", "facts_of", "holds", "identity", "read", "read_one"]
+__all__ = [
+    "Journal",
+    "Lost",
+    "Position",
+    "facts_of",
+    "holds",
+    "identity",
+    "read",
+    "read_one",
+    "seal_for",
+]
 
 _MARK = struct.Struct("<QQ8s")
 _MARK_SIZE = _MARK.size + 16
+_ephemeral = ephemeral_seal()
 
 
 class Journal:
@@ -342,6 +353,11 @@ def _newest_mark(store: Store, seal: Seal, run_id: str) -> tuple[int, int]:
             last, effects, _ = _MARK.unpack(data)
             newest = max(newest, (last, effects))
     return newest
+
+
+def seal_for(store: Store) -> Seal:
+    """The seal of a store's records."""
+    return load_seal() if store.persistent else _ephemeral
 
 
 def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:

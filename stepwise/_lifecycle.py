@@ -15,7 +15,7 @@ from typing import Any
 
 from stepwise._codec import Codec
 from stepwise._data import returned_type
-from stepwise._journal import Journal, facts_of, read_one
+from stepwise._journal import Journal, facts_of, read_one, seal_for
 from stepwise._lease import Lease
 from stepwise._mutation import (
     record_arguments,
@@ -32,7 +32,6 @@ from stepwise._records import Ended, RunFacts, Started
 from stepwise._reports import tell_of_unfinished
 from stepwise._resume import Body, CheckpointPolicy
 from stepwise._run import ActiveRun, live_runs
-from stepwise._runs import seal_for
 from stepwise._seal import Seal
 from stepwise.errors import (
     RunConflictError,

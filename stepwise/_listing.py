@@ -11,10 +11,10 @@ from typing import Any
 from stepwise import _config
 from stepwise._display import RunShown, runs_html, runs_text
 from stepwise._heads import open_head
-from stepwise._journal import facts_of
+from stepwise._journal import facts_of, seal_for
 from stepwise._overview import RunStatus, status_of
 from stepwise._records import RunFacts
-from stepwise._runs import Run, seal_for
+from stepwise._runs import Run
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import open_store
 

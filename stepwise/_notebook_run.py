@@ -25,7 +25,7 @@ from stepwise._display import RunShown
 from stepwise._doing import Doing
 from stepwise._drive import drive
 from stepwise._execute import execute, execute_async
-from stepwise._journal import Position, holds, read, read_one
+from stepwise._journal import Position, holds, read, read_one, seal_for
 from stepwise._lease import describe_owner
 from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._listing import get_run
@@ -40,7 +40,7 @@ from stepwise._perform import perform
 from stepwise._progress import Display
 from stepwise._records import Entry, Outcome, Resumed
 from stepwise._run import ActiveRun, current_scope
-from stepwise._runs import Run, seal_for
+from stepwise._runs import Run
 from stepwise._seal import Seal
 from stepwise._steps import Step, known_steps
 from stepwise.errors import RunOwnedError

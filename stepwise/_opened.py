@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stepwise._codec import Encoded
-from stepwise._compensation import compensate
 from stepwise._mutation import encode_changed, surroundings
 from stepwise._notices import notice, warn
 from stepwise._operations import Core, Result
@@ -90,6 +89,8 @@ class Opened(Generic[BodyT_co]):
         """Finish the undoing at which an attempt before died, so that no half of it stays."""
         active = self.active
         if active.facts.undoing:
+            from stepwise._compensation import compensate  # on use: hardly a run is undone
+
             notice(f"{active.run_id}: its side effects were being undone; that is finished first")
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
@@ -101,6 +102,8 @@ class Opened(Generic[BodyT_co]):
         """Undo what a run that failed did, if its workflow is to."""
         active = self.active
         if self.compensates and active.facts.status == "failed":
+            from stepwise._compensation import compensate  # on use
+
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
                 warn(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stepwise._checkpoints import newest_checkpoint
+from stepwise._checkpoint_list import newest_checkpoint
 from stepwise._codec import Codec
 from stepwise._course import Course
 from stepwise._display import RunShown

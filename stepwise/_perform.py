@@ -4,27 +4,17 @@
 yields as an operation, which ``_drive`` executes for synchronous functions and ``_adrive`` awaits
 for coroutine functions.  So both forms are one text.
 
-Imports: run, attempts, doubt, and what they import.
+Imports: run, attempts, and what they import; on use doubt, since mostly there is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise import _tasks
 from stepwise._attempts import Attempts
 from stepwise._codec import Codec, Encoded
-from stepwise._doubt import (
-    DidNotHappen,
-    Inconclusive,
-    InDoubt,
-    InDoubtCall,
-    Landed,
-    changed_text,
-    in_doubt,
-    may_be_another,
-)
 from stepwise._matching import FRESH, Match, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
@@ -46,6 +36,9 @@ from stepwise.errors import (
     RunStopped,
     UnreadableValueError,
 )
+
+if TYPE_CHECKING:
+    from stepwise._doubt import InDoubt
 
 __all__ = ["Performer", "perform"]
 
@@ -121,6 +114,8 @@ def perform(
     recorded = match.recorded[0] if match.recorded else None
     if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
         if match.verdict is Verdict.CHANGED:
+            from stepwise._doubt import changed_text
+
             warn(changed_text(call, recorded), ArgumentsChangedWarning)
         answer = _answer(performer, scope, recorded, bound)
         if answer is not None:
@@ -163,6 +158,8 @@ def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result
                     if changed.value or flows.others_working():
                         active.check(call.name)
                         continue
+                from stepwise._doubt import may_be_another
+
                 raise active.stop(may_be_another(active, call, match))
             if not match.recorded or active.take(match.recorded[0]):
                 return match
@@ -195,6 +192,8 @@ def _answer(
             active.unwinding.failed(call.number, result.error, pending=False)
     except UnreadableValueError as error:
         if call.effect and not call.child:
+            from stepwise._doubt import in_doubt
+
             why = f"{call.name} returned, but {error}"
             raise active.stop(in_doubt(active, recorded, why)) from error
         notice(f"run {active.run_id}: {call.name} runs again, since {error}")
@@ -336,6 +335,8 @@ def _decide(
     bound: Mapping[str, Any],
 ) -> Generator[Attempt | Write, Result, Result | None]:
     """Settle a call in doubt as its tool says; ``None`` if it is to run (again)."""
+    from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed, in_doubt
+
     active, policy = scope.run, performer.in_doubt
     active.tell("step_in_doubt", call)
     if policy == "raise":

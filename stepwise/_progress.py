@@ -1,6 +1,6 @@
 """What a run is doing, shown while it does it: in a notebook, or on a terminal.
 
-Imports: doing, events, settings, the two places where it is shown.
+Imports: doing, events, settings; the two places where it is shown only if it is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Protocol
 from stepwise import _config
 from stepwise._doing import Doing
 from stepwise._events import Event, on_event
-from stepwise._progress_notebook import Output, publisher
-from stepwise._progress_terminal import Line, is_free_terminal
 
 __all__ = ["Display"]
 
@@ -67,6 +65,9 @@ class Display:
         wanted = _config.progress() if wanted is None else wanted
         if wanted is False or (wanted is None and not unasked):
             return None
+        from stepwise._progress_notebook import Output, publisher
+        from stepwise._progress_terminal import Line, is_free_terminal
+
         found = publisher()
         if found is not None:
             return cls(doing, Output(doing, found))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stepwise import _codec
-from stepwise._checkpoints import Checkpoint, checkpoints_of, newest_checkpoint
+from stepwise._checkpoint_list import Checkpoint, checkpoints_of, newest_checkpoint
 from stepwise._codec import Codec
 from stepwise._compensation import compensate
 from stepwise._display import RunShown, run_html, run_text
@@ -22,7 +22,7 @@ from stepwise._forking import Change, fork
 from stepwise._heads import open_head
 from stepwise._history import Program, StepRecord, in_doubt, steps_of
 from stepwise._inspection import look_into, look_into_value
-from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
+from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one, seal_for
 from stepwise._lease import Lease
 from stepwise._matching import Pool
 from stepwise._outcomes import settled
@@ -39,20 +39,13 @@ from stepwise._overview import (
 )
 from stepwise._records import Ended, Entry, Forgotten, RunFacts
 from stepwise._run import live_runs
-from stepwise._seal import Seal, ephemeral_seal, load_seal
+from stepwise._seal import Seal
 from stepwise._settling import UNSET, answer_given, choose
 from stepwise._verification import Verification, repair, verify
 from stepwise.errors import RunNotFoundError, StepNotFoundError
 from stepwise.stores import Owner, Store
 
-__all__ = ["Run", "seal_for"]
-
-_ephemeral = ephemeral_seal()
-
-
-def seal_for(store: Store) -> Seal:
-    """The seal of a store's records."""
-    return load_seal() if store.persistent else _ephemeral
+__all__ = ["Run"]
 
 
 class Run:
@@ -386,3 +379,6 @@ class Run:
             yield journal, journal.load(Position(self._facts().pruned, None))
         finally:
             lease.release()
+
+
+Run.__module__ = "stepwise"  # tracebacks and pickles show the public name

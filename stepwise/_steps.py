@@ -14,14 +14,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from stepwise import _options
 from stepwise._attempts import Attempts, Backoff, RetryOn
 from stepwise._codec import Codec, Encoded
 from stepwise._data import returned_type
-from stepwise._doubt import InDoubt
 from stepwise._drive import drive
 from stepwise._identity import Key, Parameters, label_of
 from stepwise._mutation import Watch
@@ -31,6 +30,9 @@ from stepwise._records import Call
 from stepwise._run import ActiveRun, Scope, current_scope, live_runs
 from stepwise._unseen import warn_if_unseen
 from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stepwise._doubt import InDoubt
 
 __all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "tool"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from stepwise._checkpoints import checkpoints_of
+from stepwise._checkpoint_list import checkpoints_of
 from stepwise._heads import open_head
 from stepwise._journal import Journal, Position, facts_of
 from stepwise._lease import Lease

@@ -30,12 +30,13 @@ from stepwise._checkpoints import Retention
 from stepwise._definition import Definition, Options
 from stepwise._identity import Key, label_of
 from stepwise._invoke import derived_run_id, invoke
-from stepwise._runs import Run
 from stepwise._steps import step_of
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from stepwise._runs import Run
 
     class FunctionWrapper:
         """For the type checker only: wrapt's own annotations say less than ours."""

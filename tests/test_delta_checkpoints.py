@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import _frames, _process, _references, _trees, step, workflow
-from stepwise._checkpoints import checkpoints_of
+from stepwise._checkpoint_list import checkpoints_of
 from stepwise._chunks import Needs
 from stepwise.stores import Batch, Owner, open_store
 

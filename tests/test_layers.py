@@ -246,6 +246,34 @@ def test_importing_is_light():
     )
 
 
+FOR_LOOKING = """
+    _checkpoint_list _compensation _context _display _doubt _fork_point _forking _history
+    _inspection _listing _map _overview _progress_notebook _progress_terminal _runs _settling
+    _verification agent graph notebook
+"""
+
+
+def test_programs_that_run_load_nothing_to_look_with():
+    """What runs are looked at, forked, undone and settled with is loaded by who does that."""
+    code = textwrap.dedent(
+        """
+        import stepwise
+        @stepwise.tool(side_effect=True)
+        def one(): return 1
+        @stepwise.workflow(store="memory:")
+        def flow(): return one()
+        assert flow() == 1
+        """
+    )
+    assert loaded_by(code).isdisjoint(f"stepwise.{name}" for name in FOR_LOOKING.split())
+
+
+def test_all_public_names_are_shown():
+    """``dir(stepwise)`` shows the public names, those that are loaded on use as well."""
+    code = "import stepwise; assert set(stepwise.__all__) <= set(dir(stepwise))"
+    assert loaded_by(code).isdisjoint(f"stepwise.{name}" for name in FOR_LOOKING.split())
+
+
 def test_synchronous_programs_load_no_asyncio():
     """Decorating and running plain functions loads nothing that only coroutines need.
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from stepwise import Run, StepRecord
-from stepwise._checkpoints import newest_checkpoint
+from stepwise._checkpoint_list import newest_checkpoint
 from stepwise._display import RunShown, printable
 from stepwise._listing import listed
 from stepwise._overview import SHOWN, Overview

@@ -18,7 +18,7 @@ from unittest import mock
 
 from stepwise import _run, _steps
 from stepwise._context import current_step
-from stepwise._history import key_of
+from stepwise._counts import key_of
 from stepwise._records import Call, Outcome
 from stepwise.errors import ConfigurationError
 

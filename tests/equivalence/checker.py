@@ -17,7 +17,7 @@ from equivalence.programs import write
 from equivalence.world import Crash, Runaway, world
 from stepwise import _process
 from stepwise._heads import open_head
-from stepwise._runs import seal_for
+from stepwise._journal import seal_for
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore, _Run
 
