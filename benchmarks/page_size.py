@@ -1,4 +1,4 @@
-"""What a page size costs a table of records: why `sqlite:` has pages of 8 KB.
+"""What a page size costs a table of records: why stores have pages of 8 KB.
 
 500 rows of a size are inserted one by one into a table as that of the `sqlite:` store, each in a
 transaction of its own.  The ratio is the database over the rows' own bytes; the figure is what one
@@ -55,4 +55,4 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
 
 
 if __name__ == "__main__":
-    common.main(measure, "The page size of the `sqlite:` store")
+    common.main(measure, "The page size of the stores")

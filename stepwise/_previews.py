@@ -12,7 +12,7 @@ __all__ = ["preview", "preview_arguments"]
 
 _SHORT = frozenset({type(None), bool, float})
 _SMALL = 10**18
-_TEXT = 80  # characters
+_TEXT = 80  # characters of a text, and of an argument
 
 
 class _Repr(reprlib.Repr):
@@ -111,5 +111,5 @@ def preview(value: object, limit: int = 200) -> str:
 
 def preview_arguments(arguments: Mapping[str, object], limit: int = 400) -> str:
     """``name=value, name=value``, shortened."""
-    text = ", ".join([f"{name}={preview(value, 160)}" for name, value in arguments.items()])
+    text = ", ".join([f"{name}={preview(value, _TEXT)}" for name, value in arguments.items()])
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -9,6 +9,7 @@ are as durable as a journaling file system makes them, or only as far as their f
 import os
 import pathlib
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -217,8 +218,9 @@ def goes_on(image, store, acks):
         check=False,
         timeout=60,
     )
-    if "StepInDoubtError" in again.stderr:
-        return b"announced" in acks
+    if "StepInDoubtError" in again.stderr:  # it was begun, and perhaps no more than that
+        (call,) = re.findall(r"  step +\d+  (\S+)$", again.stderr, re.MULTILINE)
+        return f"done {call}".encode() not in acks
     told = (image / "acks").read_bytes().splitlines()
     executed = {line for line in told if line.startswith(b"announced")}
     before = {line for line in acks.splitlines() if line.startswith(b"announced")}

@@ -7,9 +7,9 @@ diskcache is made for values that may be lost; here none may be.  What is done a
   that need not), and values of 1 MiB and more in files that are fsynced before the commit;
 - only ``str`` keys and ``bytes`` values; nothing is ever unpickled here;
 - one connection for all threads, with transactions of our own;
-- no index of expiry, no triggers that count, no pages moved about at each commit: a step writes
-  fewer of them.  ``diskcache`` opens such a store and reads all of it, and makes what is missing;
-  only its ``len`` counts nothing before its ``check(fix=True)``;
+- no index of expiry, no times, no triggers that count, no pages moved about at each commit: a step
+  writes fewer of them.  ``diskcache`` opens such a store and reads all of it, and makes what is
+  missing; only its ``len`` counts nothing before its ``check(fix=True)``;
 - settings in the database are ours, or are ignored: diskcache would set any as an attribute.
 
 The only module that knows diskcache.  Imports: the folder, transactions, values.
@@ -18,7 +18,6 @@ The only module that knows diskcache.  Imports: the folder, transactions, values
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -57,11 +56,9 @@ _UNUSED = {
 }
 _WHERE = "FROM Cache WHERE key = ? AND raw = 1"
 _RANGE = "FROM Cache WHERE key >= ? AND key < ?"
-_INSERT = (
-    "INTO Cache (key, raw, store_time, size, mode, filename, value) VALUES (?, 1, ?, ?, ?, ?, ?)"
-)
+_INSERT = "INTO Cache (key, raw, size, mode, filename, value) VALUES (?, 1, ?, ?, ?, ?)"
 _TURN = (
-    "UPDATE OR IGNORE Cache SET key = ?, store_time = ?, size = 0, mode = ?, value = ? "
+    "UPDATE OR IGNORE Cache SET key = ?, size = 0, mode = ?, value = ? "
     "WHERE key = ? AND raw = 1 AND filename IS NULL"
 )
 
@@ -168,9 +165,9 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
     def set(self, key: str, value: Data) -> None:
         row: tuple[object, ...]
         if len(value) >= IN_FILES:
-            row = (key, time.time(), len(value), MODE_BINARY, self.values.write(value), None)
+            row = (key, len(value), MODE_BINARY, self.values.write(value), None)
         else:
-            row = (key, time.time(), 0, MODE_RAW, None, bytes(value))
+            row = (key, 0, MODE_RAW, None, bytes(value))
         if not self._con.execute(f"INSERT OR IGNORE {_INSERT}", row).rowcount:
             self.delete(key)
             self._con.execute(f"INSERT {_INSERT}", row)
@@ -179,7 +176,7 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         """Give the row of an old key to a new one, if no file is involved; whether that was so."""
         if len(value) >= IN_FILES:
             return False
-        row = (key, time.time(), MODE_RAW, bytes(value), old)
+        row = (key, MODE_RAW, bytes(value), old)
         return bool(self._con.execute(_TURN, row).rowcount)
 
     def delete(self, key: str) -> None:

@@ -318,10 +318,12 @@ class FolderStore(abc.ABC):
 def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     old = list(batch.delete)
     for name, data in batch.put.items():
-        # One statement does what a deletion and an insertion would.
-        spare = old[-1] if old and old[-1] not in batch.put else None
-        if spare is not None and rows.replace_object(run_id, spare, name, data):
-            old.pop()
+        # One statement does what a deletion and an insertion would.  Of the same kind, an object
+        # has about the same size: in the row of a smaller one it would split the page.
+        kind, _, _ = name.partition("/")
+        like = [each for each in old if each.startswith(kind) and each not in batch.put]
+        if like and rows.replace_object(run_id, like[-1], name, data):
+            old.remove(like[-1])
         else:
             rows.put_object(run_id, name, data)
     for name in old:

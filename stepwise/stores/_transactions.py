@@ -16,6 +16,15 @@ __all__ = ["BUSY_SECONDS", "NORMAL", "Transactions"]
 
 BUSY_SECONDS = 60
 _FULL, NORMAL = 2, 1
+_SETTINGS = (
+    # Three rows of 2.5 KB to a page, where 4 KB hold one.  16 KB save nothing more, and write more
+    # at each commit: benchmarks/page_size.py.  A database that was made with others keeps them.
+    "page_size=8192",
+    "mmap_size=0",
+    f"synchronous={NORMAL}",
+    "wal_autocheckpoint=500",  # pages: 4 MB
+    f"journal_size_limit={16 << 20}",
+)
 
 
 class Transactions:
@@ -24,7 +33,7 @@ class Transactions:
     Attributes:
         file: the path of the database.
         values: the value files.
-        settings: of each connection.
+        settings: of each connection, beside those that all have.
     """
 
     file: str
@@ -38,7 +47,7 @@ class Transactions:
             self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
         connection.text_factory = _text
-        for setting in ("mmap_size=0", f"synchronous={NORMAL}", *self.settings):
+        for setting in (*_SETTINGS, *self.settings):
             connection.execute(f"PRAGMA {setting}")
         self._level = 0  # it has not been told
         return connection

@@ -37,15 +37,7 @@ from stepwise.stores.base import Head
 __all__ = ["SqliteStore"]
 
 _FORMAT = 1
-_SETTINGS = (
-    # Three rows of 2.5 KB to a page, where 4 KB hold one.  16 KB save nothing more, and write more
-    # at each commit: benchmarks/page_size.py.
-    "page_size=8192",
-    "cell_size_check=ON",
-    "trusted_schema=OFF",
-    "wal_autocheckpoint=500",  # pages: 4 MB
-    f"journal_size_limit={16 << 20}",
-)
+_SETTINGS = ("cell_size_check=ON", "trusted_schema=OFF")
 _TABLES = (
     "CREATE TABLE runs (id INTEGER PRIMARY KEY, hash UNIQUE, lease, workflow, finished, head)",
     "CREATE INDEX unfinished ON runs (workflow) WHERE finished = 0",
