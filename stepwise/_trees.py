@@ -173,7 +173,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     if len(one) >= _MANY and (_slowly.left <= 0 or "ctypes" in sys.modules):
         addresses = _reader_of_addresses()
         if addresses is not None:
-            return addresses(tuple(one)) == addresses(tuple(other))
+            return addresses(one) == addresses(other)
     _slowly.left -= len(one)
     return all(map(is_, one, other))
 
@@ -195,16 +195,18 @@ _slowly = _Slowly()
 
 
 @functools.cache
-def _reader_of_addresses() -> Callable[[tuple[Any, ...]], bytes] | None:
-    """What gives the addresses of a tuple's items; ``None`` where that is not to be had."""
+def _reader_of_addresses() -> Callable[[list[Any]], bytes] | None:
+    """What gives the addresses of a list's items; ``None`` where that is not to be had."""
     if sys.implementation.name != "cpython":
         return None
     import ctypes  # on use: it takes long to import
 
-    start, size = tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
+    size = ctypes.sizeof(ctypes.c_void_p)
+    place = object.__basicsize__ + size  # of the pointer to the items, behind their number
 
-    def addresses(items: tuple[Any, ...]) -> bytes:
-        return ctypes.string_at(id(items) + start, size * len(items))
+    def addresses(items: list[Any]) -> bytes:
+        start = ctypes.c_void_p.from_address(id(items) + place).value
+        return ctypes.string_at(start or 0, size * len(items))
 
-    probe = (object(), "probe", object())
+    probe = [object(), "probe", object()]
     return addresses if addresses(probe) == struct.pack("3P", *map(id, probe)) else None
