@@ -276,6 +276,30 @@ def test_doctor(home):
     assert not (home / "key").exists()
 
 
+@pytest.mark.parametrize("url", ["sqlite:{home}/other", "disk:~/runs"])
+def test_doctor_of_another_store(home, monkeypatch, url):
+    """``doctor`` looks into whatever store is meant, however its URL is written."""
+    monkeypatch.setenv("HOME", str(home / "user"))
+    monkeypatch.setenv("STEPWISE_STORE", url.format(home=home))
+    told = process("doctor")
+    assert told.returncode == 0, told.stdout
+    assert f"{url.format(home=home)} is made by the first run" in told.stdout
+    assert not home.exists()
+    agent("tides")
+    told = process("doctor")
+    assert told.returncode == 0, told.stdout
+    assert f"{url.format(home=home)} holds 1 runs" in told.stdout
+    assert "permissions" in told.stdout
+
+
+def test_doctor_without_a_store(monkeypatch):
+    """A URL that no store has is a problem that ``doctor`` tells, with exit code 1."""
+    monkeypatch.setenv("STEPWISE_STORE", "mongodb://somewhere")
+    told = process("doctor")
+    assert told.returncode == 1
+    assert "no store for 'mongodb://somewhere'" in told.stdout
+
+
 def test_doctor_of_a_crashed_run(killed):
     """A crashed run is a warning with the command that goes on with it."""
     killed()

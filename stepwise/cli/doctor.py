@@ -22,6 +22,7 @@ from stepwise._listing import listed
 from stepwise.cli._command import as_json_option, main, store_option
 from stepwise.cli._display import store_url
 from stepwise.stores import open_store
+from stepwise.stores._local import FolderStore
 
 __all__: list[str] = []
 
@@ -75,27 +76,38 @@ def _versions() -> Iterator[Finding]:
 
 
 def _store() -> Iterator[Finding]:
-    url = store_url()
-    folder = url.removeprefix("disk:")
-    if (url == folder and "://" in url) or url.startswith("memory:"):
-        yield Finding("store", "ok", url)
-        return
-    if not os.path.isdir(folder):
-        above = folder
-        while above and not os.path.isdir(above):
-            above = os.path.dirname(above)
-        if os.access(above or ".", os.W_OK):
-            yield Finding("store", "ok", f"{url} is made by the first run")
-        else:
-            todo = "set STEPWISE_HOME or STEPWISE_STORE to a folder of yours"
-            yield Finding("store", "problem", f"{folder} cannot be made in {above}", todo)
-        return
+    url, folder = store_url(), None
     try:
+        folder = _place()
+        if folder is not None and not os.path.isdir(folder):
+            yield _to_be_made(url, folder)
+            return
         runs = sum(1 for _ in open_store(_config.store()).heads())
         yield Finding("store", "ok", f"{url} holds {runs} runs")
     except (stepwise.StepwiseError, stepwise.RunStopped) as error:
         yield Finding("store", "problem", str(error))
-    yield from _folder(folder)
+    if folder is not None:
+        yield from _folder(folder)
+
+
+def _place() -> str | None:
+    """The folder of the store, which need not exist; a store without one has none.
+
+    Raises:
+        ConfigurationError: what the settings say is no store.
+    """
+    store = open_store(_config.store())  # touches nothing
+    return store.path if isinstance(store, FolderStore) else None
+
+
+def _to_be_made(url: str, folder: str) -> Finding:
+    above = folder
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    if os.access(above, os.W_OK):
+        return Finding("store", "ok", f"{url} is made by the first run")
+    todo = "set STEPWISE_HOME or STEPWISE_STORE to a folder of yours"
+    return Finding("store", "problem", f"{folder} cannot be made in {above}", todo)
 
 
 def _folder(folder: str) -> Iterator[Finding]:
@@ -156,5 +168,8 @@ def _runs() -> Iterator[Finding]:
 
 
 def _is_untouched() -> bool:
-    url = store_url()
-    return url.startswith("disk:") and not os.path.isdir(url.removeprefix("disk:"))
+    try:
+        folder = _place()
+    except stepwise.ConfigurationError:
+        return True  # said where the store is looked at
+    return folder is not None and not os.path.isdir(folder)
