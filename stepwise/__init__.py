@@ -10,7 +10,8 @@ The map, each layer importing only from those above it::
     _tasks _threads                what asyncio is doing; threads that belong to a run
     _pieces                        large bytes that are never joined
     _digest_atoms _digest_types    equal values, equal digests
-    _trees _grown                  plain data, and whether it changed; lists that grew
+    _instances                     objects of which everything is known
+    _trees _grown                  data, and whether it changed; lists that grew
     _forms                         objects that pickle stores wrongly
     _digest _pickling              the same for all; code by value
     _data _codec                   values as data only; values to bytes and back

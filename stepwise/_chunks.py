@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from stepwise._journal import identity
-from stepwise._pickling import load_tree
+from stepwise._pickling import FindClass, load_tree
 from stepwise._pieces import Data
 from stepwise._seal import DamagedError, Opened, Seal
 from stepwise._trees import Tree, Watch, walk
@@ -267,8 +267,7 @@ class Known:
     @classmethod
     def of_buffer(cls, number: int, chunk: Chunk) -> Known:
         """A large buffer in a chunk: it is known by its content, and nothing lives here."""
-        nothing = Tree(None, [], 0, refers=False)
-        return cls(-number, nothing, Watch(), chunk._replace(payload=b""))
+        return cls(-number, Tree(None), Watch(), chunk._replace(payload=b""))
 
 
 class Reader:
@@ -277,21 +276,30 @@ class Reader:
     Attributes:
         found: those that were loaded, by number; what a value depends on comes before it.
         lists: the long lists, by the key that the checkpoint gives them.
+        find: finds classes by module and name.
     """
+
+    find: FindClass | None = None
 
     def __init__(self, vault: Vault, needs: Needs) -> None:
         self._vault, self._needs = vault, needs
         self.found: dict[int, Known] = {}
         self.lists: dict[int, list[Any]] = {}
+        self._nodes: dict[int, Mapping[int, Any]] = {}  # of each value, by their numbers
 
     def load(self, reference: tuple[int, Any]) -> Any:
         """What a reference means: a node of a value, or a long list with its parts.
 
         See :meth:`stepwise._references.References.identity`.
         """
+        if not self._nodes:  # one after the other, since each may refer to those before it
+            buffers = set(self._needs.buffers)
+            for number in self._needs.all_chunks:
+                if number not in buffers:
+                    self._found(-number)
         key, rest = reference
         if type(rest) is int:
-            return self._known(self._needs, key).tree.nodes[rest]
+            return self._nodes[self._known(self._needs, key).number][rest]
         found = self.lists.setdefault(key, []) if key >= 0 else []
         for part in rest or ():
             chunk = self._known(self._needs, part) if type(part) is int else None
@@ -311,15 +319,16 @@ class Reader:
         return chunk.payload
 
     def _known(self, names: Needs | Chunk, index: int) -> Known:
-        number = names.records[index] if index >= 0 else -names.chunks[-1 - index]
-        known = self.found.get(number)
-        if known is None:
+        return self._found(names.records[index] if index >= 0 else -names.chunks[-1 - index])
+
+    def _found(self, number: int) -> Known:
+        if number not in self.found:
             known = self._record(number) if number > 0 else self._chunk(number)
             self.found[number] = known
-        return known
+        return self.found[number]
 
     def _record(self, number: int) -> Known:
-        return self._made(number, load_tree(self._vault.record(number)))
+        return self._made(number, *load_tree(self._vault.record(number), find=self.find))
 
     def _chunk(self, number: int) -> Known:
         chunk = self._vault.chunk(-number)
@@ -329,15 +338,29 @@ class Reader:
         def resolve(reference: tuple[int, int]) -> Any:
             known = self._known(chunk, reference[0])
             depends[known.number] = known
-            return known.tree.nodes[reference[1]]
+            return self._nodes[known.number][reference[1]]
 
-        root = load_tree(bytes(chunk.payload), resolve)
-        return self._made(number, root, chunk._replace(payload=b""), tuple(depends.values()))
+        loaded = load_tree(bytes(chunk.payload), resolve, self.find)
+        return self._made(number, *loaded, chunk._replace(payload=b""), tuple(depends.values()))
 
     def _made(
-        self, number: int, root: Any, chunk: Chunk | None = None, depends: tuple[Known, ...] = ()
+        self,
+        number: int,
+        root: Any,
+        objects: Mapping[int, Any] | None,
+        chunk: Chunk | None = None,
+        depends: tuple[Known, ...] = (),
     ) -> Known:
-        known = {id(node) for each in depends for node in each.tree.nodes}
+        known = {id(node) for each in depends for node in self._nodes[each.number].values()}
         tree = walk(root, known)
+        if objects is not None:
+            self._nodes[number] = objects
+            if tree is not None:
+                tree = tree.numbered({id(each): place for place, each in objects.items()})
+            if tree is None or -1 in tree.numbers:
+                # Its classes are not here, or made more of it than there was: it is written again.
+                return Known(number, Tree(root), Watch.broken(), chunk, depends)
         assert tree is not None
+        if objects is None:
+            self._nodes[number] = dict(zip(tree.numbers, tree.nodes, strict=True))
         return Known(number, tree, Watch(tree.nodes), chunk, depends)

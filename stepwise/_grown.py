@@ -29,12 +29,13 @@ _grown: dict[int, _Grown] = {}
 class _Grown:
     """What was digested of a list: its items, with what they hold, and the hash of them."""
 
-    __slots__ = ("hash", "items", "value", "watch")
+    __slots__ = ("classes", "hash", "items", "value", "watch")
 
     def __init__(self, value: list[Any], front: bytes) -> None:
         self.value = value
         self.items: list[Any] = []
         self.watch = Watch()
+        self.classes: set[type] = set()
         self.hash = hashlib.sha256(front)
 
     def stands(self) -> bool:
@@ -55,7 +56,7 @@ def digest_grown(
         around: ids of the objects that hold the list, and its own.
 
     Returns:
-        ``None`` if it holds anything but plain data, or another thread is at it.
+        ``None`` if it holds what no tree may hold, or another thread is at it.
     """
     if not _lock.acquire(blocking=False):
         return None
@@ -69,8 +70,11 @@ def digest_grown(
             if tree is None:
                 return None
             watch = Watch(tree.nodes[1:])
+            classes = set(tree.classes) - grown.classes
+            watch.extend(Watch.of_classes(classes))  # what instances do not hold is theirs
             grown.hash.update(encode(new))
             grown.watch.extend(watch)
+            grown.classes |= classes
             grown.items += new
         _grown[id(value)] = grown
         while len(_grown) > _MOST:

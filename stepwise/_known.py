@@ -17,7 +17,7 @@ from typing import Any
 from stepwise._chunks import Chunk, Known, Reader
 from stepwise._pickling import dump_tree
 from stepwise._pieces import Data
-from stepwise._trees import Tree, Watch, walk
+from stepwise._trees import Tree, Watch, changes, walk
 
 __all__ = ["KnownValues", "Looked", "Names"]
 
@@ -27,6 +27,23 @@ _WAITING = 1 << 24  # bytes of results that wait for a checkpoint
 
 Looked = tuple[Tree, Watch]
 """What a value looked like."""
+
+
+def _dump(
+    tree: Tree, watch: Watch, refer: Callable[[Any], Any] | None = None
+) -> tuple[Data, Tree] | None:
+    """The pickle of a tree, and its nodes with the numbers that they have in that.
+
+    ``None`` if it cannot be pickled as it is: its classes may have a say in that.
+    """
+    places: dict[int, int] | None = {} if tree.classes else None
+    try:
+        payload = dump_tree(tree.root, refer, places)
+    except Exception:
+        return None
+    if places is None:
+        return payload, tree
+    return (payload, tree.numbered(places)) if watch.holds() else None
 
 
 class Names:
@@ -130,8 +147,9 @@ class KnownValues:
             self._add(known)
 
     def _add(self, known: Known) -> None:
-        for index, node in enumerate(known.tree.nodes):
-            self._nodes.setdefault(id(node), (known, index))
+        for index, node in zip(known.tree.numbers, known.tree.nodes, strict=True):
+            if index >= 0:
+                self._nodes.setdefault(id(node), (known, index))
         if known.chunk is None:
             self._loose[known.number] = known
             self._all_loose.extend(known.watch)
@@ -225,10 +243,12 @@ class KnownValues:
             self.drop([each for each in both if not each.watch.holds()])
 
     def _arrive(self, number: int, tree: Tree, watch: Watch, apart: Container[int]) -> None:
-        mutable = [id(node) for node in tree.nodes if type(node) in (list, dict)]
+        mutable = [id(node) for node in tree.nodes if changes(node)]
         alone = not any(here in self._nodes or here in apart for here in mutable)
         if alone and watch.holds():
-            self._add(Known(number, tree, watch))
+            dumped = _dump(tree, watch) if tree.classes else (b"", tree)
+            if dumped is not None:
+                self._add(Known(number, dumped[1], watch))
 
     def make(self, items: list[Any], apart: Container[int], least: int = 0) -> Known | None:
         """A new chunk of these items; ``None`` if they are not plain data.
@@ -250,12 +270,13 @@ class KnownValues:
             depends[entry[0].number] = entry[0]
             return used.index(entry[0].number), entry[1]
 
-        try:
-            payload = dump_tree(items, refer if tree.refers else None)
-        except RecursionError:
+        watch = Watch(tree.nodes)
+        dumped = _dump(tree, watch, refer if tree.refers else None)
+        if dumped is None:
             return None
+        payload, tree = dumped
         number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
-        known = Known(-number, tree, Watch(tree.nodes), chunk, tuple(depends.values()))
+        known = Known(-number, tree, watch, chunk, tuple(depends.values()))
         known.sealed = sealed
         self._add(known)
         return known

@@ -1,6 +1,6 @@
 """Pickling what plain pickle cannot: code by value, with the names of ``__main__`` kept as names.
 
-The only module that knows cloudpickle.  Imports: forms, pieces, trees.
+The only module that knows cloudpickle.  Imports: forms, instances, pieces, trees.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from stepwise._forms import Forms
+from stepwise._instances import by_name
 from stepwise._pieces import Data, collected
 from stepwise._trees import LARGE_LEAF, NUMBERS
 
 __all__ = [
     "PROTOCOL",
     "PYTHON",
+    "FindClass",
     "Reducers",
-    "by_name",
     "dump",
     "dump_plain",
     "dump_tree",
@@ -37,6 +39,7 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 """Code by value is only read by the Python version that wrote it."""
 
 T = TypeVar("T")
+FindClass = Callable[[str, str], Any]
 
 # What loops over containers leave among the variables; nobody has anything to say about these.
 _EMPTY: tuple[Iterable[Any], ...] = (range(0), [], (), {}, set(), "", b"")
@@ -51,21 +54,7 @@ _DEEP_RECURSION = 400_000  # frames
 
 def from_module(module: str, name: str) -> Any:
     """What a dotted name in a module leads to."""
-    found: Any = sys.modules[module]
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def by_name(value: Any, module: str = "__main__") -> str | None:
-    """The dotted name under which a module holds this very class or function, if it does."""
-    name = getattr(value, "__qualname__", None)
-    if getattr(value, "__module__", None) != module or not isinstance(name, str):
-        return None
-    try:
-        return name if from_module(module, name) is value else None
-    except (AttributeError, KeyError):
-        return None
+    return attrgetter(name)(sys.modules[module])
 
 
 class Reducers:
@@ -199,31 +188,61 @@ class _TreePickler(pickle.Pickler):
         return self._refer(obj)
 
 
-def dump_tree(tree: object, refer: Callable[[Any], Any] | None) -> Data:
-    """Pickle plain data; ``refer`` is asked for each object what stands for it, if anything."""
+def dump_tree(
+    tree: object, refer: Callable[[Any], Any] | None, places: dict[int, int] | None = None
+) -> Data:
+    """Pickle a tree; ``refer`` is asked for each object what stands for it, if anything.
+
+    Args:
+        places: is given the place of each object in the pickle, by its id.
+    """
     sink = _Sink()
     pickler: Any = pickle.Pickler(sink, PROTOCOL) if refer is None else _TreePickler(sink, refer)
     pickler.dump(tree)
+    if places is not None:
+        memo = pickler.memo.copy()
+        places.update((here, place) for here, (place, _) in memo.items())
     return sink.data()
 
 
 class _TreeUnpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, resolve: Callable[[Any], Any] | None) -> None:
+    named = False
+
+    def __init__(
+        self, data: bytes, resolve: Callable[[Any], Any] | None, find: FindClass | None
+    ) -> None:
         super().__init__(io.BytesIO(data))
         self._resolve = resolve
+        self._find = find
 
     def persistent_load(self, pid: Any) -> Any:
         if self._resolve is None:
-            raise pickle.UnpicklingError("plain data refers to something")
+            raise pickle.UnpicklingError("a result refers to something")
         return self._resolve(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"plain data names {module}.{name}")
+        if self._find is None:
+            raise pickle.UnpicklingError(f"plain data names {module}.{name}")
+        self.named = True
+        return self._find(module, name)
 
 
-def load_tree(data: bytes, resolve: Callable[[Any], Any] | None = None) -> Any:
-    """Load what :func:`dump_tree` made, from verified bytes; ``resolve`` knows the references."""
-    return _TreeUnpickler(data, resolve).load()
+def load_tree(
+    data: bytes, resolve: Callable[[Any], Any] | None = None, find: FindClass | None = None
+) -> tuple[Any, dict[int, Any] | None]:
+    """Load what :func:`dump_tree` made, from verified bytes.
+
+    Args:
+        resolve: knows the references.
+        find: finds classes by module and name.
+
+    Returns:
+        the tree, and its objects by their places in the pickle if it names classes.
+    """
+    unpickler = _TreeUnpickler(data, resolve, find)
+    tree = unpickler.load()
+    objects: Any = unpickler.memo
+    return tree, objects.copy() if unpickler.named else None
 
 
 def too_deep(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ The pickler of the variables asks :meth:`References.identity` for every object. 
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
 pickle hands out as a buffer is offered to :meth:`References.takes`.
 
-Imports: known, chunks, trees, pieces.
+Imports: known, chunks, trees, pieces, resources.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from stepwise._chunks import Known, Needs, digest_of
 from stepwise._known import KnownValues, Names
 from stepwise._pieces import Data, Pieces, settled
+from stepwise._resources import ids_of_made
 from stepwise._trees import few, same
 
 __all__ = ["HEAVY", "References"]
@@ -131,7 +132,7 @@ class References:
             arguments: objects that are kept by reference, so that no known value may hold them.
         """
         values, arguments = list(values), list(arguments)
-        self._apart = set(map(id, arguments))
+        self._apart = {*map(id, arguments), *ids_of_made()}  # these are made anew
         self._known.update(self._apart)
         leaves = self._find([*values, *arguments])
         before, self._lists = self._lists, {}

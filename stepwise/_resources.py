@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["LetGo", "is_reenterable", "made_by", "reenterable", "resource"]
+__all__ = ["LetGo", "ids_of_made", "is_reenterable", "made_by", "reenterable", "resource"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +58,11 @@ def _remember(made: Any, how: Any) -> None:
             "the object that is to be made again"
         ) from error
     _made[key] = reference, how
+
+
+def ids_of_made() -> Iterable[int]:
+    """The ids of all resources that there are."""
+    return _made.keys()
 
 
 def made_by(obj: object) -> Any:

@@ -32,7 +32,8 @@ from typing import Any
 
 from stepwise._chunks import Reader
 from stepwise._identity import attributes
-from stepwise._pickling import PROTOCOL, Reducers, by_name, dump
+from stepwise._instances import by_name
+from stepwise._pickling import PROTOCOL, Reducers, dump
 from stepwise._pieces import Data
 from stepwise._resources import made_by
 from stepwise._surroundings import COLLECTIONS, NATIVE, Surroundings
@@ -295,6 +296,8 @@ def load_values(
         buffers = reader.buffers() if reader is not None else None
         loading = unpickler(io.BytesIO(data), buffers=buffers)
         loading.reader = reader
+        if reader is not None:
+            reader.find = loading.find_class
         values, _, links = loading.load()
     except BaseException:
         for name, content in before.items():

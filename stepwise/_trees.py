@@ -1,14 +1,17 @@
-"""Trees of plain data: what is in them, and whether that is still so.
+"""Trees of data: what is in them, and whether that is still so.
 
-A *tree* is made of lists, dicts, tuples and atoms of the exact builtin types.  Its *nodes* are what
-can be referred to from outside: the containers, and the large leaves, numbered in the order of one
-walk; a tree that was pickled and loaded again has the same nodes in the same order.
+A *tree* is made of lists, dicts, tuples, sets and atoms of the exact builtin types (*plain data*),
+of instances and of constants (see ``_instances``).  Its *nodes* are what can be referred to from
+outside: the containers, the instances and the large leaves.  They are numbered in the order of one
+walk: plain data that was pickled and loaded again has the same nodes in the same order.  Where
+there are classes, these may have a say in what is loaded; there, a node is numbered by the place
+that it has among the objects of the pickle.
 
-A *watch* tells whether mutable containers still hold the very same objects under the same keys in
+A *watch* tells whether mutable objects still hold the very same objects under the same names in
 the same order.  That is proved, not sampled: every slot is compared by identity, so an equal value
-of another type does not pass.  It is a few calls in C for any number of containers.
+of another type does not pass.  It is a few calls in C for any number of objects.
 
-Imports nothing of ours.
+Imports: instances.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import functools
 import gc
 import struct
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
-__all__ = ["LARGE_LEAF", "NUMBERS", "Tree", "Watch", "few", "same", "walk"]
+from stepwise._instances import Kind, kind_of
+
+__all__ = ["LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "same", "walk"]
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
@@ -34,13 +39,20 @@ _NOTHING: frozenset[int] = frozenset()
 class Tree(NamedTuple):
     """A tree: its nodes, the root first if that is one; and about how many bytes it takes.
 
-    ``refers`` tells whether nodes of other trees are in it.
+    ``numbers`` are those of the nodes.  ``refers`` tells whether nodes of other trees are in it,
+    ``classes`` are those of the objects that are not plain data.
     """
 
     root: Any
-    nodes: list[Any]
-    size: int
-    refers: bool
+    nodes: Sequence[Any] = ()
+    size: int = 0
+    refers: bool = False
+    numbers: Sequence[int] = ()
+    classes: Collection[type] = ()
+
+    def numbered(self, places: Mapping[int, int]) -> Tree:
+        """The same with the places of its nodes in a pickle, by their ids; -1 for none."""
+        return self._replace(numbers=[places.get(id(node), -1) for node in self.nodes])
 
 
 def walk(
@@ -59,6 +71,7 @@ def walk(
     """
     nodes: list[Any] = []
     met: set[int] = set()
+    kinds: dict[type, Kind | None] = {}
     waiting, size, left, refers = [root], 0, most, False
     while waiting:
         value = waiting.pop()
@@ -79,27 +92,48 @@ def walk(
             continue
         if here in met:
             continue
-        if here in refused or cls not in _CONTAINERS:
+        inside = None if here in refused else _inside(value, cls, kinds)
+        if inside is None:
             return None
-        if cls is tuple and not value:
+        if cls in _UNCHANGING and not value:
             continue  # there is only one
         met.add(here)
-        left -= len(value) + 1
+        left -= len(inside) + 1
         if left < 0:
             return None
-        nodes.append(value)
-        size += 8
-        if cls is dict:
-            if not _ATOMS.issuperset(map(type, value)):
-                return None
-            size += 8 * len(value)  # a key is short
-            waiting.extend(value.values())
-        else:
-            waiting.extend(value)
-    return Tree(root, nodes, size, refers)
+        size += 8 if cls is list or cls is tuple else 8 + 8 * len(inside)  # a key is short
+        kind = kinds.get(cls)
+        if kind is None or not kind.constant:
+            nodes.append(value)
+        waiting.extend(inside)
+    return Tree(root, nodes, size, refers, range(len(nodes)), kinds.keys())
+
+
+def _inside(value: Any, cls: type, kinds: dict[type, Kind | None]) -> Collection[Any] | None:
+    """What an object holds; ``None`` if it cannot be in a tree."""
+    if cls is list or cls is tuple:
+        contents: Collection[Any] = value
+        return contents
+    if cls is dict:
+        return value.values() if _ATOMS.issuperset(map(type, value)) else None
+    if cls in _SETS:  # without nodes: a loaded one has them in another order
+        small = _ATOMS.issuperset(map(type, value))
+        return value if small and not any(map(_is_large, value)) else None
+    if cls not in kinds:
+        kinds[cls] = kind_of(cls)
+    kind = kinds[cls]
+    return kind.parts(value) if kind is not None else None
+
+
+def _is_large(atom: Any) -> bool:
+    return type(atom) in _LEAVES and len(atom) >= LARGE_LEAF
 
 
 _CONTAINERS = frozenset({list, dict, tuple})
+_SETS = frozenset({set, frozenset})
+_SIZED = frozenset({list, dict, set})
+_UNCHANGING = frozenset({tuple, frozenset})
+_IMMUTABLE = _UNCHANGING | _LEAVES
 _FEW = 40  # objects
 _LITTLE = 2048  # characters or bytes in all of them
 _ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
@@ -136,34 +170,67 @@ def few(values: Iterable[Any]) -> bool:
     return True
 
 
-class Watch:
-    """What mutable containers held when it was made: lengths, keys and the objects in each slot.
+def changes(node: Any) -> bool:
+    """Whether a node can be changed in place."""
+    return type(node) not in _IMMUTABLE
 
-    The garbage collector's view of a dict has its values in the order of its keys, and the keys as
-    well unless all are plain strings, which are told apart by their value.
+
+class Watch:
+    """What mutable objects held when it was made: lengths, keys and the objects in each slot.
+
+    Of an instance: its class and what is in its slots, which the garbage collector knows in the
+    order of the slots, all of them being set; its ``__dict__``, and what that holds.
     """
 
-    __slots__ = ("_containers", "_dicts", "_keys", "_lengths", "_slots")
+    __slots__ = ("_dicts", "_owners", "_rest", "_seen", "_sized")
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
-        self._containers = [each for each in nodes if type(each) is list or type(each) is dict]
-        self._slots = gc.get_referents(*self._containers)
-        self._lengths = list(map(len, self._containers))
-        self._dicts = [each for each in self._containers if type(each) is dict]
-        self._keys = list(chain.from_iterable(self._dicts))
+        mutable = [each for each in nodes if changes(each)]
+        self._rest = [each for each in mutable if type(each) is not dict]
+        instances = [each for each in self._rest if type(each) not in _SIZED]
+        self._owners = [each for each in instances if type(each).__dictoffset__]
+        self._sized = [each for each in mutable if type(each) in _SIZED]
+        self._sized += map(vars, self._owners)
+        self._dicts = [each for each in self._sized if type(each) is dict]
+        self._seen = self._look()
+
+    def _look(self) -> tuple[list[Any], ...]:
+        return (
+            list(map(len, self._sized)),
+            gc.get_referents(*self._rest),
+            list(map(vars, self._owners)),
+            list(chain.from_iterable(self._dicts)),
+            list(chain.from_iterable(map(dict.values, self._dicts))),
+        )
 
     def extend(self, other: Watch) -> None:
         """Watch what another one watches as well."""
-        for name in Watch.__slots__:
-            getattr(self, name).extend(getattr(other, name))
+        for mine, its in (
+            (self._rest, other._rest),
+            (self._owners, other._owners),
+            (self._sized, other._sized),
+            (self._dicts, other._dicts),
+            *zip(self._seen, other._seen, strict=True),
+        ):
+            mine.extend(its)
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
-        return (
-            same(gc.get_referents(*self._containers), self._slots)
-            and list(map(len, self._containers)) == self._lengths
-            and list(chain.from_iterable(self._dicts)) == self._keys  # atoms; strings, mostly
-        )
+        lengths, *slots = self._look()
+        return lengths == self._seen[0] and all(map(same, slots, self._seen[1:]))
+
+    @classmethod
+    def of_classes(cls, classes: Iterable[type]) -> Watch:
+        """Of what classes and those that they inherit from define."""
+        every = {base for each in classes for base in each.__mro__[:-1]}
+        return cls(chain.from_iterable(gc.get_referents(vars(base)) for base in every))
+
+    @classmethod
+    def broken(cls) -> Watch:
+        """One that never holds."""
+        watch = cls()
+        watch._seen[0].append(-1)
+        return watch
 
 
 def same(one: list[Any], other: list[Any]) -> bool:
