@@ -17,7 +17,7 @@ The map, each layer importing only from those above it::
     _data _codec                   values as data only; values to bytes and back
     _cipher _seal _records         encryption; the envelope; what is recorded
     _previews _display             values shortened to a line; runs and steps as text and HTML
-    _events _doing                 what happens, for who listens; what a run is doing
+    _event _events _doing          what happens; who listens; what a run is doing
     _progress_terminal             that as a line of the terminal
     _progress_notebook _progress   or as an output in a notebook; where it is shown
     _injected _identity            what frameworks inject; calls and runs told apart
@@ -70,7 +70,7 @@ from typing import TYPE_CHECKING
 
 from stepwise import errors
 from stepwise._config import configure
-from stepwise._events import Event, on_event
+from stepwise._events import on_event
 from stepwise._resources import reenterable, resource
 from stepwise._steps import step, tool
 from stepwise._unseen import background
@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from stepwise._compensation import CompletedCall
     from stepwise._context import CurrentStep, current_run, current_step
     from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
+    from stepwise._event import Event
     from stepwise._history import StepRecord
     from stepwise._listing import get_run, runs
     from stepwise._map import map  # noqa: A004
@@ -174,6 +175,7 @@ _ON_USE = {
     "CompletedCall": "_compensation",
     **dict.fromkeys(("CurrentStep", "current_run", "current_step"), "_context"),
     **dict.fromkeys(("DidNotHappen", "Inconclusive", "InDoubtCall", "Landed"), "_doubt"),
+    "Event": "_event",
     "StepRecord": "_history",
     **dict.fromkeys(("get_run", "runs"), "_listing"),
     "map": "_map",

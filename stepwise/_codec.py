@@ -16,7 +16,6 @@ import inspect
 import pickle
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from stepwise import _data
@@ -49,8 +48,7 @@ class Encoded(NamedTuple):
 _JSON = "json"
 
 
-@dataclass(frozen=True)
-class Codec:
+class Codec(NamedTuple):
     """How the values of one run are recorded, and which records of it are believed.
 
     Args:

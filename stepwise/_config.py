@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from stepwise.errors import ConfigurationError
@@ -38,13 +37,13 @@ __all__ = [
 ]
 
 
-@dataclass
 class _Settings:
-    store: Any = None
-    strict: bool = False
-    quiet: bool | None = None
-    encrypt: bool | None = None
-    injected: frozenset[str] = frozenset()
+    def __init__(self) -> None:
+        self.store: Any = None
+        self.strict = False
+        self.quiet: bool | None = None
+        self.encrypt: bool | None = None
+        self.injected: frozenset[str] = frozenset()
 
 
 _settings = _Settings()

@@ -15,7 +15,7 @@ from stepwise._records import Call
 __all__ = ["Ordinals", "Progress", "counted_as", "key_of"]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Progress:
     """What this attempt did so far.
 

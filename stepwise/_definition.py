@@ -23,7 +23,7 @@ from stepwise.rewrite import Rewritten, Source, UnsupportedError, build, capture
 __all__ = ["Definition", "Options"]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Options:
     """The options of a workflow, checked where they are given."""
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING
 
-from stepwise._events import Event
+if TYPE_CHECKING:
+    from stepwise._event import Event
 
 __all__ = ["Doing"]
 

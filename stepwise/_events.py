@@ -1,79 +1,25 @@
-"""What happens in the runs of this process, for who wants to hear of it: hooks, logs, progress.
+"""Who wants to hear of what happens in the runs of this process: hooks, logs, progress.
 
-Every event is one frozen :class:`Event`.  The logger ``stepwise`` gets it too, as the attribute
-``stepwise`` of its records: runs at level INFO, steps and checkpoints at DEBUG.  Where nobody
-listens, nothing is made.  Imports: notices.
+The logger ``stepwise`` gets every event too, as the attribute ``stepwise`` of its records: runs at
+level INFO, steps and checkpoints at DEBUG.  Where nobody listens, nothing is made.
+Imports: notices.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from stepwise._notices import notice
 
-__all__ = ["Event", "Kind", "emit", "heard", "on_event"]
+if TYPE_CHECKING:
+    from stepwise._event import Event
 
-Kind = Literal[
-    "run_started",
-    "run_resumed",
-    "run_completed",
-    "run_failed",
-    "run_stopped",
-    "step_started",
-    "step_answered",
-    "step_completed",
-    "step_failed",
-    "step_cancelled",
-    "step_in_doubt",
-    "checkpoint_taken",
-]
+__all__ = ["emit", "heard", "on_event"]
 
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened in a run.
-
-    Args:
-        kind: what; ``step_answered`` is a step that was not executed, since it was done;
-            ``run_stopped`` a run that was interrupted, or stopped by something in doubt.
-        run_id: of the run.
-        workflow: its full name.
-        step: the step's number; of a checkpoint, how many steps were done.
-        name: of the step.
-        arguments: of the step, as shortened text.
-        detail: what came of it, as shortened text: the result, the exception, where the run goes
-            on, ``file:line`` of the checkpoint.
-        duration: seconds that the step took.
-        executed: steps that this attempt has executed so far.
-        skipped: steps that it did not execute, since they were done.
-        at: when it happened, in seconds since 1970.
-    """
-
-    kind: Kind
-    run_id: str
-    workflow: str
-    step: int = 0
-    name: str = ""
-    arguments: str = ""
-    detail: str = ""
-    duration: float | None = None
-    executed: int = 0
-    skipped: int = 0
-    at: float = field(default_factory=time.time)
-
-    def __str__(self) -> str:
-        what = self.kind.replace("_", " ")
-        call = f" {self.step} {self.name}({self.arguments})" if self.name else ""
-        detail = f": {self.detail}" if self.detail else ""
-        return f"{self.run_id}: {what}{call}{detail}"
-
-
-Listener = Callable[[Event], object]
+Listener = Callable[["Event"], object]
 _logger = logging.getLogger("stepwise")
 _listeners: tuple[Listener, ...] = ()
 _lock = threading.Lock()

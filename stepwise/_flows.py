@@ -21,7 +21,7 @@ _TELL_AFTER = 5.0  # seconds
 _DEPTH = 4  # calls inside each other, at most; almost always
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Worker:
     """A thread that the workflow's own code started, or a job that it gave to a pool.
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._going_on import state_of
@@ -39,8 +39,7 @@ class RestoreFailedError(BaseException):
     """The local variables of a checkpoint cannot be brought back; raised before any code ran."""
 
 
-@dataclass(frozen=True)
-class Workplace:
+class Workplace(NamedTuple):
     """What a frame needs to know of the workflow that is called.
 
     Args:

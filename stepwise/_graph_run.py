@@ -36,17 +36,6 @@ __all__ = ["Execution", "session_for"]
 _PAUSE = "graph/pause"
 
 
-@dataclass(frozen=True)
-class _Call(Invocation):
-    """A graph, called: its structure stands for the code of a workflow function."""
-
-    fingerprint: str = ""
-
-    @property
-    def code(self) -> str:
-        return self.fingerprint
-
-
 @dataclass
 class Execution:
     """One call of an executor.
@@ -125,7 +114,7 @@ class Execution:
                 # It brings no input, but a state or an answer.
                 digest = facts.digest
         return open_run(
-            _Call(
+            Invocation(
                 name=name,
                 label=self.graph.name,
                 function=Execution.run,
@@ -137,7 +126,7 @@ class Execution:
                 run_id=run_id,
                 explicit=explicit,
                 fsync=True,
-                fingerprint=self.graph.fingerprint,
+                structure=self.graph.fingerprint,
             )
         )
 

@@ -6,7 +6,6 @@ Imports: errors, interrupts, tasks, stores.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -39,7 +38,7 @@ class Lease:
             RunOwnedError: somebody alive holds it; names process, machine, since when, and the
                 thread or task if it is this process.
         """
-        owner = Owner(self._pid, socket.gethostname(), time.time(), here())
+        owner = Owner(self._pid, os.uname().nodename, time.time(), here())
         try:
             with Uninterrupted():
                 self.epoch = self.store.acquire(self.run_id, owner)
@@ -82,6 +81,6 @@ def describe_owner(owner: Owner | None) -> str:
     since = ""
     if owner.since:
         since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(owner.since))
-    if owner.pid == os.getpid() and owner.host == socket.gethostname():
+    if owner.pid == os.getpid() and owner.host == os.uname().nodename:
         return f"by this process, in {owner.thread or 'another thread'},{since}"
     return f"by process {owner.pid} on {owner.host}{since}"

@@ -10,8 +10,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwise._codec import Codec
 from stepwise._data import returned_type
@@ -42,9 +41,10 @@ from stepwise.stores import Store
 
 __all__ = ["Invocation", "Recall", "open_run"]
 
+_NOTHING: Mapping[str, Any] = {}
 
-@dataclass(frozen=True)
-class Invocation:
+
+class Invocation(NamedTuple):
     """A workflow, called.
 
     Args:
@@ -64,6 +64,7 @@ class Invocation:
         compensates: its side effects are undone when it fails.
         codec: how its values are recorded; see :class:`stepwise._codec.Codec`.
         cut_off: a crash came before its caller acted on how it ended, if it ended.
+        structure: fingerprint of what it executes, where that is no function.
     """
 
     name: str
@@ -79,13 +80,14 @@ class Invocation:
     fsync: bool
     parent: ActiveRun | None = None
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = _NOTHING
     rewritten: Rewritten | None = None
-    policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    policy: CheckpointPolicy = CheckpointPolicy()
     arguments_changed: bool = False
     compensates: bool = False
     cut_off: bool = False
     codec: str = ""
+    structure: str = ""
 
     @property
     def returns(self) -> Any:
@@ -94,13 +96,12 @@ class Invocation:
 
     @property
     def code(self) -> str:
-        """Fingerprint of the function; empty without source."""
-        node = self.source.node()
-        return fingerprint(node) if node is not None else ""
+        """Fingerprint of what it executes; empty without source."""
+        node = None if self.structure else self.source.node()
+        return fingerprint(node) if node is not None else self.structure
 
 
-@dataclass(frozen=True)
-class Recall:
+class Recall(NamedTuple):
     """The recorded result of a completed run.
 
     Args:

@@ -14,8 +14,7 @@ import enum
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwise._recorded import Recorded, Status
 from stepwise._records import (
@@ -45,8 +44,7 @@ class Verdict(enum.Enum):
     FRESH = "run it"
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A verdict, and the recorded calls that it is about."""
 
     verdict: Verdict

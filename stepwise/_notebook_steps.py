@@ -23,8 +23,8 @@ from stepwise._notebook_output import Recorder, Shown, replay
 from stepwise._notebook_run import Cell, Notebook
 from stepwise._notices import notice
 from stepwise.errors import ConfigurationError, NotRecordableError, RunWarning, StepwiseError
-from stepwise.rewrite import AWAIT, parse_cell
-from stepwise.rewrite import Cell as Code
+from stepwise.rewrite.cells import AWAIT, parse_cell
+from stepwise.rewrite.cells import Cell as Code
 
 try:
     from IPython.core.error import UsageError

@@ -59,7 +59,7 @@ BodyT_co = TypeVar("BodyT_co", bound=_Given, covariant=True)
 OtherT = TypeVar("OtherT", bound=_Given)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Opened(Generic[BodyT_co]):
     """A run to execute.
 

@@ -6,7 +6,6 @@ Imports: run, flows, records, pieces.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
 from stepwise._flows import Flows
@@ -17,15 +16,17 @@ from stepwise._run import ActiveRun, Scope
 __all__ = ["Attempt", "Change", "Core", "Operation", "Ready", "Result", "Sleep", "Write"]
 
 
-@dataclass(slots=True)
 class Result:
     """What came of an operation: a value, or an exception that is yet to be raised.
 
     Exceptions travel as values: thrown through a generator, a ``StopIteration`` would change type.
     """
 
-    value: Any = None
-    error: BaseException | None = None
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
+        self.value = value
+        self.error = error
 
     def unwrap(self) -> Any:
         """The value; raises the exception."""

@@ -14,8 +14,7 @@ import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwise.errors import DigestError
 
@@ -25,8 +24,7 @@ _STOPPED = 32  # runs whose objects are held
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """The objects a workflow was called with."""
 
     name: str

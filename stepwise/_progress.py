@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stepwise import _config
 from stepwise._doing import Doing
-from stepwise._events import Event, on_event
+from stepwise._events import on_event
+
+if TYPE_CHECKING:
+    from stepwise._event import Event
 
 __all__ = ["Display"]
 

@@ -21,7 +21,7 @@ class Status(enum.Enum):
     FREE = "did not happen, as somebody who looked said"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Recorded:
     """A recorded call, and what became of it.
 

@@ -6,8 +6,7 @@ Imports: frames, checkpoints, run, mutation, journal, matching.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwise._checkpoints import Checkpoints, Loaded, Retention, State
 from stepwise._frames import RestoreFailedError, WorkflowFrame, Workplace
@@ -26,8 +25,7 @@ from stepwise.rewrite import Rewritten, Source, following_line, pending, prefix_
 __all__ = ["Body", "CheckpointPolicy"]
 
 
-@dataclass(frozen=True)
-class CheckpointPolicy:
+class CheckpointPolicy(NamedTuple):
     """When checkpoints are taken and how many are kept.
 
     Args:

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stepwise import _codec, _grown, _outcomes, _tasks
 from stepwise._counts import Ordinals, Progress, counted_as
-from stepwise._events import Event, Kind, emit, heard
+from stepwise._events import emit, heard
 from stepwise._flows import Flows
 from stepwise._identity import idempotency_key
 from stepwise._journal import Journal
@@ -41,6 +41,9 @@ from stepwise._records import (
 from stepwise._summary import SummaryKeeper
 from stepwise._unwinding import Unwinding
 from stepwise.errors import OutsideRunError, RunStopped
+
+if TYPE_CHECKING:
+    from stepwise._event import Kind
 
 __all__ = ["ActiveRun", "Scope", "current_scope", "live_runs", "scope_variable"]
 
@@ -325,6 +328,8 @@ class ActiveRun:
         """Tell who listens what has happened, which is on record."""
         if not heard():
             return
+        from stepwise._event import Event  # on use: mostly nobody listens
+
         emit(
             Event(
                 kind,

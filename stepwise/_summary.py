@@ -55,7 +55,7 @@ class _NotFollowedError(Exception):
     """A record that changes what is known of calls of long ago."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Summary:
     """What the records of a run come to, up to one of them.
 

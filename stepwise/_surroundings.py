@@ -23,7 +23,7 @@ COLLECTIONS = (*NATIVE, deque)
 """Given their contents back in place."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Surroundings:
     """What the variables of one frame may refer to.
 

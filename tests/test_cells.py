@@ -3,7 +3,7 @@
 import pytest
 
 from stepwise._notebook_inputs import identify
-from stepwise.rewrite import parse_cell
+from stepwise.rewrite.cells import parse_cell
 
 
 @pytest.mark.parametrize(

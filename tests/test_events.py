@@ -173,12 +173,12 @@ def test_the_end_of_a_hook():
 
 def test_nobody_listens(monkeypatch):
     """Where nobody listens, no event is made."""
-    from stepwise import _events, _run
+    from stepwise import _event, _events
 
     def never(*args, **kwargs):
         raise AssertionError("an event was made")
 
-    monkeypatch.setattr(_run, "Event", never)
+    monkeypatch.setattr(_event, "Event", never)
     monkeypatch.setattr(_events._logger, "level", logging.WARNING)
     _events._logger.manager._clear_cache()
     assert agent("tides") == "sent about tides"

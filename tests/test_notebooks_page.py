@@ -7,7 +7,7 @@ import signal
 import time
 
 from stepwise._doing import Doing
-from stepwise._events import Event
+from stepwise._event import Event
 from stepwise._progress_notebook import Output
 
 PAGE = (pathlib.Path(__file__).resolve().parents[1] / "docs" / "notebooks.md").read_text("utf-8")

@@ -10,7 +10,6 @@ Imports: lifecycle, execute, steps, and what they import.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, cast
 
@@ -47,17 +46,6 @@ def executor_class() -> Any:
     """
     base = hive_module("graph.executor").GraphExecutor
     return type("RecordedGraphExecutor", (_Recorded, base), {"__module__": __name__})
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call(Invocation):
-    """A graph, called: its structure stands for the code of a workflow function."""
-
-    fingerprint: str = ""
-
-    @property
-    def code(self) -> str:
-        return self.fingerprint
 
 
 def _structure(graph: Any) -> str:
@@ -115,7 +103,7 @@ class _Recorded:
         base = _identity.derived_id(name, graph.id, digest)
         ordinal = process.ordinal(store.url, base)
         opened = open_run(
-            _Call(
+            Invocation(
                 name=name,
                 label=graph.id,
                 function=_Recorded.execute,
@@ -127,7 +115,7 @@ class _Recorded:
                 run_id=self._run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
                 explicit=self._run_id is not None,
                 fsync=True,
-                fingerprint=_structure(graph),
+                structure=_structure(graph),
             )
         )
         if isinstance(opened, Recall):

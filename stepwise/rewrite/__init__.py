@@ -24,14 +24,13 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 ``scope``      declarations, and the hidden names
 ``transform``  the rewrite of a body
 ``frame``      what the rewritten function asks while it runs
-``cells``      what a notebook's cell reads, binds and defines
 ``build``      from the rewritten tree to a function
+``cells``      what a notebook's cell reads, binds and defines; imported by who needs it
 """
 
 from __future__ import annotations
 
 from stepwise.rewrite.build import Rewritten, UnsupportedError, build, rewrite
-from stepwise.rewrite.cells import AWAIT, Cell, parse_cell
 from stepwise.rewrite.following import following_line, function_like
 from stepwise.rewrite.frame import Frame, pending
 from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
@@ -39,8 +38,6 @@ from stepwise.rewrite.source import Source, capture
 from stepwise.rewrite.transform import Point
 
 __all__ = [
-    "AWAIT",
-    "Cell",
     "Frame",
     "Place",
     "Point",
@@ -53,7 +50,6 @@ __all__ = [
     "fingerprint",
     "following_line",
     "function_like",
-    "parse_cell",
     "pending",
     "prefix_fingerprint",
     "rewrite",

@@ -42,7 +42,7 @@ class UnsupportedError(Exception):
     """This function cannot be rewritten; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Rewritten:
     """A function that can be entered at its points, and what is known of them."""
 

@@ -9,8 +9,7 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwise.rewrite.source import FunctionNode
 
@@ -93,8 +92,7 @@ def opens(node: ast.stmt) -> bool:
     return any(any_calls(block) for block in _inner_blocks(node))
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A statement of a function.
 
     Args:

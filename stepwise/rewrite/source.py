@@ -12,7 +12,7 @@ import linecache
 import tokenize
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Union
 
 __all__ = ["FunctionNode", "Source", "capture", "remove_docstring"]
@@ -20,15 +20,15 @@ __all__ = ["FunctionNode", "Source", "capture", "remove_docstring"]
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Source:
     """Where a function was defined, and the lines of that file as they were then."""
 
     filename: str
     name: str
     first_line: int
-    lines: list[str] = field(repr=False)
-    _node: FunctionNode | None = field(default=None, repr=False)
+    lines: list[str]
+    _node: FunctionNode | None = None
 
     def node(self) -> FunctionNode | None:
         """The function's syntax tree with the line numbers of the file; ``None`` without source.

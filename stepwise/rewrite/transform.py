@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepwise.rewrite.points import TRIES, any_calls, calls, opens
 from stepwise.rewrite.scope import CHOICE, FRAME, TARGET, hoist, placed, released
@@ -48,8 +48,7 @@ __all__ = [
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A statement boundary.
 
     Args:
@@ -65,8 +64,7 @@ class Point:
     loops: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class With:
+class With(NamedTuple):
     """A ``with`` statement that can be entered.
 
     Args:
@@ -80,8 +78,7 @@ class With:
     released: tuple[str, ...]
 
 
-@dataclass
-class Transformed:
+class Transformed(NamedTuple):
     """What became of a function.
 
     Args:
@@ -158,8 +155,7 @@ def _names_bound(targets: Iterable[ast.expr | None]) -> tuple[str, ...]:
 # -- the rewriter --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Around:
+class _Around(NamedTuple):
     """What a statement is inside of."""
 
     withs: tuple[int, ...] = ()

@@ -13,7 +13,6 @@ import errno
 import functools
 import itertools
 import os
-import socket
 import sqlite3
 import threading
 import weakref
@@ -143,7 +142,7 @@ class FolderStore(abc.ABC):
             return None
         owner = owner_of(self._opened().lease(run_id) or b"")
         if owner is None:
-            owner = Owner(pid, socket.gethostname(), 0.0)
+            owner = Owner(pid, os.uname().nodename, 0.0)
         # Between taking the lock and writing the row, the row still names the owner before.
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import time
 import zlib
-from dataclasses import asdict
 
 from stepwise.stores.base import Head, Owner
 
@@ -38,7 +37,7 @@ def lease_front(epoch: int) -> bytes:
 
 def pack_lease(epoch: int, owner: Owner) -> bytes:
     """A lease as one value."""
-    return lease_front(epoch) + json.dumps(asdict(owner)).encode()
+    return lease_front(epoch) + json.dumps(owner._asdict()).encode()
 
 
 def epoch_of(row: bytes | None) -> int:

@@ -20,7 +20,6 @@ this page.  Imports: errors, pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from stepwise._pieces import Data
@@ -28,8 +27,7 @@ from stepwise._pieces import Data
 __all__ = ["Batch", "Head", "Owner", "Store"]
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """Who executes a run: process, machine, since when (seconds since 1970), thread or task."""
 
     pid: int
@@ -38,8 +36,7 @@ class Owner:
     thread: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """One row of the listing of runs.  ``data`` is sealed; the rest is what a store may index.
 
     ``workflow`` is an opaque string, equal for the runs of one workflow.

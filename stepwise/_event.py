@@ -1,0 +1,69 @@
+"""Something that happened in a run, as one frozen fact; made where somebody listens.
+
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Event", "Kind"]
+
+Kind = Literal[
+    "run_started",
+    "run_resumed",
+    "run_completed",
+    "run_failed",
+    "run_stopped",
+    "step_started",
+    "step_answered",
+    "step_completed",
+    "step_failed",
+    "step_cancelled",
+    "step_in_doubt",
+    "checkpoint_taken",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a run.
+
+    Args:
+        kind: what; ``step_answered`` is a step that was not executed, since it was done;
+            ``run_stopped`` a run that was interrupted, or stopped by something in doubt.
+        run_id: of the run.
+        workflow: its full name.
+        step: the step's number; of a checkpoint, how many steps were done.
+        name: of the step.
+        arguments: of the step, as shortened text.
+        detail: what came of it, as shortened text: the result, the exception, where the run goes
+            on, ``file:line`` of the checkpoint.
+        duration: seconds that the step took.
+        executed: steps that this attempt has executed so far.
+        skipped: steps that it did not execute, since they were done.
+        at: when it happened, in seconds since 1970.
+    """
+
+    kind: Kind
+    run_id: str
+    workflow: str
+    step: int = 0
+    name: str = ""
+    arguments: str = ""
+    detail: str = ""
+    duration: float | None = None
+    executed: int = 0
+    skipped: int = 0
+    at: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        what = self.kind.replace("_", " ")
+        call = f" {self.step} {self.name}({self.arguments})" if self.name else ""
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.run_id}: {what}{call}{detail}"
+
+
+Event.__module__ = "stepwise"  # tracebacks and pickles show the public name
