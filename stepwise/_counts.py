@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from stepwise._identity import idempotency_key
 from stepwise._records import Call
@@ -15,7 +14,6 @@ from stepwise._records import Call
 __all__ = ["Ordinals", "Progress", "counted_as", "key_of"]
 
 
-@dataclass(eq=False, repr=False)
 class Progress:
     """What this attempt did so far.
 
@@ -24,9 +22,12 @@ class Progress:
         resumed_from: how many were done where it went on; ``None`` for a first attempt.
     """
 
-    executed: int = 0
-    skipped: int = 0
-    resumed_from: int | None = None
+    def __init__(
+        self, executed: int = 0, skipped: int = 0, resumed_from: int | None = None
+    ) -> None:
+        self.executed = executed
+        self.skipped = skipped
+        self.resumed_from = resumed_from
 
     @property
     def done(self) -> int:

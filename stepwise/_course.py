@@ -15,7 +15,7 @@ __all__ = ["Course"]
 _RESUMES = 20  # that are told
 
 
-@dataclass(eq=False, repr=False)
+@dataclass
 class Course:
     """The attempts of a run.
 

@@ -23,7 +23,7 @@ from stepwise.rewrite import Rewritten, Source, UnsupportedError, build, capture
 __all__ = ["Definition", "Options"]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True)
 class Options:
     """The options of a workflow, checked where they are given."""
 

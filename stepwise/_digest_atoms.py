@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import decimal
-import fractions
 import hashlib
 import math
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import decimal
+    import fractions
 
 __all__ = [
     "ATOMS",
@@ -186,8 +188,6 @@ ATOMS: dict[type, Callable[[Any], bytes]] = {
     complex: _complex,
     type(Ellipsis): lambda _: b".",
     type(NotImplemented): lambda _: b"~",
-    decimal.Decimal: _decimal,
-    fractions.Fraction: _fraction,
     dt.datetime: _datetime,
     dt.date: lambda value: b"y" + value.isoformat().encode(),
     dt.time: _time,
@@ -198,6 +198,8 @@ ATOMS: dict[type, Callable[[Any], bytes]] = {
 """How each of these is encoded, by its exact type."""
 
 _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
+    ("decimal", "Decimal"): _decimal,
+    ("fractions", "Fraction"): _fraction,
     ("uuid", "UUID"): lambda value: b"u" + value.bytes,
     ("zoneinfo", "ZoneInfo"): _zone,
 }

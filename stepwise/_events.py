@@ -2,7 +2,7 @@
 
 The logger ``stepwise`` gets every event too, as the attribute ``stepwise`` of its records: runs at
 level INFO, steps and checkpoints at DEBUG.  Where nobody listens, nothing is made.
-Imports: notices.
+Imports: notices; event on use.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepwise._notices import notice
 
 if TYPE_CHECKING:
-    from stepwise._event import Event
+    from stepwise._event import Event, Kind
 
 __all__ = ["emit", "heard", "on_event"]
 
@@ -53,8 +53,11 @@ def heard() -> bool:
     return bool(_listeners) or _logger.isEnabledFor(logging.INFO)
 
 
-def emit(event: Event) -> None:
-    """Tell everybody who listens."""
+def emit(kind: Kind, run_id: str, workflow: str, **facts: Any) -> None:
+    """Tell everybody who listens; see :class:`Event`."""
+    from stepwise._event import Event  # on use: mostly nobody listens
+
+    event = Event(kind, run_id, workflow, **facts)
     level = logging.INFO if event.kind.startswith("run") else logging.DEBUG
     _logger.log(level, "%s", event, extra={"stepwise": event})
     for listener in _listeners:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 
 from stepwise import _tasks
@@ -21,7 +20,6 @@ _TELL_AFTER = 5.0  # seconds
 _DEPTH = 4  # calls inside each other, at most; almost always
 
 
-@dataclass(eq=False, repr=False)
 class Worker:
     """A thread that the workflow's own code started, or a job that it gave to a pool.
 
@@ -30,10 +28,11 @@ class Worker:
         flow: in which it runs, once it does.
     """
 
-    flows: Flows
-    name: str
-    daemon: bool
-    flow: int = 0
+    def __init__(self, flows: Flows, name: str, daemon: bool) -> None:
+        self.flows = flows
+        self.name = name
+        self.daemon = daemon
+        self.flow = 0
 
     def enter(self) -> None:
         """It runs now, in this flow."""

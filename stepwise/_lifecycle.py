@@ -7,7 +7,6 @@ Imports: run, runs, opened, resume, mutation, journal, origin.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -176,7 +175,7 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         notice(
             f"{call.run_id} already completed at {when}{change}; here is its recorded result. "
             f"To run it afresh: .options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1, or: "
-            f"stepwise forget {shlex.quote(call.run_id)}"
+            f"{_forget(call.run_id)}"
         )
     return Recall(value, bool(entry.record.changed))
 
@@ -196,11 +195,18 @@ def _check_conflict(call: Invocation, facts: RunFacts) -> None:
         f"  recorded  {recorded}\n"
         f"  given     {given}\n"
         "Give this one another run id, leave out of the identity what may differ "
-        f"(@workflow(ignore=...)), or delete that run: stepwise forget {shlex.quote(call.run_id)}",
+        f"(@workflow(ignore=...)), or delete that run: {_forget(call.run_id)}",
         run_id=call.run_id,
         recorded=recorded,
         given=given,
     )
+
+
+def _forget(run_id: str) -> str:
+    """The command that deletes a run."""
+    import shlex  # on use: only these messages need it
+
+    return f"stepwise forget {shlex.quote(run_id)}"
 
 
 # -- taking a run up -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from stepwise import _config
 __all__ = ["count", "file_name", "notice", "warn"]
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "asyncio", "concurrent.futures", "threading")
-_CELL = re.compile(r"[/\\]ipykernel_\d+[/\\]|<ipython-input-")  # names that say nothing
+_CELL = r"[/\\]ipykernel_\d+[/\\]|<ipython-input-"  # names that say nothing
 _logger = logging.getLogger("stepwise")
 
 
@@ -36,7 +36,7 @@ def count(number: int, noun: str) -> str:
 
 def file_name(path: str) -> str:
     """A source file's name, for messages: ``agent.py``; ``cell`` for a notebook's cell."""
-    return "cell" if _CELL.search(path) else os.path.basename(path)
+    return "cell" if "ipy" in path and re.search(_CELL, path) else os.path.basename(path)
 
 
 def warn(text: str, category: type[Warning]) -> None:

@@ -328,21 +328,17 @@ class ActiveRun:
         """Tell who listens what has happened, which is on record."""
         if not heard():
             return
-        from stepwise._event import Event  # on use: mostly nobody listens
-
         emit(
-            Event(
-                kind,
-                self.run_id,
-                self.facts.workflow,
-                step=call.number if call is not None else step,
-                name=call.name if call is not None else "",
-                arguments=call.arguments if call is not None else "",
-                detail=detail,
-                duration=duration,
-                executed=self.progress.executed,
-                skipped=self.progress.skipped,
-            )
+            kind,
+            self.run_id,
+            self.facts.workflow,
+            step=call.number if call is not None else step,
+            name=call.name if call is not None else "",
+            arguments=call.arguments if call is not None else "",
+            detail=detail,
+            duration=duration,
+            executed=self.progress.executed,
+            skipped=self.progress.skipped,
         )
 
     # -- the end ---------------------------------------------------------------------------------
