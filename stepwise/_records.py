@@ -5,7 +5,7 @@ Everything that a listing shows is in the header, so that looking at a run never
 Imports: nothing of ours.
 """
 
-from __future__ import annotations
+# No annotations from __future__: as text, each would be compiled for its named tuple at the start.
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args

@@ -33,6 +33,7 @@ import json
 import os
 import pathlib
 import struct
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepwise import _config
@@ -84,12 +85,12 @@ class Opened(NamedTuple):
     link: bytes
 
 
+@dataclass(frozen=True)
 class Seal:
     """Seals with the first key, opens with any of them (older keys stay behind it)."""
 
-    def __init__(self, keys: tuple[bytes, ...], encrypts: bool = False) -> None:
-        self.keys = keys
-        self.encrypts = encrypts
+    keys: tuple[bytes, ...]
+    encrypts: bool = False
 
     @functools.cached_property
     def key_id(self) -> bytes:

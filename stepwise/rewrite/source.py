@@ -29,6 +29,7 @@ class Source:
     first_line: int
     lines: list[str]
     _node: FunctionNode | None = None
+    _block: str = ""
 
     def node(self) -> FunctionNode | None:
         """The function's syntax tree with the line numbers of the file; ``None`` without source.
@@ -42,13 +43,14 @@ class Source:
     def parse(self) -> FunctionNode | None:
         """A syntax tree of one's own."""
         try:
-            block = inspect.getblock(self.lines[self.first_line - 1 :])
+            if not self._block:
+                self._block = "".join(inspect.getblock(self.lines[self.first_line - 1 :]))
             # Indented code parses under a block of its own; dedenting would change the text of
             # strings that span lines.
-            indented = block[0][:1].isspace()
+            indented = self._block[0].isspace()
             with warnings.catch_warnings():  # the user has seen them when the code was compiled
                 warnings.simplefilter("ignore")
-                module = ast.parse(("if 1:\n" if indented else "") + "".join(block))
+                module = ast.parse(("if 1:\n" if indented else "") + self._block)
         except (SyntaxError, IndexError, tokenize.TokenError, RecursionError):
             return None
         for node in ast.walk(module):
