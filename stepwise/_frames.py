@@ -231,7 +231,8 @@ class WorkflowFrame(Frame):
                 return False
         for name in point.loops:
             if type(values.get(name)).__name__ in _NO_ITERATORS:
-                self._complain(UnpicklableError({name: (values[name], "")}), point)
+                why = f"cannot pickle {type(values[name]).__name__!r} object"
+                self._complain(UnpicklableError({name: (values[name], why)}), point)
                 return False
         # What did not pickle the last time and is still there will not now.
         return all(values.get(name) is not value for name, value in self.culprits.items())
@@ -254,8 +255,9 @@ class WorkflowFrame(Frame):
         except UnpicklableError as error:
             # What a ``with`` bound that is over by now (a closed file, a client) is let go.
             over = {name for each in self.place.rewritten.withs for name in each.released}
-            if not error.culprits.keys() <= over:
-                raise
+            culprits = {n: found for n, found in error.culprits.items() if n not in over}
+            if culprits:
+                raise UnpicklableError(culprits) from error
             gone = {name: LetGo(type(values[name]).__name__) for name in error.culprits}
             return dump_values({**values, **gone}, self.around)
 

@@ -13,7 +13,7 @@ from typing import Any
 from stepwise import _attempts
 from stepwise.errors import ConfigurationError
 
-__all__ = ["check"]
+__all__ = ["check", "no_function"]
 
 Allowed = tuple[Callable[[Any], bool], str]
 
@@ -47,6 +47,21 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
             given.get("backoff"),
             f"{kind} {name!r}",
         )
+
+
+def no_function(kind: str, given: object) -> str:
+    """What is said to somebody who decorates something else, or forgot an option's name."""
+    if isinstance(given, type):
+        way = "decorate its methods"
+    elif isinstance(given, property):
+        way = f"write @property above @{kind}"
+    elif isinstance(given, str):
+        way = f"a name is given as @{kind}(name={given!r})"
+    elif callable(given):
+        way = "write a function that calls it, and decorate that"
+    else:
+        way = f"options have names, as in @{kind}(name=...)"
+    return f"@{kind} decorates a function, not {given!r}: {way}"
 
 
 _MEANT = {"retry": "retries"}  # by its letters it is nearer to retry_on

@@ -190,9 +190,9 @@ class Run:
         if loaded is None:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
+            others = f"; it has some after steps {steps}" if steps else ""
             raise StepNotFoundError(
-                f"run {self.id!r} has no checkpoint{when}; it has some after steps "
-                f"{steps or '(none)'}",
+                f"run {self.id!r} has no checkpoint{when}{others}",
                 run_id=self.id,
                 step=at or 0,
             )

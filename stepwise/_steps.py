@@ -299,7 +299,7 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_decorate(function.__func__, kind, options))
     if not callable(function) or not hasattr(function, "__qualname__") or inspect.isclass(function):
-        raise ConfigurationError(f"@{kind} decorates a function, not {function!r}")
+        raise ConfigurationError(_options.no_function(kind, function))
     if step_of(function) is not None or hasattr(function, "run_id_for"):
         raise ConfigurationError(
             f"{label_of(function)!r} is a step or workflow already; one decorator is enough"

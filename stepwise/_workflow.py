@@ -360,7 +360,7 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
 def _decorate(function: Any, given: dict[str, Any]) -> Any:
     plain = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
     if not callable(plain) or not hasattr(plain, "__code__"):
-        raise ConfigurationError(f"@workflow decorates a function, not {function!r}")
+        raise ConfigurationError(_options.no_function("workflow", function))
     if step_of(plain) is not None or isinstance(plain, _Offers):
         raise ConfigurationError(
             f"{plain.__qualname__!r} is a step or workflow already; one decorator is enough"

@@ -243,6 +243,34 @@ def test_diff_of_equal_runs():
     assert run("diff", one.id, other.id).stdout == "they do not differ\n"
 
 
+class Mood:
+    def __init__(self, word):
+        self.word = word
+
+
+@workflow
+def moody(number):
+    mood, unknown = Mood(os.environ["MOOD"]), float("nan")
+    thought = think(number)
+    return thought, mood.word, unknown
+
+
+def test_diff_of_what_is_not_to_be_had(monkeypatch):
+    """Objects of a class that cannot be loaded are compared by what they show; NaN is NaN."""
+    for run_id, word in (("one", "calm"), ("other", "calm"), ("third", "merry")):
+        monkeypatch.setenv("MOOD", word)
+        moody.options(run_id=run_id)(1)
+    assert process("diff", "one", "other").stdout == "they do not differ\n"
+    assert "variable mood is the first that differs" in process("diff", "one", "third").stdout
+
+
+def test_locals_without_a_checkpoint():
+    """Who asks for the variables of a run that has no checkpoint is told just that."""
+    done = run("locals", agent.execute("tides").fork(at=0).id)
+    assert done.exit_code == 1
+    assert str(done.exception).endswith("has no checkpoint")
+
+
 def test_export(tmp_path):
     """``export`` writes one page that needs nothing else, in which everything is escaped."""
     source = agent.execute("<script>alert(1)</script>")

@@ -1,15 +1,17 @@
 """What newcomers get wrong in a run, and that they are told what to do about it."""
 
 import asyncio
+import functools
 import gc
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import stepwise
-from stepwise import NotRecordableError, RunWarning, step, workflow
+from stepwise import ConfigurationError, NotRecordableError, RunWarning, step, tool, workflow
 
 
 @step
@@ -112,6 +114,39 @@ def test_a_variable_that_cannot_be_recorded():
         assert agent("tides") == "about about tides"
     assert len(warned) == 1
     assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("decorator", [step, tool, workflow])
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ("research", "name='research'"),
+        (3, "options have names"),
+        (int, "decorate its methods"),
+        (property(think), "@property above @"),
+        (functools.partial(think, "tides"), "write a function that calls it"),
+    ],
+)
+def test_something_else_than_a_function(decorator, given, way):
+    """Who decorates something else, or forgets an option's name, is told what to write."""
+    with pytest.raises(ConfigurationError, match=names("decorates a function", way)):
+        decorator(given)
+
+
+def test_only_what_stands_in_the_way_is_named():
+    """A closed executor is no obstacle to a checkpoint, so it is not named beside what is one."""
+
+    @workflow
+    def agent():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int).result()
+        lock = threading.Lock()
+        think("tides")
+        return lock.locked()
+
+    with pytest.warns(RunWarning, match="the variable 'lock'") as told:
+        agent()
+    assert not [each for each in told if "'pool'" in str(each.message)]
 
 
 def test_steps_outside_a_workflow(home):

@@ -340,6 +340,7 @@ def test_a_loop_over_a_generator():
     said = survives(program, back=["work(b)", "work(c)"])
     assert f"goes on at {line_of(program, 'for letter')}" in said["work(c)"]
     assert f"inside the loop at {line_of(program, 'for letter')}" in said["work(b)"]
+    assert "cannot pickle 'generator' object" in said["work(b)"]
     assert "Iterate over a list" in said["work(b)"]
 
 

@@ -172,10 +172,17 @@ _MISSING = _Missing()
 
 
 def _equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other) or type(one) in _ATOMS:
-        return bool(one == other)
+    if _class_name(one) != _class_name(other):
+        return _says_equal(one, other)
+    if type(one) in _ATOMS:
+        return bool(one == other) or repr(one) == repr(other)  # NaN is what it was
     # What has no equality of its own, or holds such things, is compared by what it shows.
     return _says_equal(one, other) or _text(one) == _text(other)
+
+
+def _class_name(value: object) -> tuple[str, str]:
+    """By name: what stands for a class that is not to be had here is made at each look."""
+    return type(value).__module__, type(value).__qualname__
 
 
 def _says_equal(one: Any, other: Any) -> bool:
