@@ -19,6 +19,7 @@ import gc
 import struct
 import sys
 import types
+import weakref
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Protocol
@@ -80,8 +81,10 @@ def kind_of(cls: type) -> Kind | None:
     # Some classes of the standard library are pickled in a way of our own (see ``_forms``).
     if cls.__module__.partition(".")[0] in sys.stdlib_module_names or not _pickled_by_state(cls):
         return None
-    slots = _slots_of(cls)
-    return _Instance(slots, has_dict=cls.__dictoffset__ != 0) if slots is not None else None
+    if cls not in _instances:
+        slots = _slots_of(cls)
+        _instances[cls] = None if slots is None else _Instance(slots, bool(cls.__dictoffset__))
+    return _instances[cls]
 
 
 class _Constant:
@@ -102,7 +105,7 @@ class _Member:
 class _Instance:
     constant = False
 
-    def __init__(self, slots: list[Any], *, has_dict: bool) -> None:
+    def __init__(self, slots: list[Any], has_dict: bool) -> None:
         self._slots = slots
         self._has_dict = has_dict
 
@@ -120,6 +123,10 @@ class _Instance:
                 return None
             inside += attributes.values()
         return inside if _is_whole_state(value, inside) else None
+
+
+_instances: weakref.WeakKeyDictionary[type, _Instance | None] = weakref.WeakKeyDictionary()
+"""By their classes: how these are laid out is settled when they are made."""
 
 
 def _ids(values: Sequence[Any]) -> set[int]:

@@ -170,6 +170,10 @@ def few(values: Iterable[Any]) -> bool:
     return True
 
 
+def _shows(mapping: dict[Any, Any]) -> bool:
+    return len(gc.get_referents(mapping)) == len(mapping)
+
+
 def changes(node: Any) -> bool:
     """Whether a node can be changed in place."""
     return type(node) not in _IMMUTABLE
@@ -178,18 +182,23 @@ def changes(node: Any) -> bool:
 class Watch:
     """What mutable objects held when it was made: lengths, keys and the objects in each slot.
 
-    Of an instance: its class and what is in its slots, which the garbage collector knows in the
-    order of the slots, all of them being set; its ``__dict__``, and what that holds.
+    The garbage collector shows what a container holds, and of a dict its values: exactly as many
+    objects as it is long, and never fewer, so that none can stand in the place of another.  Of an
+    instance it shows what is in its slots, all of them being set, and at the end its class.  What
+    it does not show in this way (a ``__dict__`` in Python 3.13) is asked for.
     """
 
-    __slots__ = ("_dicts", "_owners", "_rest", "_seen", "_sized")
+    __slots__ = ("_containers", "_dicts", "_hidden", "_instances", "_owners", "_seen", "_sized")
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
-        self._rest = [each for each in mutable if type(each) is not dict]
-        instances = [each for each in self._rest if type(each) not in _SIZED]
-        self._owners = [each for each in instances if type(each).__dictoffset__]
         self._sized = [each for each in mutable if type(each) in _SIZED]
+        self._hidden = [each for each in self._sized if type(each) is dict and not _shows(each)]
+        hidden = set(map(id, self._hidden))
+        self._containers = [each for each in self._sized if id(each) not in hidden]
+        self._instances = [each for each in mutable if type(each) not in _SIZED]
+        self._owners = [each for each in self._instances if type(each).__dictoffset__]
+        self._hidden += map(vars, self._owners)
         self._sized += map(vars, self._owners)
         self._dicts = [each for each in self._sized if type(each) is dict]
         self._seen = self._look()
@@ -197,21 +206,19 @@ class Watch:
     def _look(self) -> tuple[list[Any], ...]:
         return (
             list(map(len, self._sized)),
-            gc.get_referents(*self._rest),
+            gc.get_referents(*self._containers),
+            gc.get_referents(*self._instances),
             list(map(vars, self._owners)),
             list(chain.from_iterable(self._dicts)),
-            list(chain.from_iterable(map(dict.values, self._dicts))),
+            list(chain.from_iterable(map(dict.values, self._hidden))),
         )
 
     def extend(self, other: Watch) -> None:
         """Watch what another one watches as well."""
-        for mine, its in (
-            (self._rest, other._rest),
-            (self._owners, other._owners),
-            (self._sized, other._sized),
-            (self._dicts, other._dicts),
-            *zip(self._seen, other._seen, strict=True),
-        ):
+        for name in Watch.__slots__:
+            if name != "_seen":
+                getattr(self, name).extend(getattr(other, name))
+        for mine, its in zip(self._seen, other._seen, strict=True):
             mine.extend(its)
 
     def holds(self) -> bool:
