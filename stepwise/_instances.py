@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import copyreg
 import enum
+import functools
 import gc
 import struct
 import sys
 import types
-import weakref
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Protocol
@@ -70,7 +70,7 @@ class Kind(Protocol):
         """The objects that one of them holds; ``None`` if it is not known after all."""
 
 
-def kind_of(cls: type) -> Kind | None:
+def kind_of(cls: Any) -> Kind | None:
     """What is known of the objects of a class, if it can be part of a pickle by its name."""
     if by_name(cls, cls.__module__) is None:
         return None
@@ -81,10 +81,8 @@ def kind_of(cls: type) -> Kind | None:
     # Some classes of the standard library are pickled in a way of our own (see ``_forms``).
     if cls.__module__.partition(".")[0] in sys.stdlib_module_names or not _pickled_by_state(cls):
         return None
-    if cls not in _instances:
-        slots = _slots_of(cls)
-        _instances[cls] = None if slots is None else _Instance(slots, bool(cls.__dictoffset__))
-    return _instances[cls]
+    slots = _slots_of(cls)
+    return None if slots is None else _Instance(slots, has_dict=cls.__dictoffset__ != 0)
 
 
 class _Constant:
@@ -105,7 +103,7 @@ class _Member:
 class _Instance:
     constant = False
 
-    def __init__(self, slots: list[Any], has_dict: bool) -> None:
+    def __init__(self, slots: list[Any], *, has_dict: bool) -> None:
         self._slots = slots
         self._has_dict = has_dict
 
@@ -123,10 +121,6 @@ class _Instance:
                 return None
             inside += attributes.values()
         return inside if _is_whole_state(value, inside) else None
-
-
-_instances: weakref.WeakKeyDictionary[type, _Instance | None] = weakref.WeakKeyDictionary()
-"""By their classes: how these are laid out is settled when they are made."""
 
 
 def _ids(values: Sequence[Any]) -> set[int]:
@@ -164,6 +158,7 @@ def _pickled_by_state(cls: type) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1000)
 def _slots_of(cls: type) -> list[Any] | None:
     """Its slots, if there is nothing in its instances but these and a ``__dict__``."""
     slots: dict[str, Any] = {}
