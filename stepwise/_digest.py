@@ -13,7 +13,7 @@ pickle is not fit for this (its bytes depend on object identity and on set order
   a large value costs no large intermediate copy.
 
 What has no such form (a lock, a client, a lambda) raises :class:`~stepwise.errors.DigestError`
-with the path to it.  Imports: errors and the forms of single values and of types.
+with the path to it.  Imports: errors and the forms of single values; those of types on use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pathlib
 import re
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwise._digest_atoms import (
     ATOMS,
@@ -41,9 +41,11 @@ from stepwise._digest_atoms import (
     noun,
     string,
 )
-from stepwise._digest_types import Form, form_for, leads_to
 from stepwise._grown import LONG, digest_grown
 from stepwise.errors import DigestError
+
+if TYPE_CHECKING:
+    from stepwise._digest_types import Form
 
 __all__ = ["class_name", "combine", "combined", "digest", "encode", "framed"]
 
@@ -241,6 +243,8 @@ class _Encoder:
 
     def named(self, value: Any, name: str) -> bytes:
         """What is its own name, if that name leads back to it."""
+        from stepwise._digest_types import leads_to
+
         # Functions know their module; singletons live beside their class.
         for module in (getattr(value, "__module__", None) or "builtins", type(value).__module__):
             if leads_to(module, name, value):
@@ -374,6 +378,8 @@ def _form_of(cls: type) -> Form:
     for base, form in _BASES:
         if issubclass(cls, base):
             return form
+    from stepwise._digest_types import form_for  # on use: plain data needs none of these
+
     known = form_for(cls)
     if known is not None:
         return known

@@ -267,7 +267,7 @@ def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
     if mode & 0o077:
         with contextlib.suppress(OSError):  # on a read-only disk it stays as it is
             path.chmod(0o600)  # made readable for others by a copy or a restore
-    lines = path.read_text("ascii", "replace").split()
+    lines = path.read_bytes().decode("ascii", "replace").split()
     try:
         keys = tuple(bytes.fromhex(line) for line in lines)
     except ValueError:

@@ -20,7 +20,6 @@ import contextlib
 import os
 import struct
 import threading
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepwise.stores._folder import sync
@@ -42,10 +41,10 @@ class Draft(NamedTuple):
     data: bytes
 
 
-@dataclass(slots=True)
 class _File:
-    descriptor: int
-    marks: bytes  # the last two
+    def __init__(self, descriptor: int, marks: bytes) -> None:
+        self.descriptor = descriptor
+        self.marks = marks  # the last two
 
 
 class Marks:
