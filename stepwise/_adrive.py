@@ -10,7 +10,17 @@ import asyncio
 import inspect
 
 from stepwise._drive import PATIENCE, start, timed_out, write
-from stepwise._operations import Attempt, Change, Core, Operation, Ready, Result, Sleep, Write
+from stepwise._operations import (
+    Attempt,
+    Cancelled,
+    Change,
+    Core,
+    Operation,
+    Ready,
+    Result,
+    Sleep,
+    Write,
+)
 from stepwise._run import ActiveRun, scope_variable
 
 __all__ = ["adrive", "aresume"]
@@ -53,7 +63,17 @@ async def _run(operation: Operation) -> Result:
     if isinstance(operation, Sleep):
         await asyncio.sleep(operation.seconds)
         return Result()
+    if isinstance(operation, Cancelled):
+        return await _cancelled(operation)
     return await _change(operation)
+
+
+async def _cancelled(operation: Cancelled) -> Result:
+    try:
+        await asyncio.sleep(operation.seconds)
+    except asyncio.CancelledError as error:
+        return Result(error=error)
+    return Result(True)
 
 
 async def _change(operation: Change) -> Result:

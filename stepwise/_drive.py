@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
-from stepwise._operations import Attempt, Core, Operation, Ready, Result, Sleep, Write
+from stepwise._operations import Attempt, Cancelled, Core, Operation, Ready, Result, Sleep, Write
 from stepwise._run import scope_variable
 from stepwise.errors import StepTimeoutError
 
@@ -62,7 +62,7 @@ def _run(operation: Operation) -> Result:
         return _attempt(operation) if operation.timeout is None else _in_thread(operation)
     if isinstance(operation, Write):
         return write(operation)
-    if isinstance(operation, Ready):
+    if isinstance(operation, (Cancelled, Ready)):
         return Result()
     if isinstance(operation, Sleep):
         time.sleep(operation.seconds)

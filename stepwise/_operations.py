@@ -1,19 +1,33 @@
 """What a call asks its driver to do: what takes time, and what came of it.
 
-Imports: run, flows, records, pieces.
+Imports: run, flows, recorded, records, notices, pieces.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, Union
 
 from stepwise._flows import Flows
+from stepwise._notices import notice
 from stepwise._pieces import Data
+from stepwise._recorded import Recorded
 from stepwise._records import Record
 from stepwise._run import ActiveRun, Scope
 
-__all__ = ["Attempt", "Change", "Core", "Operation", "Ready", "Result", "Sleep", "Write"]
+__all__ = [
+    "Attempt",
+    "Cancelled",
+    "Change",
+    "Core",
+    "Operation",
+    "Ready",
+    "Result",
+    "Sleep",
+    "Write",
+    "cancelled_again",
+]
 
 
 class Result:
@@ -55,6 +69,16 @@ class Sleep(NamedTuple):
     seconds: float
 
 
+class Cancelled(NamedTuple):
+    """Wait to be cancelled again, as the recorded call was; the error is this cancellation.
+
+    The value is true if that did not happen within ``seconds``.  What is not awaited cannot be
+    cancelled, and has nothing to wait for.
+    """
+
+    seconds: float
+
+
 class Change(NamedTuple):
     """Wait until another flow of control of the run did something; the value says if one did."""
 
@@ -78,5 +102,28 @@ class Write(NamedTuple):
     durable: bool = True
 
 
-Operation = Union[Attempt, Sleep, Change, Ready, Write]
+Operation = Union[Attempt, Cancelled, Sleep, Change, Ready, Write]
 Core = Generator[Operation, Result, Result]
+
+_LATE = 1.0  # seconds after which a call is not cancelled as it was
+
+
+def cancelled_again(scope: Scope, recorded: Recorded) -> Generator[Cancelled, Result, Result]:
+    """Wait for what cancelled the recorded call: a timeout, a task group, the workflow itself.
+
+    Answered at once, ``wait_for`` would raise a cancellation that nobody asked for instead of its
+    ``TimeoutError``.  A code that does not cancel any more, or later, has a plain step run again:
+    the value of the result is then true.  A side effect is not repeated.
+    """
+    call, outcome = recorded.call, recorded.outcome
+    assert outcome is not None
+    took = max(0.0, outcome.at - call.at)
+    again = yield Cancelled(took + _LATE)
+    if again.value and call.effect and not call.child:
+        notice(
+            f"run {scope.run.run_id}: {call.name} was cancelled the last time, after {took:.1f} s, "
+            "and is a side effect that is not repeated: it waits to be cancelled again. To have "
+            f"it run again: stepwise forget {scope.run.run_id} {call.number}"
+        )
+        again = yield Cancelled(math.inf)
+    return again

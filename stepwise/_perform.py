@@ -18,7 +18,16 @@ from stepwise._codec import Codec, Encoded
 from stepwise._matching import FRESH, Match, Verdict
 from stepwise._mutation import replay_changed
 from stepwise._notices import notice, warn
-from stepwise._operations import Attempt, Change, Core, Ready, Result, Sleep, Write
+from stepwise._operations import (
+    Attempt,
+    Change,
+    Core,
+    Ready,
+    Result,
+    Sleep,
+    Write,
+    cancelled_again,
+)
 from stepwise._origin import Helper, Origin
 from stepwise._others import others_alive, others_may_claim
 from stepwise._outcomes import outcome, settled
@@ -117,7 +126,8 @@ def perform(
             from stepwise._doubt import changed_text
 
             warn(changed_text(call, recorded), ArgumentsChangedWarning)
-        answer = _answer(performer, scope, recorded, bound)
+        again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
+        answer = None if again.value else _answer(performer, scope, recorded, bound, again.error)
         if answer is not None:
             return answer
     if recorded is None and call.effect and active.journal.unknown_effects:
@@ -169,9 +179,17 @@ def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result
 
 
 def _answer(
-    performer: Performer, scope: Scope, recorded: Recorded, bound: Mapping[str, Any]
+    performer: Performer,
+    scope: Scope,
+    recorded: Recorded,
+    bound: Mapping[str, Any],
+    again: BaseException | None,
 ) -> Result | None:
-    """The recorded outcome; ``None`` if it cannot be loaded and the call may run again."""
+    """The recorded outcome; ``None`` if it cannot be loaded and the call may run again.
+
+    Args:
+        again: what was raised in its stead.
+    """
     active = scope.run
     call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
     outcome = recorded.outcome
@@ -187,7 +205,7 @@ def _answer(
             value = active.codec.decode(payload, form, performer.returns)
         result = Result(value)
         if failed:
-            result = Result(error=active.codec.decode_error(payload, form))
+            result = Result(error=again or active.codec.decode_error(payload, form))
             assert result.error is not None
             active.unwinding.failed(call.number, result.error, pending=False)
     except UnreadableValueError as error:

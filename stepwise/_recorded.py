@@ -64,6 +64,11 @@ class Recorded:
         return self.status is Status.COMPLETED
 
     @property
+    def cancelled(self) -> bool:
+        """Whether that is how it ended."""
+        return self.status is Status.CANCELLED
+
+    @property
     def in_doubt(self) -> bool:
         """Whether it is not known if its side effect happened."""
         if not self.call.effect or self.call.child or self.answers:

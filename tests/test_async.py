@@ -1,6 +1,7 @@
 """Asynchronous workflows: branches side by side, timeouts, cancellation."""
 
 import asyncio
+import contextlib
 import re
 import sys
 import threading
@@ -216,6 +217,125 @@ def test_a_timeout_that_was_handled_is_an_outcome(log):
     assert statuses() == [("slow", "cancelled"), ("note", "failed")]
     assert asyncio.run(agent()) == "noted"
     assert log == ["slow", "handled", "noted", "noted"]
+
+
+async def _limited(call, seconds):
+    await asyncio.wait_for(call, seconds)
+
+
+async def _first(call, seconds):
+    call = asyncio.ensure_future(call)
+    done, pending = await asyncio.wait({call}, timeout=seconds)
+    assert (len(done), len(pending)) == (0, 1)
+    call.cancel()
+    await asyncio.wait({call})
+    raise asyncio.TimeoutError
+
+
+async def _together(call, seconds):
+    await asyncio.wait_for(asyncio.gather(call, asyncio.sleep(seconds / 4)), seconds)
+
+
+@pytest.mark.parametrize("decorator", [step, tool(side_effect=True)])
+@pytest.mark.parametrize("limited", [_limited, _first, _together])
+def test_a_timeout_is_a_timeout_again(log, decorator, limited):
+    """Replayed, what ran out of time runs out of time: never a cancellation that nobody made."""
+
+    @decorator
+    async def slow(number):
+        log.append("slow")
+        await asyncio.Event().wait()
+
+    @step
+    async def note(what):
+        if what == "end" and log.count("end") == 0:
+            log.append("end")
+            raise OSError
+        return what
+
+    async def helper():  # without resume points of its own
+        said = []
+        for number in range(2):
+            try:
+                await limited(slow(number), 0.02)
+            except asyncio.TimeoutError:
+                said.append(await note("late"))
+        return [*said, await note("end")]
+
+    @workflow
+    async def agent():
+        return await helper()
+
+    with pytest.raises(OSError):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == ["late", "late", "end"]
+    assert log == ["slow", "slow", "end"]
+
+
+def test_a_timeout_that_was_taken_out(log):
+    """With the code edited so that nobody cancels it any more, a plain step runs again."""
+    limit = 0.01
+
+    @step
+    async def slow():
+        log.append("slow")
+        await asyncio.sleep(0.05)
+        return "done"
+
+    @step
+    async def note(what):
+        if len(log) == 1:
+            raise OSError
+        return what
+
+    @workflow(checkpoint_every=100)
+    async def agent():
+        try:
+            what = await asyncio.wait_for(slow(), limit)
+        except asyncio.TimeoutError:
+            what = "late"
+        return await note(what)
+
+    with pytest.raises(OSError):
+        asyncio.run(agent())
+    limit = None
+    assert asyncio.run(agent()) == "done"
+    assert log == ["slow", "slow"]
+
+
+def test_a_cancelled_side_effect_is_not_repeated_for_want_of_a_timeout(log, capsys, monkeypatch):
+    """Without what cancelled it, a side effect waits to be cancelled, and says what to do."""
+    monkeypatch.delenv("STEPWISE_QUIET")
+    limit = 0.01
+
+    @tool(side_effect=True)
+    async def post():
+        log.append("post")
+        await asyncio.Event().wait()
+
+    @step
+    async def note(what):
+        if limit < 1:
+            raise OSError
+        return what
+
+    async def helper():
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(post(), limit)
+        return await note("late")
+
+    @workflow
+    async def agent():
+        return await helper()
+
+    with pytest.raises(OSError):
+        asyncio.run(agent())
+    limit = 2.0  # more than it waits before it says so
+    assert asyncio.run(agent()) == "late"
+    assert log == ["post"]
+    told = capsys.readouterr().err
+    assert "post was cancelled the last time" in told
+    assert f"stepwise forget {stepwise.runs()[0].id} 1" in told
 
 
 def test_a_cancelled_side_effect_is_in_doubt(log):
