@@ -300,7 +300,7 @@ KIND = st.integers(0, len(KINDS) - 1)
 operations = st.tuples(
     st.sampled_from(
         ["append", "many", "dict", "alias", "inside", "parent", "delete", "cut", "turn", "drop"]
-        + ["copy", *["change", "think"] * 7]
+        + ["copy", "hand", *["change", "think"] * 7]
     ),
     st.integers(0, 12),
     st.sampled_from(sorted(CHANGES)),
@@ -311,7 +311,7 @@ names = itertools.count()
 
 
 @workflow(**ALL)
-def play(program):
+def play(program, given):
     messages, others, last, ticked = [], [], None, None
     for number, (operation, at, how, kind) in enumerate(program):
         if operation == "think":
@@ -321,8 +321,10 @@ def play(program):
             messages = [*messages]
         else:
             change(operation, at, how, kind, messages, others)
+        if operation == "hand":
+            given.extend(messages[:at])
         ticked = tick(number)
-        expected[number] = described([messages, others, last])
+        expected[number] = described([messages, others, last, given])
     return ticked
 
 
@@ -343,7 +345,7 @@ def played(program, kills=(), **options):
     while True:
         forget_process()
         try:
-            return play.options(store="memory:", run_id=name, **options).execute(program)
+            return play.options(store="memory:", run_id=name, **options).execute(program, [])
         except Killed:
             continue
 
@@ -355,7 +357,7 @@ def check(run, program):
         assert checkpoint.verified
         values = run.locals(at=checkpoint.step)
         if values.get("ticked") is not None and values["ticked"] == values["number"]:
-            here = [values[name] for name in ("messages", "others", "last")]
+            here = [values[name] for name in ("messages", "others", "last", "given")]
             assert described(here) == expected[values["ticked"]]
             found += 1
     assert found == len(program)
