@@ -134,18 +134,22 @@ def _is_whole_state(value: Any, inside: Sequence[Any]) -> bool:
         if type(each) is dict:  # attributes that a class keeps in a slot of its own
             held.update(map(id, each.values()))
     try:
-        waiting = [value.__reduce_ex__(_PROTOCOL)[2]]
+        make, _, state, *_ = value.__reduce_ex__(_PROTOCOL)
     except Exception:  # of the class's own ``__getstate__``
         return False
+    if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        return False
+    waiting = [state]
     while waiting:
-        state = waiting.pop()
-        if state is None or id(state) in held:
+        each = waiting.pop()
+        if each is None or id(each) in held:
             continue
-        if type(state) not in _FRESH:
+        if type(each) not in _FRESH:
             return False
-        if type(state) is dict and not _NAMES.issuperset(map(type, state)):
+        if type(each) is dict and not _NAMES.issuperset(map(type, each)):
             return False
-        waiting += state.values() if type(state) is dict else state
+        held.add(id(each))
+        waiting += each.values() if type(each) is dict else each
     return True
 
 

@@ -748,3 +748,68 @@ def test_a_class_that_was_edited(tmp_path):
     done = start(script)
     assert done.returncode == 0, done.stderr
     assert "result ('changed at 125', 'changed at 125'" in done.stdout
+
+
+# -- what is known of an instance ----------------------------------------------------------------
+
+
+class Secret:
+    """Leaves something out of what is pickled."""
+
+    def __init__(self):
+        self.name, self.key = "name", ["key"]
+
+    def __getstate__(self):
+        return {"name": self.name, "key": "hidden"}
+
+
+class Reduces(Plain):
+    def __reduce__(self):
+        return Plain, ("user", "text")
+
+
+class Computes(Plain):
+    """Answers for attributes that it does not have."""
+
+    def __getattribute__(self, name):
+        return super().__getattribute__(name)
+
+
+class Shadows(Slotted):
+    role = property(lambda _: "other")
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def unset():
+    message = Slotted("user", "text")
+    del message.tools
+    return message
+
+
+class Zone(dt.tzinfo):
+    """May tell another time tomorrow."""
+
+
+UNKNOWN = {
+    "state": Secret,
+    "reduced": lambda: Reduces("user", "text"),
+    "attributes": lambda: Computes("user", "text"),
+    "shadowed": lambda: Shadows.__new__(Shadows),
+    "slot not set": unset,
+    "text": lambda: Text("text"),
+    "exception": lambda: ValueError("no"),
+    "zone": lambda: AT.replace(tzinfo=Zone()),
+    "class": lambda: Plain,
+    "set of large": lambda: {"x" * 1000},
+    "keys": lambda: {Role.USER: 1},
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_is_not_known_is_in_no_tree(what):
+    """An object of which a class may say more than it holds is pickled as ever."""
+    assert _trees.walk([Plain("user", "text")]) is not None
+    assert _trees.walk([Plain("user", UNKNOWN[what]())]) is None
