@@ -8,7 +8,7 @@ The map, each layer importing only from those above it::
     errors                         every exception and warning, as one tree
     _config _notices _interrupts   settings; one-line messages; Ctrl-C held back
     _tasks _threads                what asyncio is doing; threads that belong to a run
-    _pieces                        large bytes that are never joined
+    _pieces _group                 large bytes that are never joined; group commit
     _digest_atoms _digest_types    equal values, equal digests
     _instances                     objects of which everything is known
     _trees _grown                  data, and whether it changed; lists that grew
@@ -25,7 +25,7 @@ The map, each layer importing only from those above it::
     rewrite                        functions that can be entered in the middle
     stores                         where runs are kept: memory, disk, sqlite
     _heads _lease                  listings; one owner per run
-    _chain _group _journal         verified records; group commit; the append-only records
+    _chain _marks _journal         verified records; how far they go; the append-only records
     _chunks _known _references     parts of checkpoints; what is stored; what is referred to
     _recorded _matching            what became of a recorded call; which one answers
     _course _summary               a run's attempts; what a long journal comes to

@@ -1,17 +1,18 @@
-"""Group commit: what several tasks and threads of a run want written goes in one transaction.
+"""Group commit: what several tasks and threads want written goes in one transaction.
 
-A *share* is what one caller wants written.  The first to come writes it, and leads: what comes
-meanwhile waits, and then one of those writes all of it, in the order in which it came.  So what
-comes in during one flush shares the next, and a caller who is alone waits for nobody.
+A *share* is what one caller wants written: records of a run, for its journal, or the batch of a
+run, for its store.  The first to come writes it, and leads: what comes meanwhile waits, and then
+one of those writes all of it, in the order in which it came.  So what comes in during one flush
+shares the next, and a caller who is alone waits for nobody.
 
 An event loop must not stand still for a flush while other tasks could run: its shares are written
 in a thread, which lives as long as there are any, and the loop is told.  Nobody goes on before his
-own records are written.
+own share is written.
 
 Waiting for a lock instead, and finding one's share done behind it, was rejected (measured): those
 whose shares are done stand in line with those who bring new ones, and each gets a flush of its own.
 
-Imports: errors, interrupts, pieces, records.
+Imports: errors, interrupts.
 """
 
 from __future__ import annotations
@@ -20,66 +21,35 @@ import _thread
 import contextlib
 import errno
 import threading
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from stepwise._interrupts import Uninterrupted
-from stepwise._pieces import Data
-from stepwise._records import Record, RunFacts
 from stepwise.errors import RunStopped, StoreError
 
 __all__ = ["Group", "Share"]
 
 
 class Share:
-    """What one caller wants written.
+    """What one caller wants written; a subclass says what that is.
 
     Args:
-        items: records with their payloads.
-        durable: somebody relies on it.
-        head: the run's new head.
         future: of the event loop that waits for it, if one does.
 
     Attributes:
-        numbers: of the records, once they are written.
         error: what came of it instead.
-        done: one of the two is there.
-        end: where the journal ends with the batch that it was last part of.
+        done: it is written, or there is an error.
         leads: who brought it is to write it, and all that waits with it.
         bell: what who brought it waits at.
         thread: of who brought it; an event loop's writes are made in no thread of the program.
     """
 
-    __slots__ = (
-        "bell",
-        "done",
-        "durable",
-        "end",
-        "error",
-        "future",
-        "head",
-        "items",
-        "leads",
-        "numbers",
-        "thread",
-    )
+    __slots__ = ("bell", "done", "error", "future", "leads", "thread")
 
-    def __init__(
-        self,
-        items: tuple[tuple[Record, Data], ...],
-        *,
-        durable: bool,
-        head: RunFacts | None = None,
-        future: Any = None,
-    ) -> None:
-        self.items = items
-        self.durable = durable
-        self.head = head
+    def __init__(self, future: Any = None) -> None:
         self.future = future
-        self.numbers: list[int] = []
         self.error: BaseException | None = None
         self.done = self.leads = False
-        self.end: Any = None
         self.bell: Any = None  # a lock, once it waits
         self.thread = threading.get_ident() if future is None else _ELSEWHERE
 
@@ -88,38 +58,33 @@ class Share:
         if self.bell is not None and self.bell.locked():
             self.bell.release()
 
-    def result(self) -> list[int]:
-        """The numbers; raises the error."""
-        if self.error is not None:
-            raise self.error
-        return self.numbers
 
-
-Write = Callable[[list[Share]], None]
+ShareT = TypeVar("ShareT", bound=Share)
 P = ParamSpec("P")
 _NOBODY, _ELSEWHERE = 0, -1  # no identifiers of threads
 
 
-class Group:
+class Group(Generic[ShareT]):
     """The shares that wait, and who writes them: the *leader*, of whom there is one at a time.
 
-    What is given to :meth:`write` and :meth:`submit` writes shares in one transaction.  If it stops
-    the run, each of them gets the error; anything else that it raises is for who called it, and the
-    shares of the others still wait.
+    ``write`` writes shares in one transaction.  If it stops the run, each of them gets the error;
+    anything else that it raises is for who called it, and the shares of the others still wait.
 
     Whatever a signal handler raises, and where, the next one leads: only plain ``with`` and ``try``
     stand between taking the lead and giving it up.
 
     Args:
         where: the store, for an error message.
+        write: writes shares.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, write: Callable[[list[ShareT]], None]) -> None:
         self._where = where
+        self._write = write
         self._lock = threading.RLock()
         self._writing = False
         self._mutex = threading.RLock()  # a finalizer may come to it anywhere
-        self._waiting: list[Share] = []
+        self._waiting: list[ShareT] = []
         self._leader = _NOBODY  # the thread
 
     def alone(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -133,29 +98,30 @@ class Group:
             finally:
                 self._writing = False
 
-    def write(self, share: Share, write: Write) -> list[int]:
-        """Have a share written, and wait for it."""
+    def write(self, share: ShareT) -> None:
+        """Have a share written, and wait for it; raises its error."""
         with Uninterrupted():
             try:
                 self._join(share)
                 if not share.leads:
                     share.bell.acquire()  # until it is done, or is to lead
                 if not share.done:
-                    self.alone(self._write_waiting, write)
+                    self.alone(self._write_waiting)
             finally:
                 share.done = True
                 if share.leads and self._hand_over():
-                    self._serve_elsewhere(write)
-        return share.result()
+                    self._serve_elsewhere()
+        if share.error is not None:
+            raise share.error
 
-    def submit(self, share: Share, write: Write) -> None:
+    def submit(self, share: ShareT) -> None:
         """Have a share written in another thread; its future is told."""
         with Uninterrupted():
             self._join(share)
             if share.leads:
-                self._serve_elsewhere(write)
+                self._serve_elsewhere()
 
-    def _join(self, share: Share) -> None:
+    def _join(self, share: ShareT) -> None:
         with self._mutex:
             if self._leader == share.thread and share.future is None:
                 raise self._refused()
@@ -179,31 +145,31 @@ class Group:
             following.ring()
             return following.future is not None
 
-    def _serve_elsewhere(self, write: Write) -> None:
+    def _serve_elsewhere(self) -> None:
         try:
             # Not a threading.Thread: the loop would wait until that has begun.
-            _thread.start_new_thread(self._serve, (write,))
+            _thread.start_new_thread(self._serve, ())
         except RuntimeError:  # there are too many, or Python is about to end
-            self._serve(write)
+            self._serve()
 
-    def _serve(self, write: Write) -> None:
+    def _serve(self) -> None:
         """Lead for those that do not do so by themselves."""
         while True:
             with self._mutex:
                 waiting = list(self._waiting)
             try:
-                self.alone(self._write_waiting, write)
+                self.alone(self._write_waiting)
             except BaseException as error:  # nobody else would get it
                 _end([share for share in waiting if not share.done], error)
             if not self._hand_over():
                 return
 
-    def _write_waiting(self, write: Write) -> None:
+    def _write_waiting(self) -> None:
         with self._mutex:
             shares = [share for share in self._waiting if not share.done]
         stop: RunStopped | None = None
         try:
-            write(shares)
+            self._write(shares)
         except RunStopped as error:
             stop = error
         _end(shares, stop)
@@ -217,7 +183,7 @@ class Group:
         )
 
 
-def _end(shares: list[Share], error: BaseException | None) -> None:
+def _end(shares: Sequence[Share], error: BaseException | None) -> None:
     for share in shares:
         share.error = share.error or error
         share.done = True
@@ -226,7 +192,7 @@ def _end(shares: list[Share], error: BaseException | None) -> None:
     _tell(shares)
 
 
-def _tell(shares: list[Share]) -> None:
+def _tell(shares: Sequence[Share]) -> None:
     """Tell the event loops that wait, each once."""
     loops: dict[Any, list[Any]] = {}
     for share in shares:

@@ -5,12 +5,11 @@ it, and after each acknowledged batch the store keeps a *mark* apart from the da
 far the journal went.  So a damaged record, a missing one, a lost tail and an emptied database are
 all noticed, and even then it is known whether a side effect is concerned.
 
-Imports: chain, group, seal, records, interrupts, notices, stores.
+Imports: chain, marks, group, seal, records, interrupts, notices, stores.
 """
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from stepwise._chain import Lost, Position, holds, identity, read, read_one
 from stepwise._group import Group, Share
 from stepwise._heads import derive_facts, open_head, seal_head
 from stepwise._interrupts import Uninterrupted
+from stepwise._marks import mark, newest_mark
 from stepwise._notices import notice
 from stepwise._pieces import Data
 from stepwise._records import (
@@ -47,9 +47,38 @@ __all__ = [
     "seal_for",
 ]
 
-_MARK = struct.Struct("<QQ8s")
-_MARK_SIZE = _MARK.size + 16
 _ephemeral = ephemeral_seal()
+
+
+class Records(Share):
+    """Records that one caller wants appended.
+
+    Args:
+        items: records with their payloads.
+        durable: somebody relies on it.
+        head: the run's new head.
+
+    Attributes:
+        numbers: of the records, once they are written.
+        end: where the journal ends with the batch that it was last part of.
+    """
+
+    __slots__ = ("durable", "end", "head", "items", "numbers")
+
+    def __init__(
+        self,
+        items: tuple[tuple[Record, Data], ...],
+        *,
+        durable: bool,
+        head: RunFacts | None = None,
+        future: Any = None,
+    ) -> None:
+        super().__init__(future)
+        self.items = items
+        self.durable = durable
+        self.head = head
+        self.numbers: list[int] = []
+        self.end: Position | None = None
 
 
 class Journal:
@@ -77,7 +106,7 @@ class Journal:
         self.unknown_effects = 0
         self.fsync = fsync
         self._lock = threading.RLock()
-        self._group = Group(store.url)
+        self._group = Group(store.url, self._write)
         self._at = Position()
         self._known = True  # whether _at is where the store is
         self._told: set[str] = set()
@@ -136,19 +165,21 @@ class Journal:
             durable: somebody relies on it; it is then acknowledged at the run's durability.
             head: the run's new head.
         """
-        return self._group.write(Share(items, durable=durable, head=head), self._write)
+        share = Records(items, durable=durable, head=head)
+        self._group.write(share)
+        return share.numbers
 
-    def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Share:
+    def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
         """Append records as :meth:`append` does, but in another thread.
 
         Args:
             future: of an event loop; done when they are written, or cannot be.
         """
-        share = Share(items, durable=durable, future=future)
-        self._group.submit(share, self._write)
+        share = Records(items, durable=durable, future=future)
+        self._group.submit(share)
         return share
 
-    def _write(self, shares: list[Share]) -> None:
+    def _write(self, shares: list[Records]) -> None:
         """Write the shares of several callers in one transaction, in their order."""
         if not self._known:
             self._catch_up()
@@ -175,7 +206,7 @@ class Journal:
         batch = Batch(
             tuple(sealed),
             head=seal_head(self.seal, head) if head is not None else None,
-            mark=self._mark(at) if durable else b"",
+            mark=mark(self.seal, self.run_id, at) if durable else b"",
             durable=durable and self.fsync,
         )
         self._known = False  # until the write has returned
@@ -224,7 +255,7 @@ class Journal:
             tuple(sealed),
             put=put(positions),
             head=seal_head(self.seal, head),
-            mark=self._mark(positions[-1]),
+            mark=mark(self.seal, self.run_id, positions[-1]),
             durable=self.fsync,
         )
         self._known = False
@@ -280,13 +311,9 @@ class Journal:
 
     # -- what is gone ----------------------------------------------------------------------------
 
-    def _mark(self, at: Position) -> bytes:
-        data = _MARK.pack(at.last, at.effects, (at.link or NO_LINK)[:8])
-        return data + self.seal.tag(f"mark/{self.run_id}", data)
-
     def _compare_marks(self) -> None:
         at = self._at
-        last, effects = _newest_mark(self.store, self.seal, self.run_id)
+        last, effects = newest_mark(self.store, self.seal, self.run_id)
         self.tail = max(0, last - at.last)
         if not self.tail:
             return
@@ -307,7 +334,7 @@ class Journal:
             if isinstance(e.record, Outcome) and e.record.call.effect
         } - intents
         seen = sum(isinstance(entry.record, ANNOUNCES) for entry in entries)
-        marked_last, marked = _newest_mark(self.store, self.seal, self.run_id)
+        marked_last, marked = newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
         self.unknown_effects = max(0, total - seen - len(orphans) - given_up)
         if not self.lost:
@@ -342,17 +369,6 @@ class Journal:
             path=self.store.url,
             errno=None,
         )
-
-
-def _newest_mark(store: Store, seal: Seal, run_id: str) -> tuple[int, int]:
-    """Last number and intents of the newest mark that verifies; zeros if there is none."""
-    newest = (0, 0)
-    for mark in store.marks(run_id):
-        data, tag = mark[: _MARK.size], mark[_MARK.size : _MARK_SIZE]
-        if len(data) == _MARK.size and seal.is_tag(f"mark/{run_id}", data, tag):
-            last, effects, _ = _MARK.unpack(data)
-            newest = max(newest, (last, effects))
-    return newest
 
 
 def seal_for(store: Store) -> Seal:

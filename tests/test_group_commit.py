@@ -641,11 +641,11 @@ def test_intents_are_counted_in_their_order(store):
 
 def test_a_loop_that_was_closed_is_not_told():
     """A loop that ended while its record was being written is nobody to be told."""
-    group, loop = Group("memory:"), asyncio.new_event_loop()
-    share = Share((), durable=True, future=loop.create_future())
-    loop.close()
     done = threading.Event()
-    group.submit(share, lambda shares: done.set())
+    group, loop = Group("memory:", lambda shares: done.set()), asyncio.new_event_loop()
+    share = Share(loop.create_future())
+    loop.close()
+    group.submit(share)
     assert done.wait(30)
     group.alone(lambda: None)
     assert share.done

@@ -16,7 +16,11 @@ __all__ = ["Batch", "Head", "Owner", "Store", "open_store"]
 
 _METHODS = [name for name in vars(Store) if not name.startswith("_")]
 _open: dict[str, Store] = {}
-_mutex = threading.Lock()
+_mutex = threading.RLock()
+# A fork waits for it: else the child would have a lock, of ours or of an import, that nobody frees.
+os.register_at_fork(
+    before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_mutex.release
+)
 
 
 def open_store(where: str | os.PathLike[str] | Store) -> Store:

@@ -2,13 +2,14 @@
 
 Beside the database, ``leases`` is the lock file, and a folder holds for each run its marks and the
 draft of an object that the next transaction takes along.  One process writes through one connection
-behind one lock, which a fork waits for.  Imports: the protocol, folder, copies,
-marks, locks, packed.
+behind one lock, which a fork waits for; what its runs want written at once goes in one transaction.
+Imports: the protocol, group, folder, copies, marks, locks, packed.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import errno
 import functools
 import itertools
@@ -19,13 +20,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from stepwise._group import Group, Share
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._copies import Copy, unwritable
 from stepwise.stores._folder import check_path, inode, make_folder, store_error
 from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
 from stepwise.stores._packed import epoch_of, hashed, lease_front, owner_of, pack_lease
-from stepwise.stores._rows import Page, Rows
+from stepwise.stores._rows import Page, Rows, put_batch, put_objects
 from stepwise.stores._values import Values
 from stepwise.stores.base import Batch, Head, Owner
 
@@ -65,6 +67,18 @@ def _locked(
     return alone
 
 
+class _Wanted(Share):
+    """What a run wants written."""
+
+    __slots__ = ("batch", "epoch", "run_id")
+
+    def __init__(self, run_id: str, epoch: int, batch: Batch) -> None:
+        super().__init__()
+        self.run_id = run_id
+        self.epoch = epoch
+        self.batch = batch
+
+
 class FolderStore(abc.ABC):
     """A folder on a local disk.
 
@@ -92,6 +106,7 @@ class FolderStore(abc.ABC):
         self._marks = Marks(os.path.join(self.path, self._marked))
         self._epochs: dict[str, int] = {}  # of the leases held here
         self._drafts: dict[str, Batch] = {}  # what the next transaction of a run takes along
+        self._group = Group(self.path, self._write_together)
         _stores.add(self)
         _watch_forks()
 
@@ -151,37 +166,64 @@ class FolderStore(abc.ABC):
 
     # -- writing ---------------------------------------------------------------------------------
 
-    @_locked
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
-        run, draft = hashed(run_id), self._drafts.get(run_id)
-        if draft is None and self._is_draft(run_id, epoch, batch):
-            ((name, data),) = batch.put.items()
-            self._marks.draft(run, Draft(epoch, name, bytes(data)))
-            self._drafts[run_id] = batch
+        if run_id not in self._drafts and self._is_draft(run_id, epoch, batch):
+            self._put_draft(run_id, epoch, batch)
+        elif len(self._epochs) <= 1:  # nobody else writes here
+            self._write(_Wanted(run_id, epoch, batch))
+        else:
+            self._group.write(_Wanted(run_id, epoch, batch))
+
+    def _write_together(self, wanted: list[_Wanted]) -> None:
+        """Write the batches of several runs, in one transaction if nothing fails."""
+        if len(wanted) > 1:
+            with contextlib.suppress(StoreError, LeaseLostError):
+                self._write(*wanted)
+                return
+            for each in wanted:  # so that nobody gets the error of another run
+                try:
+                    self._write(each)
+                except (StoreError, LeaseLostError) as error:
+                    each.error = error
             return
+        self._write(*wanted)
+
+    @_locked
+    def _write(self, *wanted: _Wanted) -> None:
         rows = self._opened()
-        rows.begin(batch.durable)
+        rows.begin(any(each.batch.durable for each in wanted))
         try:
-            self._check(rows, run_id, epoch)
-            for number, data in batch.records:
-                rows.put_record(run_id, number, data)
-            if draft is not None:
-                _put_objects(rows, run_id, draft)
-            _put_objects(rows, run_id, batch)
-            if batch.prune:
-                rows.prune(run_id, batch.prune)
-            if batch.head is not None:
-                rows.put_head(batch.head)
+            for each in wanted:
+                self._put(rows, each)
             rows.commit()
         except BaseException:
             rows.roll_back()
             raise
+        for each in wanted:
+            self._written(each)
+
+    def _put(self, rows: Rows, wanted: _Wanted) -> None:
+        self._check(rows, wanted.run_id, wanted.epoch)
+        draft = self._drafts.get(wanted.run_id)
         if draft is not None:
-            self._drafts.pop(run_id, None)
-        if batch.mark:
-            self._marks.mark(run, batch.mark, taken=draft is not None)
+            put_objects(rows, wanted.run_id, draft)
+        put_batch(rows, wanted.run_id, wanted.batch)
+
+    def _written(self, wanted: _Wanted) -> None:
+        draft, run = self._drafts.pop(wanted.run_id, None), hashed(wanted.run_id)
+        if wanted.batch.mark:
+            self._marks.mark(run, wanted.batch.mark, taken=draft is not None)
         elif draft is not None:
             self._marks.taken(run)
+
+    def _put_draft(self, run_id: str, epoch: int, batch: Batch) -> None:
+        # Without the store's lock, so that nobody waits here for another run's flush.
+        ((name, data),) = batch.put.items()
+        try:
+            self._marks.draft(hashed(run_id), Draft(epoch, name, bytes(data)))
+        except OSError as error:
+            raise store_error(self.path, error) from error
+        self._drafts[run_id] = batch
 
     def _is_draft(self, run_id: str, epoch: int, batch: Batch) -> bool:
         """Whether a batch is one small object that need not survive a power cut yet."""
@@ -314,21 +356,6 @@ class FolderStore(abc.ABC):
         return self._rows
 
 
-def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
-    old = list(batch.delete)
-    for name, data in batch.put.items():
-        # One statement does what a deletion and an insertion would.  Of the same kind, an object
-        # has about the same size: in the row of a smaller one it would split the page.
-        kind, _, _ = name.partition("/")
-        like = [each for each in old if each.startswith(kind) and each not in batch.put]
-        if like and rows.replace_object(run_id, like[-1], name, data):
-            old.remove(like[-1])
-        else:
-            rows.put_object(run_id, name, data)
-    for name in old:
-        rows.delete_object(run_id, name)
-
-
 # -- fork ----------------------------------------------------------------------------------------
 
 _stores: weakref.WeakSet[FolderStore] = weakref.WeakSet()
@@ -359,5 +386,6 @@ def _in_child() -> None:
         store._marks.forget()
         store._drafts = {}
         store._epochs = {}
+        store._group = Group(store.path, store._write_together)
         if store._rows is not None:
             store._rows.abandon()

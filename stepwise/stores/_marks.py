@@ -51,7 +51,8 @@ class Marks:
     """The files of one store, by run; each stays open until its run is given up.
 
     The mutex keeps a write from using a descriptor that has been closed meanwhile, and may belong
-    to another file by then.  It is reentrant, since a finalizer may give a run up anywhere.
+    to another file by then, and a reader from half of a draft.  It is reentrant, since a finalizer
+    may give a run up anywhere.
     """
 
     def __init__(self, folder: str) -> None:
@@ -62,7 +63,7 @@ class Marks:
     def read(self, run: str) -> tuple[list[bytes], Draft | None]:
         """The marks of a run, and its draft.  Nothing of it is verified."""
         try:
-            with open(self._path(run), "rb") as file:
+            with self._mutex, open(self._path(run), "rb") as file:
                 data = file.read()
         except FileNotFoundError:
             return [], None

@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 from stepwise._pieces import Data
 from stepwise.stores._values import Values
-from stepwise.stores.base import Head
+from stepwise.stores.base import Batch, Head
 
-__all__ = ["Page", "Rows"]
+__all__ = ["Page", "Rows", "put_batch", "put_objects"]
 
 R = TypeVar("R")
 
@@ -58,3 +58,30 @@ class Rows(Protocol):
 
     def forget(self, run_id: str) -> None:
         """Delete records, objects and head of a run."""
+
+
+def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
+    """Write all of a batch but its mark."""
+    for number, data in batch.records:
+        rows.put_record(run_id, number, data)
+    put_objects(rows, run_id, batch)
+    if batch.prune:
+        rows.prune(run_id, batch.prune)
+    if batch.head is not None:
+        rows.put_head(batch.head)
+
+
+def put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
+    """Write and delete the objects of a batch."""
+    old = list(batch.delete)
+    for name, data in batch.put.items():
+        # One statement does what a deletion and an insertion would.  Of the same kind, an object
+        # has about the same size: in the row of a smaller one it would split the page.
+        kind, _, _ = name.partition("/")
+        like = [each for each in old if each.startswith(kind) and each not in batch.put]
+        if like and rows.replace_object(run_id, like[-1], name, data):
+            old.remove(like[-1])
+        else:
+            rows.put_object(run_id, name, data)
+    for name in old:
+        rows.delete_object(run_id, name)

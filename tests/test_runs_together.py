@@ -1,0 +1,314 @@
+"""Runs of one process that write at once share a transaction; each has its own outcome."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import stepwise
+from stepwise import LeaseLostError, StoreError, step, workflow
+from stepwise.stores import Batch, Owner, open_store
+from stepwise.stores._transactions import Transactions
+
+OWNER = Owner(os.getpid(), "here", 0.0)
+RUNS = 12
+schemes = pytest.mark.parametrize("scheme", ["disk", "sqlite"])
+
+
+@pytest.fixture
+def store(scheme, tmp_path):
+    store = open_store(f"{scheme}:{tmp_path}/store")
+    yield store
+    store.close()
+
+
+class Held:
+    """Keeps the first commit waiting until it is let go, and counts them all."""
+
+    def __init__(self, monkeypatch):
+        self.count = 0
+        self.began, self.go = threading.Event(), threading.Event()
+        commit = Transactions.commit
+
+        def held(transactions):
+            self.count += 1
+            self.began.set()
+            assert self.go.wait(30)
+            commit(transactions)
+
+        monkeypatch.setattr(Transactions, "commit", held)
+
+
+def together(store, held, epochs):
+    """Have each run write one record while the first commit is held; who got which error."""
+    errors = {}
+
+    def write(number):
+        record = ((1, b"%d" % number),)
+        try:
+            store.write(f"run{number}", epochs[number], Batch(records=record, durable=True))
+        except (StoreError, LeaseLostError) as error:
+            errors[number] = error
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(RUNS)]
+    threads[0].start()
+    assert held.began.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    while len(store._group._waiting) < RUNS:
+        threading.Event().wait(0.001)
+    held.go.set()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def records(store):
+    return {n: [data for _, data in store.read(f"run{n}")] for n in range(RUNS)}
+
+
+@schemes
+def test_runs_share_a_transaction(store, monkeypatch):
+    """What many runs write while one waits for the disk is written with the next transaction."""
+    epochs = [store.acquire(f"run{number}", OWNER) for number in range(RUNS)]
+    held = Held(monkeypatch)
+    assert together(store, held, epochs) == {}
+    assert held.count == 2
+    assert records(store) == {number: [b"%d" % number] for number in range(RUNS)}
+
+
+@schemes
+def test_a_lost_lease_is_of_one_run(store, monkeypatch):
+    """Who has lost his lease is told so; what the other runs wanted written is there."""
+    epochs = [store.acquire(f"run{number}", OWNER) for number in range(RUNS)]
+    epochs[5] += 1
+    errors = together(store, Held(monkeypatch), epochs)
+    assert {number: type(error) for number, error in errors.items()} == {5: LeaseLostError}
+    assert records(store) == {n: [b"%d" % n] if n != 5 else [] for n in range(RUNS)}
+
+
+@schemes
+def test_an_error_is_of_one_run(store, monkeypatch):
+    """A run that cannot be written gets the error; what the others wanted written is there."""
+    epochs = [store.acquire(f"run{number}", OWNER) for number in range(RUNS)]
+    rows = type(store._rows)
+    put = rows.put_record
+
+    def fails(self, run_id, number, data):
+        if run_id == "run7":
+            raise sqlite3.OperationalError("database or disk is full")
+        put(self, run_id, number, data)
+
+    monkeypatch.setattr(rows, "put_record", fails)
+    errors = together(store, Held(monkeypatch), epochs)
+    assert list(errors) == [7]
+    assert "full" in str(errors[7])
+    assert records(store) == {n: [b"%d" % n] if n != 7 else [] for n in range(RUNS)}
+
+
+@schemes
+def test_a_checkpoint_does_not_wait_for_the_flush_of_another_run(store, monkeypatch):
+    """While one run waits for the disk, another one's small checkpoint is put beside it."""
+    one, other = (store.acquire(run, OWNER) for run in ("one", "other"))
+    held = Held(monkeypatch)
+    batch = Batch(records=((1, b"x"),), durable=True)
+    thread = threading.Thread(target=store.write, args=("one", one, batch))
+    thread.start()
+    assert held.began.wait(30)
+    store.write("other", other, Batch(put={"checkpoint/000000000001": b"here"}, durable=False))
+    held.go.set()
+    thread.join()
+    assert store.get("other", "checkpoint/000000000001") == b"here"
+    assert [data for _, data in store.read("one")] == [b"x"]
+
+
+# -- real processes ------------------------------------------------------------------------------
+
+AGENTS = """
+import asyncio, os, sys, threading
+from stepwise import step, tool, workflow
+
+COUNT, STEPS = int(sys.argv[2]), int(sys.argv[3])
+
+def told(text):
+    os.write(1, text.encode() + b"\\n")
+
+@step
+def work(run, n):
+    return n
+
+@tool(side_effect=True, in_doubt="skip")
+def send(run, n):
+    told(f"sent {run} {n}")
+    return n
+
+@workflow
+def agent(run):
+    total = 0
+    for n in range(STEPS):
+        total += work(run, n)
+        told(f"done {run} {n}")
+        if n % 3 == 1:
+            send(run, n)
+    return total
+
+@step
+async def awork(run, n):
+    await asyncio.sleep(0)
+    return n
+
+@workflow
+async def aagent(run):
+    total = 0
+    for n in range(STEPS):
+        total += await awork(run, n)
+        told(f"done {run} {n}")
+    return total
+
+def of(workflow, number):
+    return workflow.options(store=sys.argv[1], run_id=f"run{number}")
+
+async def all_of_them():
+    return await asyncio.gather(*[of(aagent, n)(n) for n in range(COUNT)])
+
+def in_threads():
+    got = {}
+    def run(n):
+        got[n] = of(agent, n)(n)
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(COUNT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [got[n] for n in range(COUNT)]
+
+got = asyncio.run(all_of_them()) if sys.argv[4] == "tasks" else in_threads()
+assert got == [sum(range(STEPS))] * COUNT, got
+told("all done")
+"""
+
+
+def command(folder, store, kind, count=20, steps=9):
+    program = folder / "agents.py"
+    program.write_text(AGENTS, encoding="utf-8")
+    return [sys.executable, str(program), store, str(count), str(steps), kind]
+
+
+@schemes
+@pytest.mark.parametrize("kind", ["tasks", "threads"])
+@pytest.mark.parametrize("lines", [5, 60, 140])
+def test_many_runs_are_killed_and_go_on(tmp_path, scheme, kind, lines):
+    """Of 20 runs in one killed process, what was done is on record, and nothing is sent twice."""
+    url = f"{scheme}:{tmp_path}/store"
+    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
+    arguments = command(tmp_path, url, kind)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment)
+    told = [process.stdout.readline() for _ in range(lines)]
+    process.send_signal(signal.SIGKILL)
+    told += process.stdout.read().splitlines(keepends=True)
+    process.wait()
+    process.stdout.close()
+    acknowledged = {line for line in told if line.startswith(b"done") and line.endswith(b"\n")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPWISE_HOME", str(tmp_path / "home"))
+        recorded = {
+            f"done {run.id.removeprefix('run')} {each.result}\n".encode()
+            for run in stepwise.runs(store=url)
+            for each in run.steps
+            if each.status == "completed" and each.name.endswith("work")
+        }
+    assert acknowledged <= recorded
+    again = subprocess.run(arguments, env=environment, capture_output=True, check=False)
+    assert again.returncode == 0, again.stderr.decode()
+    told += again.stdout.splitlines(keepends=True)
+    assert told[-1] == b"all done\n"
+    sent = [line for line in told if line.startswith(b"sent")]
+    assert len(sent) == len(set(sent))
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace to count flushes with")
+@pytest.mark.parametrize("kind", ["tasks", "threads"])
+def test_many_runs_share_flushes(tmp_path, kind):
+    """40 runs at once with 30 steps each wait for the disk far fewer than 1,200 times."""
+    trace = tmp_path / "trace"
+    calls = ["-e", "trace=fsync,fdatasync", "-o", str(trace)]
+    program = command(tmp_path, f"disk:{tmp_path}/store", kind, 40, 30)
+    subprocess.run(
+        ["strace", "-f", *calls, *program], check=True, timeout=120, stdout=subprocess.DEVNULL
+    )
+    assert 30 <= trace.read_text().count("sync(") <= 700
+
+
+FORKING = """
+import os, sys, threading
+from stepwise import step, workflow
+
+@step
+def work(run, n):
+    return n
+
+@workflow
+def agent(run):
+    return sum(work(run, n) for n in range(30))
+
+def run(n):
+    assert agent.options(store=sys.argv[1], run_id=f"run{n}")(n) == sum(range(30))
+
+run(99)  # what is loaded on use is loaded: Python's locks of imports do not survive a fork
+threads = [threading.Thread(target=run, args=(n,)) for n in range(6)]
+for thread in threads:
+    thread.start()
+children = []
+for n in range(100, 106):
+    child = os.fork()
+    if not child:
+        run(n)
+        os._exit(0)
+    children.append(child)
+for thread in threads:
+    thread.join()
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@schemes
+def test_a_fork_among_many_runs_goes_on_with_its_own(tmp_path, scheme):
+    """A child that was forked while runs were writing has runs of its own in the same store."""
+    program = tmp_path / "forking.py"
+    program.write_text(FORKING, encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", str(program), f"{scheme}:{tmp_path}/store"],
+        check=True,
+        timeout=60,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@step
+async def wait():
+    await asyncio.sleep(0)
+
+
+@workflow
+async def patient(number):
+    for _ in range(3):
+        await wait()
+    return number
+
+
+@schemes
+def test_runs_as_tasks_of_one_loop(scheme, tmp_path):
+    """A hundred runs that one event loop awaits at once each come to their own result."""
+    where = patient.options(store=f"{scheme}:{tmp_path}/store")
+
+    async def main():
+        return await asyncio.gather(*[where(number) for number in range(100)])
+
+    assert asyncio.run(main()) == list(range(100))
