@@ -31,6 +31,7 @@ __all__ = [
     "instance_digest",
     "label_of",
     "random_id",
+    "renewed_key",
     "workflow_name",
 ]
 
@@ -266,6 +267,11 @@ def _slug(label: str) -> str:
 def idempotency_key(run_id: str, name: str, digest: str, ordinal: int) -> str:
     """A string that stays the same when this very call is repeated, and is no other call's."""
     return "sw-" + _digest.combine(run_id, name, digest, str(ordinal))
+
+
+def renewed_key(key: str, undone: int) -> str:
+    """The same for a call that is made anew after it was undone, and had the number ``undone``."""
+    return "sw-" + _digest.combine("anew", key, str(undone))
 
 
 def compensation_key(key: str) -> str:

@@ -271,14 +271,15 @@ class Body:
 
 def _redoes(state: State, entries: list[Entry]) -> bool:
     """Whether a step done before the checkpoint is to be done again."""
-    again: set[int] = set()
+    tried_again: set[int] = set()  # as the last attempt that ended says
+    undone: set[int] = set()  # for good: made anew, a call gets another number
     for entry in entries:
         if isinstance(entry.record, Ended):
-            again = set(entry.record.retry)
+            tried_again = set(entry.record.retry)
         elif isinstance(entry.record, Outcome):
-            again.discard(entry.record.call.number)
+            tried_again.discard(entry.record.call.number)
         elif isinstance(entry.record, Forgotten):
-            again.update(entry.record.numbers)
+            undone.update(entry.record.numbers)
         elif isinstance(entry.record, Compensating):
-            again.add(entry.record.number)
-    return any(number <= state.calls for number in again)
+            undone.add(entry.record.number)
+    return any(number <= state.calls for number in tried_again | undone)

@@ -258,6 +258,7 @@ class ActiveRun:
             return call._replace(number=old.number, key=key, child=child)
         if child:
             call = call._replace(child=child)
+        call = self.pool.anew(call)
         return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
 
     def look(self, scope: Scope, value: Any) -> Any:

@@ -71,7 +71,8 @@ class _FrameReducers(Reducers):
             self.arguments.setdefault(id(value), name)
         self.globals: dict[int, str] | None = None
         self.references = around.references
-        native = any(type(value) in NATIVE for value in around.arguments.values())
+        # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
+        native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
         self.identifies = native or bool(self.references)
         self.with_contents = with_contents
         self.met: set[str] = set()

@@ -92,6 +92,73 @@ def test_what_was_undone_is_done_anew(world):
     assert world.done == ["look", "book bike", "undo book bike", "book bike"]
 
 
+def test_what_is_done_anew_is_another_act():
+    """Each time it is made anew it has other keys, so that nobody outside drops it as known."""
+    keys = []
+
+    def undo(call):
+        keys.append(call.compensation_key)
+
+    @tool(side_effect=True, compensate=undo)
+    def book(item):
+        keys.append(stepwise.current_step().idempotency_key)
+        return item
+
+    @workflow(compensate_on_failure=True)
+    def order(item):
+        book(item)
+        book(item)
+        raise ValueError("sold out")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="sold out"):
+            order("bike")
+    assert len(keys) == len(set(keys)) == 12
+
+
+@pytest.mark.parametrize("in_doubt", ["settled by hand", "asked"])
+def test_a_repeated_act_that_is_in_doubt_keeps_its_key(in_doubt):
+    """What was made anew and is in doubt is asked about by the key that it was given."""
+    given, asked, mood = [], [], ["fails", "dies", "works"]
+
+    def ask(call):
+        asked.append(call.idempotency_key)
+        return DidNotHappen
+
+    @tool(
+        side_effect=True,
+        compensate=lambda call: None,
+        in_doubt=ask if in_doubt == "asked" else "raise",
+    )
+    def book(item):
+        given.append(stepwise.current_step().idempotency_key)
+        if mood[0] == "dies":
+            raise KeyboardInterrupt
+        return item
+
+    @workflow(compensate_on_failure=True)
+    def order(item):
+        book(item)
+        if mood[0] == "fails":
+            raise ValueError("sold out")
+        return "done"
+
+    with pytest.raises(ValueError, match="sold out"):
+        order("bike")
+    mood.pop(0)
+    with pytest.raises(KeyboardInterrupt):
+        order("bike")
+    mood.pop(0)
+    if in_doubt != "asked":
+        (run,) = stepwise.runs()
+        (open_one,) = [each for each in run.steps if each.status == "in_doubt"]
+        assert open_one.idempotency_key == given[1]
+        run.resolve(open_one.number, DidNotHappen)
+    assert order("bike") == "done"
+    assert given[0] != given[1] == given[2]
+    assert asked == ([given[1]] if in_doubt == "asked" else [])
+
+
 def test_without_the_option_nothing_is_undone(world):
     """A workflow that does not ask for it keeps what it did when it fails."""
     book = world.tool("book")

@@ -242,6 +242,40 @@ def test_forget():
         run.forget("nobody")
 
 
+def test_what_was_forgotten_stays_forgotten():
+    """A forgotten step is executed again, even if the attempt after that failed before it could."""
+    log = []
+
+    @step
+    def look():
+        log.append("look")
+        if len(log) == 3:
+            raise ConnectionError("no route")
+        return len(log)
+
+    @step
+    def send(what):
+        log.append(f"send {what}")
+        if len(log) == 2:
+            raise ConnectionError("no route")
+        return what
+
+    @workflow
+    def agent():
+        seen = look()
+        sent = send(seen)
+        return seen, sent
+
+    with pytest.raises(ConnectionError):
+        agent()
+    (run,) = stepwise.runs()
+    run.forget("look")
+    with pytest.raises(ConnectionError):
+        agent()
+    assert agent() == (4, 4)
+    assert log == ["look", "send 1", "look", "look", "send 4"]
+
+
 def test_delete():
     """A deleted run is gone with its children, and the same call starts afresh."""
 
