@@ -2,6 +2,7 @@
 
 Steps wait 10 ms.  200 tasks make one each; 64 threads make ten each; 8 processes with a run each in
 one store make fifty each, one after the other.  The *ideal* is the waiting alone: 10, 100, 500 ms.
+64 runs of ten steps each, in threads or as tasks of one event loop, begin and end in that time too.
 *Plain* is the same on asyncio, threads and processes with an insert that waits for the disk (SQLite
 WAL FULL) for each step.  Flushes are counted in processes of their own.
 """
@@ -58,6 +59,14 @@ def one_by_one(count: int) -> int:
     total = 0
     for number in range(count):
         total += work(number)
+    return total
+
+
+@stepwise.workflow
+async def one_after_another(count: int) -> int:
+    total = 0
+    for number in range(count):
+        total += await fetch(number)
     return total
 
 
@@ -144,6 +153,50 @@ def plain_threads(path: pathlib.Path) -> float:
     return took
 
 
+def run_runs(path: pathlib.Path, count: int = _THREADS * _EACH) -> float:
+    """Runs in threads, a thread each."""
+    run = one_by_one.options(store=f"disk:{path / f'store{next(_serial)}'}")
+    run.options(run_id="first")(2)
+
+    def whole() -> None:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            runs = [run.options(run_id=f"run{number}") for number in range(_THREADS)]
+            list(pool.map(lambda each: each(count // _THREADS), runs))
+
+    return _timed(whole)
+
+
+def run_runs_as_tasks(path: pathlib.Path, count: int = _THREADS * _EACH) -> float:
+    """Runs as tasks of one event loop."""
+    run = one_after_another.options(store=f"disk:{path / f'store{next(_serial)}'}")
+
+    async def main() -> float:
+        await run.options(run_id="first")(2)
+        runs = [run.options(run_id=f"run{number}") for number in range(_THREADS)]
+        began = time.perf_counter()
+        await asyncio.gather(*[each(count // _THREADS) for each in runs])
+        return (time.perf_counter() - began) * 1e3
+
+    return asyncio.run(main())
+
+
+def plain_runs_as_tasks(path: pathlib.Path) -> float:
+    raw = Raw(path / f"raw{next(_serial)}.db")
+
+    async def one(task: int) -> None:
+        for number in range(_EACH):
+            await raw.fetch(task * _EACH + number)
+
+    async def main() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*[one(task) for task in range(_THREADS)])
+        return (time.perf_counter() - began) * 1e3
+
+    took = asyncio.run(main())
+    raw.close()
+    return took
+
+
 def run_processes(path: pathlib.Path) -> float:
     return _together("process", path / f"store{next(_serial)}")
 
@@ -207,7 +260,21 @@ _KINDS = (
     (f"{_TASKS} tasks", run_tasks, plain_tasks, _WAIT * 1e3, "tasks"),
     (f"{_THREADS} threads", run_threads, plain_threads, _WAIT * _EACH * 1e3, "threads"),
     (f"{_PROCESSES} processes", run_processes, plain_processes, _WAIT * _TURNS * 1e3, ""),
+    (f"{_THREADS} runs in threads", run_runs, plain_threads, _WAIT * _EACH * 1e3, "runs"),
+    (
+        f"{_THREADS} runs as tasks",
+        run_runs_as_tasks,
+        plain_runs_as_tasks,
+        _WAIT * _EACH * 1e3,
+        "runs-as-tasks",
+    ),
 )
+_COUNTED = {
+    "tasks": run_tasks,
+    "threads": run_threads,
+    "runs": run_runs,
+    "runs-as-tasks": run_runs_as_tasks,
+}
 
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
@@ -215,14 +282,14 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
         for what, ours, plain, ideal, counted in _KINDS[: 1 if arguments.quick else None]:
-            note = ""
+            note, limit = "", None if counted.startswith("runs") else _LIMIT
             if counted and not arguments.quick:
                 note = common.flushes_each("step", (200, 1000), __file__, counted)
             against = (
-                (f"{what}, against the ideal", lambda ideal=ideal: ideal, "ideal", _LIMIT),
+                (f"{what}, against the ideal", lambda ideal=ideal: ideal, "ideal", limit),
                 (f"{what}, against plain", lambda p=plain: p(path), "plain", None),
             )
-            for title, other, name, limit in against:
+            for title, other, name, most in against:
                 row = common.compare(
                     title,
                     "ms",
@@ -230,7 +297,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                     other,
                     name,
                     rounds=arguments.rounds,
-                    limit=limit,
+                    limit=most,
                     note=note,
                 )
                 rows.append(row)
@@ -238,9 +305,8 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in (["tasks"], ["threads"]):
-        home = pathlib.Path(os.environ["STEPWISE_HOME"])
-        (run_tasks if sys.argv[1] == "tasks" else run_threads)(home, int(sys.argv[2]))
+    if sys.argv[1:2] and sys.argv[1] in _COUNTED:
+        _COUNTED[sys.argv[1]](pathlib.Path(os.environ["STEPWISE_HOME"]), int(sys.argv[2]))
     elif sys.argv[1:2] in (["process"], ["plain"]):
         process(sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3])
     else:
