@@ -170,6 +170,11 @@ def few(values: Iterable[Any]) -> bool:
     return True
 
 
+def _shows_dict(instance: Any) -> bool:
+    attributes = vars(instance)
+    return any(each is attributes for each in gc.get_referents(instance))
+
+
 def _shows(mapping: dict[Any, Any]) -> bool:
     return len(gc.get_referents(mapping)) == len(mapping)
 
@@ -184,22 +189,22 @@ class Watch:
 
     The garbage collector shows what a container holds, and of a dict its values: exactly as many
     objects as it is long, and never fewer, so that none can stand in the place of another.  Of an
-    instance it shows what is in its slots, all of them being set, and at the end its class.  What
-    it does not show in this way (a ``__dict__`` in Python 3.13) is asked for.
+    instance it shows what is in its slots, all of them being set, its ``__dict__`` and at the end
+    its class.  What it does not show in this way (a ``__dict__`` in Python 3.13) is asked for.
     """
 
     __slots__ = ("_containers", "_dicts", "_hidden", "_instances", "_owners", "_seen", "_sized")
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
+        self._instances = [each for each in mutable if type(each) not in _SIZED]
+        owners = [each for each in self._instances if type(each).__dictoffset__]
+        self._owners = [each for each in owners if not _shows_dict(each)]
         self._sized = [each for each in mutable if type(each) in _SIZED]
+        self._sized += map(vars, owners)
         self._hidden = [each for each in self._sized if type(each) is dict and not _shows(each)]
         hidden = set(map(id, self._hidden))
         self._containers = [each for each in self._sized if id(each) not in hidden]
-        self._instances = [each for each in mutable if type(each) not in _SIZED]
-        self._owners = [each for each in self._instances if type(each).__dictoffset__]
-        self._hidden += map(vars, self._owners)
-        self._sized += map(vars, self._owners)
         self._dicts = [each for each in self._sized if type(each) is dict]
         self._seen = self._look()
 
