@@ -203,16 +203,16 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         )
     effects = _Effects(journal.load(Position()), Codec(facts.codec))
     end = facts.end if facts.status == "failed" else 0
-    undoing, done = facts._replace(undoing=True, status="failed", end=end), 0
+    undone = facts.undone + (not facts.undoing)
+    undoing, done = facts._replace(undoing=True, undone=undone, status="failed", end=end), 0
     for effect in effects.newest_first():
         try:
             if effect.call.child:
-                undone = yield from _compensate_child(journal, undoing, effects, effect)
+                done += yield from _compensate_child(journal, undoing, effects, effect)
             else:
-                undone = yield from _compensate_one(journal, undoing, effects, effect)
+                done += yield from _compensate_one(journal, undoing, effects, effect)
         except (Exception, RunStopped) as error:
             return Result(done, error)
-        done += undone
     count = "1 side effect" if done == 1 else f"{done} side effects"
     if done or facts.undoing:
         told = facts.error or f"undone: {count}"

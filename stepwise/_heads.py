@@ -67,7 +67,10 @@ def _after(facts: RunFacts, entry: Entry) -> RunFacts:
     if isinstance(record, Ended):
         return facts._replace(status=record.status, end=entry.number, updated_at=record.at)
     if isinstance(record, Compensating):
-        return facts._replace(status="failed", end=0, undoing=True, updated_at=record.at)
+        undone = facts.undone + (not facts.undoing)
+        return facts._replace(
+            status="failed", end=0, undoing=True, undone=undone, updated_at=record.at
+        )
     if isinstance(record, (Resumed, Forgotten, Quarantined)):
         undoing = facts.undoing and not isinstance(record, Resumed)
         return facts._replace(status="running", end=0, undoing=undoing, updated_at=record.at)

@@ -31,7 +31,6 @@ __all__ = [
     "instance_digest",
     "label_of",
     "random_id",
-    "renewed_key",
     "workflow_name",
 ]
 
@@ -264,14 +263,15 @@ def _slug(label: str) -> str:
     return re.sub(r"[^\w.-]+", "_", label)[:60]
 
 
-def idempotency_key(run_id: str, name: str, digest: str, ordinal: int) -> str:
-    """A string that stays the same when this very call is repeated, and is no other call's."""
-    return "sw-" + _digest.combine(run_id, name, digest, str(ordinal))
+def idempotency_key(run_id: str, name: str, digest: str, ordinal: int, undone: int = 0) -> str:
+    """A string that stays the same when this very call is repeated, and is no other call's.
 
-
-def renewed_key(key: str, undone: int) -> str:
-    """The same for a call that is made anew after it was undone, and had the number ``undone``."""
-    return "sw-" + _digest.combine("anew", key, str(undone))
+    Args:
+        undone: how often the run's side effects were undone: made anew, a call is another act,
+            which nobody outside may take for the one that was undone.
+    """
+    again = (str(undone),) if undone else ()
+    return "sw-" + _digest.combine(run_id, name, digest, str(ordinal), *again)
 
 
 def compensation_key(key: str) -> str:

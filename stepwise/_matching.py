@@ -5,7 +5,7 @@ argument digest; identity is a multiset, so two identical calls made on purpose 
 makes a side effect safe is the other half: one that matches nothing runs only if nothing recorded
 could be itself with other arguments.
 
-Imports: identity, recorded, records.
+Imports: recorded, records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from stepwise._identity import renewed_key
 from stepwise._recorded import Recorded, Status
 from stepwise._records import (
     Call,
@@ -74,7 +73,6 @@ class Pool:
     ) -> None:
         self._known = known
         self._flags = flags or {}
-        self._undone: dict[tuple[str, str, int, str], int] = {}
         self._unused: dict[int, Recorded] = {}
         # Ordered dicts, not lists or dicts: the first of many equal calls leaves in constant time.
         self._by_key: dict[tuple[str, str], OrderedDict[int, None]] = {}
@@ -109,14 +107,6 @@ class Pool:
     def get(self, number: int) -> Recorded | None:
         """The recorded call of that number, while unused."""
         return self._unused.get(number)
-
-    def anew(self, call: Call) -> Call:
-        """A call that is made; with another idempotency key, if it was made before and undone.
-
-        It is another act: nobody outside may take it for the one that was undone.
-        """
-        undone = self._undone.get(_identity_of(call)) if self._undone else None
-        return call if undone is None else call._replace(key=renewed_key(call.key, undone))
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -160,8 +150,8 @@ class Pool:
         recorded = self._unused.get(settled.number)
         if recorded is not None and recorded.undoing:
             recorded.undoing = False
-            if settled.landed:
-                self._was_undone(settled.number)
+            if settled.landed:  # it was undone
+                del self._unused[settled.number]
         elif recorded is not None:
             status = Status.COMPLETED if settled.landed else Status.FREE
             self._unused[settled.number] = Recorded(
@@ -178,12 +168,7 @@ class Pool:
             recorded.undoing = True
 
     def _load_compensated(self, entry: Entry) -> None:
-        self._was_undone(entry.record.number)  # type: ignore[union-attr]
-
-    def _was_undone(self, number: int) -> None:
-        recorded = self._unused.pop(number, None)
-        if recorded is not None:
-            self._undone[_identity_of(recorded.call)] = number
+        self._unused.pop(entry.record.number, None)  # type: ignore[union-attr]
 
     def _load_ended(self, entry: Entry) -> None:
         ended = entry.record
@@ -321,10 +306,6 @@ class Pool:
             for index, key in self._keys(call):
                 del index[key][number]
             self._by_name[call.name].discard(number)
-
-
-def _identity_of(call: Call) -> tuple[str, str, int, str]:
-    return call.name, call.digest, call.ordinal, call.branch
 
 
 _LOADERS: dict[type, Callable[[Pool, Entry], None]] = {

@@ -261,6 +261,7 @@ class RunFacts(NamedTuple):
         end: number of the record that ended it; 0 while there is none.
         pruned: number of the last record that was pruned.
         undoing: its side effects are being undone.
+        undone: how often they were, or are.
         codec: how its values are recorded; see :class:`stepwise._codec.Codec`.
         created_at, updated_at: seconds since 1970.
     """
@@ -281,6 +282,7 @@ class RunFacts(NamedTuple):
     created_at: float = 0.0
     updated_at: float = 0.0
     forked_from: str = ""
+    undone: int = 0
 
 
 class Entry(NamedTuple):

@@ -202,7 +202,7 @@ class ActiveRun:
         helped = around is None and self.frame is not None
         origin = self._locator.origin(effect=effect, helped=helped)
         counted = counted_as(name, branch)
-        ordinal = self.ordinals.of_call(counted)
+        ordinal, undone = self.ordinals.of_call(counted), self.facts.undone
         return Call(  # by position: names take longer, and it is made for every call
             0,
             name,
@@ -215,7 +215,7 @@ class ActiveRun:
             origin.site,
             arguments,
             effect,
-            idempotency_key(self.run_id, counted, digest, ordinal) if effect else "",
+            idempotency_key(self.run_id, counted, digest, ordinal, undone) if effect else "",
             "",
             time.time(),
             branch,
@@ -258,7 +258,6 @@ class ActiveRun:
             return call._replace(number=old.number, key=key, child=child)
         if child:
             call = call._replace(child=child)
-        call = self.pool.anew(call)
         return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
 
     def look(self, scope: Scope, value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Undoing the side effects of a run, the newest first, whatever dies in between."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -114,6 +115,31 @@ def test_what_is_done_anew_is_another_act():
         with pytest.raises(ValueError, match="sold out"):
             order("bike")
     assert len(keys) == len(set(keys)) == 12
+
+
+def test_what_is_done_anew_after_a_crash_is_another_act_too():
+    """Interrupted while it does them anew, a run gives the rest keys of their own as well."""
+    given, mood = [], ["fails", "is interrupted", "works"]
+
+    @tool(side_effect=True, compensate=lambda call: None)
+    def book(item):
+        given.append(stepwise.current_step().idempotency_key)
+        return item
+
+    @workflow(compensate_on_failure=True)
+    def order(item):
+        for number in range(2):
+            book(item)
+            if number == 0 and mood[0] == "is interrupted":
+                raise KeyboardInterrupt
+        if mood[0] == "fails":
+            raise ValueError("sold out")
+
+    for expected in (ValueError, KeyboardInterrupt, None):
+        with pytest.raises(expected) if expected else contextlib.nullcontext():
+            order("bike")
+        mood.pop(0)
+    assert len(given) == len(set(given)) == 4
 
 
 @pytest.mark.parametrize("in_doubt", ["settled by hand", "asked"])
