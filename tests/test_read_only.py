@@ -1,5 +1,6 @@
 """A store that cannot be written, on a read-only disk or of another user, is shown all the same."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -93,6 +94,11 @@ def looks(failed, completed):
     assert (code, "</html>" in text) == (0, True), text
     assert stepwise.get_run(completed).steps[0].result == "a" * LARGE
     assert run("in-doubt")[0] == 0
+
+
+def looks_only(failed, completed):
+    """The same where nothing can be written, which is said."""
+    looks(failed, completed)
     code, text = run("forget", completed, "--yes")
     assert code == 1
     assert "Nothing recorded is lost" in text, text
@@ -115,10 +121,30 @@ def test_a_read_only_disk(disk, kind):
     ids = elsewhere(lambda: kept_in(disk / "store", kind))  # a lock file stays open
     stepwise.configure(store=f"{kind}:{disk / 'store'}")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    looks(*ids)
+    looks_only(*ids)
     with pytest.raises(stepwise.StoreError) as caught:
         agent("b")
     assert caught.value.errno == errno.EROFS
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlite"])
+def test_a_full_disk(disk, kind):
+    """A store on a full disk is read; what would write says that there is no space."""
+    ids = elsewhere(lambda: kept_in(disk / "store", kind))
+    stepwise.configure(store=f"{kind}:{disk / 'store'}")
+    subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+    with open(disk / "other", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    # SQLite needs a file of 32 KB to read a log.
+    os.truncate(disk / "other", os.path.getsize(disk / "other") - (1 << 17))
+    looks(*ids)
+    with open(disk / "other", "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(stepwise.StoreError) as caught:
+        agent("b")
+    assert caught.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("log", ["with a log", "without"])
@@ -138,6 +164,6 @@ def test_another_user(tmp_path, kind, log, home, monkeypatch):
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        looks(*ids)
+        looks_only(*ids)
 
     elsewhere(look)

@@ -149,6 +149,18 @@ def test_a_database_that_somebody_locks(begun, folder, monkeypatch):
     assert list(store.read("run")) == [(1, b"1"), (2, b"2")]
 
 
+def test_a_store_that_is_being_written_can_be_opened(begun, monkeypatch):
+    """Opening a store and reading from it writes nothing: no other program's lock is in the way."""
+    store, epoch = begun
+    store.write("run", epoch, records(1))
+    store.close()
+    monkeypatch.setattr(_transactions, "BUSY_SECONDS", 0.01)
+    other = sqlite3.connect(store._database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert list(store.read("run")) == [(1, b"1")]
+    other.close()
+
+
 FAILING_DISK = """
 import errno, os, resource, signal, sys
 from stepwise import StoreError

@@ -17,7 +17,9 @@ The only module that knows diskcache.  Imports: the folder, transactions, values
 
 from __future__ import annotations
 
+import functools
 import os
+import sqlite3
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -109,14 +111,37 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
             return super().reset(key, *value, **how)
         return None
 
+    @functools.cached_property
+    def _told(self) -> dict[str, Any]:
+        """The settings that the database has."""
+        try:
+            return dict(self._con.execute("SELECT key, value FROM Settings").fetchall())
+        except sqlite3.OperationalError:
+            return {}  # it is new
+
+    def _is_told(self, statement: str, values: tuple[Any, ...]) -> bool:
+        """Whether a statement would write a setting that is there."""
+        if "INTO Settings VALUES" in statement:
+            key, value = values
+        elif statement.startswith("UPDATE Settings SET value"):
+            value, key = values
+        else:
+            return False
+        return key in self._told and (key in METADATA or self._told[key] == value)
+
     @property
     def _sql_retry(self) -> Callable[..., Any]:
-        """How diskcache sets a database up: without what is not used here."""
+        """How diskcache sets a database up: without what is not used here.
+
+        And without writing again what is there: a store on a full disk can be looked at.
+        """
         execute = super()._sql_retry
 
         def sql(statement: str, *parameters: Any) -> Any:
             unused = statement.startswith("CREATE ") and any(name in statement for name in _UNUSED)
-            return None if unused else execute(statement, *parameters)
+            if unused or self._is_told(statement, *parameters or ((),)):
+                return None
+            return execute(statement, *parameters)
 
         return sql
 
