@@ -130,7 +130,7 @@ class KnownValues:
         tree = walk(result, most=_MOST) if self._refers_to_records else None
         if tree is None or tree.size < _WORTH or not tree.nodes:
             return None
-        return tree, Watch(tree.nodes)
+        return tree, Watch.over(tree.nodes)
 
     def recorded(self, number: int, looked: Looked) -> None:
         """A result that was looked at is in the journal, under this number."""

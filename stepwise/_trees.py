@@ -232,6 +232,11 @@ class Watch:
         return lengths == self._seen[0] and all(map(same, slots, self._seen[1:]))
 
     @classmethod
+    def over(cls, nodes: Collection[Any]) -> Watch:
+        """Of these; always the same where none of them can be changed, not to be extended."""
+        return cls(nodes) if any(map(changes, nodes)) else _unchanging
+
+    @classmethod
     def of_classes(cls, classes: Iterable[type]) -> Watch:
         """Of what classes and those that they inherit from define."""
         every = {base for each in classes for base in each.__mro__[:-1]}
@@ -243,6 +248,9 @@ class Watch:
         watch = cls()
         watch._seen[0].append(-1)
         return watch
+
+
+_unchanging = Watch()
 
 
 def same(one: list[Any], other: list[Any]) -> bool:

@@ -67,16 +67,17 @@ def _locked(
     return alone
 
 
-class _Wanted(Share):
-    """What a run wants written."""
+_Wanted = tuple[str, int, Batch]  # by a run, under an epoch
 
-    __slots__ = ("batch", "epoch", "run_id")
 
-    def __init__(self, run_id: str, epoch: int, batch: Batch) -> None:
+class _Waiting(Share):
+    """What a run wants written, and others are before it."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, wanted: _Wanted) -> None:
         super().__init__()
-        self.run_id = run_id
-        self.epoch = epoch
-        self.batch = batch
+        self.wanted = wanted
 
 
 class FolderStore(abc.ABC):
@@ -170,51 +171,44 @@ class FolderStore(abc.ABC):
         if run_id not in self._drafts and self._is_draft(run_id, epoch, batch):
             self._put_draft(run_id, epoch, batch)
         elif len(self._epochs) <= 1:  # nobody else writes here
-            self._write(_Wanted(run_id, epoch, batch))
+            self._write((run_id, epoch, batch))
         else:
-            self._group.write(_Wanted(run_id, epoch, batch))
+            self._group.write(_Waiting((run_id, epoch, batch)))
 
-    def _write_together(self, wanted: list[_Wanted]) -> None:
+    def _write_together(self, waiting: list[_Waiting]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
-        if len(wanted) > 1:
+        if len(waiting) > 1:
             with contextlib.suppress(StoreError, LeaseLostError):
-                self._write(*wanted)
+                self._write(*[each.wanted for each in waiting])
                 return
-            for each in wanted:  # so that nobody gets the error of another run
+            for each in waiting:  # so that nobody gets the error of another run
                 try:
-                    self._write(each)
+                    self._write(each.wanted)
                 except (StoreError, LeaseLostError) as error:
                     each.error = error
             return
-        self._write(*wanted)
+        self._write(waiting[0].wanted)
 
     @_locked
     def _write(self, *wanted: _Wanted) -> None:
         rows = self._opened()
-        rows.begin(any(each.batch.durable for each in wanted))
+        rows.begin(any(batch.durable for _, _, batch in wanted))
         try:
-            for each in wanted:
-                self._put(rows, each)
+            for run_id, epoch, batch in wanted:
+                self._check(rows, run_id, epoch)
+                if run_id in self._drafts:
+                    put_objects(rows, run_id, self._drafts[run_id])
+                put_batch(rows, run_id, batch)
             rows.commit()
         except BaseException:
             rows.roll_back()
             raise
-        for each in wanted:
-            self._written(each)
-
-    def _put(self, rows: Rows, wanted: _Wanted) -> None:
-        self._check(rows, wanted.run_id, wanted.epoch)
-        draft = self._drafts.get(wanted.run_id)
-        if draft is not None:
-            put_objects(rows, wanted.run_id, draft)
-        put_batch(rows, wanted.run_id, wanted.batch)
-
-    def _written(self, wanted: _Wanted) -> None:
-        draft, run = self._drafts.pop(wanted.run_id, None), hashed(wanted.run_id)
-        if wanted.batch.mark:
-            self._marks.mark(run, wanted.batch.mark, taken=draft is not None)
-        elif draft is not None:
-            self._marks.taken(run)
+        for run_id, _, batch in wanted:
+            taken = self._drafts.pop(run_id, None) is not None
+            if batch.mark:
+                self._marks.mark(hashed(run_id), batch.mark, taken=taken)
+            elif taken:
+                self._marks.taken(hashed(run_id))
 
     def _put_draft(self, run_id: str, epoch: int, batch: Batch) -> None:
         # Without the store's lock, so that nobody waits here for another run's flush.

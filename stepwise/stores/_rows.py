@@ -64,7 +64,8 @@ def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
     """Write all of a batch but its mark."""
     for number, data in batch.records:
         rows.put_record(run_id, number, data)
-    put_objects(rows, run_id, batch)
+    if batch.put or batch.delete:
+        put_objects(rows, run_id, batch)
     if batch.prune:
         rows.prune(run_id, batch.prune)
     if batch.head is not None:
