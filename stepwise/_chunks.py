@@ -48,8 +48,8 @@ class Chunk(NamedTuple):
 
     def seal(self, seal: Seal, run_id: str, number: int) -> tuple[Data, bytes]:
         """Its sealed bytes in a run, and the link to them."""
-        identity = f"{chunk_name(number)}/{run_id}"
-        return seal.close(identity, self.header(), self.payload, digest=self.content)
+        name = f"{chunk_name(number)}/{run_id}"
+        return seal.close(name, self.header(), self.payload, digest=self.content)
 
     @classmethod
     def of(cls, opened: Opened) -> Chunk:
@@ -87,11 +87,9 @@ class Needs(NamedTuple):
 
     def along_with(self, records: list[int], buffers: list[int]) -> Needs:
         """What names chunks alone, these records, and these of its chunks as buffers."""
-        if not records:
-            return self if buffers == self.buffers else self._replace(buffers=buffers)
-        lowest = min(records)
-        if self.lowest:
-            lowest = min(lowest, self.lowest)
+        if not records and not buffers:
+            return self
+        lowest = min(filter(None, (self.lowest, *records)), default=0)
         return self._replace(records=records, lowest=lowest, buffers=buffers)
 
     @classmethod

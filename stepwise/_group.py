@@ -67,20 +67,19 @@ _NOBODY, _ELSEWHERE = 0, -1  # no identifiers of threads
 class Group(Generic[ShareT]):
     """The shares that wait, and who writes them: the *leader*, of whom there is one at a time.
 
-    ``write`` writes shares in one transaction.  If it stops the run, each of them gets the error;
-    anything else that it raises is for who called it, and the shares of the others still wait.
+    What is given to :meth:`write` and :meth:`submit` writes shares in one transaction.  If it stops
+    the run, each of them gets the error; anything else that it raises is for who called it, and the
+    shares of the others still wait.  It is not kept: a journal would refer to itself, and live on.
 
     Whatever a signal handler raises, and where, the next one leads: only plain ``with`` and ``try``
     stand between taking the lead and giving it up.
 
     Args:
         where: the store, for an error message.
-        write: writes shares.
     """
 
-    def __init__(self, where: str, write: Callable[[list[ShareT]], None]) -> None:
+    def __init__(self, where: str) -> None:
         self._where = where
-        self._write = write
         self._lock = threading.RLock()
         self._writing = False
         self._mutex = threading.RLock()  # a finalizer may come to it anywhere
@@ -98,7 +97,7 @@ class Group(Generic[ShareT]):
             finally:
                 self._writing = False
 
-    def write(self, share: ShareT) -> None:
+    def write(self, share: ShareT, write: Callable[[list[ShareT]], None]) -> None:
         """Have a share written, and wait for it; raises its error."""
         with Uninterrupted():
             try:
@@ -106,20 +105,20 @@ class Group(Generic[ShareT]):
                 if not share.leads:
                     share.bell.acquire()  # until it is done, or is to lead
                 if not share.done:
-                    self.alone(self._write_waiting)
+                    self.alone(self._write_waiting, write)
             finally:
                 share.done = True
                 if share.leads and self._hand_over():
-                    self._serve_elsewhere()
+                    self._serve_elsewhere(write)
         if share.error is not None:
             raise share.error
 
-    def submit(self, share: ShareT) -> None:
+    def submit(self, share: ShareT, write: Callable[[list[ShareT]], None]) -> None:
         """Have a share written in another thread; its future is told."""
         with Uninterrupted():
             self._join(share)
             if share.leads:
-                self._serve_elsewhere()
+                self._serve_elsewhere(write)
 
     def _join(self, share: ShareT) -> None:
         with self._mutex:
@@ -145,31 +144,31 @@ class Group(Generic[ShareT]):
             following.ring()
             return following.future is not None
 
-    def _serve_elsewhere(self) -> None:
+    def _serve_elsewhere(self, write: Callable[[list[ShareT]], None]) -> None:
         try:
             # Not a threading.Thread: the loop would wait until that has begun.
-            _thread.start_new_thread(self._serve, ())
+            _thread.start_new_thread(self._serve, (write,))
         except RuntimeError:  # there are too many, or Python is about to end
-            self._serve()
+            self._serve(write)
 
-    def _serve(self) -> None:
+    def _serve(self, write: Callable[[list[ShareT]], None]) -> None:
         """Lead for those that do not do so by themselves."""
         while True:
             with self._mutex:
                 waiting = list(self._waiting)
             try:
-                self.alone(self._write_waiting)
+                self.alone(self._write_waiting, write)
             except BaseException as error:  # nobody else would get it
                 _end([share for share in waiting if not share.done], error)
             if not self._hand_over():
                 return
 
-    def _write_waiting(self) -> None:
+    def _write_waiting(self, write: Callable[[list[ShareT]], None]) -> None:
         with self._mutex:
             shares = [share for share in self._waiting if not share.done]
         stop: RunStopped | None = None
         try:
-            self._write(shares)
+            write(shares)
         except RunStopped as error:
             stop = error
         _end(shares, stop)

@@ -106,7 +106,7 @@ class Journal:
         self.unknown_effects = 0
         self.fsync = fsync
         self._lock = threading.RLock()
-        self._group = Group(store.url, self._write)
+        self._group = Group[Records](store.url)
         self._at = Position()
         self._known = True  # whether _at is where the store is
         self._told: set[str] = set()
@@ -166,7 +166,7 @@ class Journal:
             head: the run's new head.
         """
         share = Records(items, durable=durable, head=head)
-        self._group.write(share)
+        self._group.write(share, self._write)
         return share.numbers
 
     def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
@@ -176,7 +176,7 @@ class Journal:
             future: of an event loop; done when they are written, or cannot be.
         """
         share = Records(items, durable=durable, future=future)
-        self._group.submit(share)
+        self._group.submit(share, self._write)
         return share
 
     def _write(self, shares: list[Records]) -> None:

@@ -12,7 +12,7 @@ import threading
 
 from stepwise import _tasks
 
-__all__ = ["Data", "Pieces", "collected", "settled"]
+__all__ = ["Data", "Pieces", "collected", "stable"]
 
 _LARGE = 1 << 20  # bytes; less is joined: one piece is handled faster than many
 
@@ -49,10 +49,10 @@ def collected(views: list[memoryview]) -> Data:
     """What was written in pieces: joined if it is little."""
     if sum(view.nbytes for view in views) < _LARGE:
         return b"".join(views)
-    return Pieces([settled(view) for view in views])
+    return Pieces([stable(view) for view in views])
 
 
-def settled(view: memoryview) -> memoryview:
+def stable(view: memoryview) -> memoryview:
     """The same; what somebody else could change while it is being sealed and written, as a copy.
 
     A record whose seal was made of one state and whose bytes are of another would be damaged.

@@ -17,7 +17,7 @@ from typing import Any
 
 from stepwise._chunks import Known, Needs, digest_of
 from stepwise._known import KnownValues, Names
-from stepwise._pieces import Data, Pieces, settled
+from stepwise._pieces import Data, Pieces, stable
 from stepwise._resources import ids_of_made
 from stepwise._trees import few, same
 
@@ -118,7 +118,7 @@ class References:
         self._buffers: list[int] = []
         self._met: set[bytes] = set()  # digests of buffers
         self._meeting: set[bytes] = set()
-        self._last = self._next = Needs()  # without records
+        self._last = self._next = Needs()  # without records and buffers
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -286,7 +286,7 @@ class References:
         self._meeting.add(content)
         known = self._known.buffer(content)
         if known is None and (len(raw) > _LARGEST or content in self._met):
-            kept = settled(raw)
+            kept = stable(raw)
             if kept is not raw:  # it may have been changed meanwhile
                 content = hashlib.sha256(kept).digest()
             known = self._known.make_buffer(Pieces([kept]), content)
@@ -321,7 +321,7 @@ class References:
         links = digest_of(found[number].link for number in every)
         lowest = min(filter(None, (each.lowest for each in found.values())), default=0)
         new = {number: found[number].sealed for number in every if found[number].sealed}
-        self._next = Needs([], chunks, every, links, lowest, self._buffers)
+        self._next = Needs([], chunks, every, links, lowest)
         return self._next.along_with(records, self._buffers), new
 
     def stored(self, needs: Needs) -> None:

@@ -642,10 +642,10 @@ def test_intents_are_counted_in_their_order(store):
 def test_a_loop_that_was_closed_is_not_told():
     """A loop that ended while its record was being written is nobody to be told."""
     done = threading.Event()
-    group, loop = Group("memory:", lambda shares: done.set()), asyncio.new_event_loop()
+    group, loop = Group("memory:"), asyncio.new_event_loop()
     share = Share(loop.create_future())
     loop.close()
-    group.submit(share)
+    group.submit(share, lambda shares: done.set())
     assert done.wait(30)
     group.alone(lambda: None)
     assert share.done

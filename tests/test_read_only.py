@@ -96,7 +96,7 @@ def looks(failed, completed):
     assert run("in-doubt")[0] == 0
 
 
-def looks_only(failed, completed):
+def looks_and_cannot_write(failed, completed):
     """The same where nothing can be written, which is said."""
     looks(failed, completed)
     code, text = run("forget", completed, "--yes")
@@ -121,7 +121,7 @@ def test_a_read_only_disk(disk, kind):
     ids = elsewhere(lambda: kept_in(disk / "store", kind))  # a lock file stays open
     stepwise.configure(store=f"{kind}:{disk / 'store'}")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    looks_only(*ids)
+    looks_and_cannot_write(*ids)
     with pytest.raises(stepwise.StoreError) as caught:
         agent("b")
     assert caught.value.errno == errno.EROFS
@@ -164,6 +164,6 @@ def test_another_user(tmp_path, kind, log, home, monkeypatch):
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        looks_only(*ids)
+        looks_and_cannot_write(*ids)
 
     elsewhere(look)

@@ -291,6 +291,37 @@ def test_a_fork_among_many_runs_goes_on_with_its_own(tmp_path, scheme):
     )
 
 
+OPENING = """
+import os, signal, threading
+from stepwise import stores
+
+began, go, make = threading.Event(), threading.Event(), stores._make
+
+def slowly(*which):
+    began.set()
+    assert go.wait(30)
+    return make(*which)
+
+stores._make = slowly
+os.register_at_fork(before=go.set)
+thread = threading.Thread(target=stores.open_store, args=("memory:one",))
+thread.start()
+assert began.wait(30)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    stores.open_store("memory:another")
+    os._exit(0)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_fork_while_a_store_is_being_opened_does_not_hang():
+    """A child that was forked while another thread opened its first store can open one."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", OPENING], check=True, timeout=60)
+
+
 @step
 async def wait():
     await asyncio.sleep(0)

@@ -18,9 +18,10 @@ _METHODS = [name for name in vars(Store) if not name.startswith("_")]
 _open: dict[str, Store] = {}
 _mutex = threading.RLock()
 # A fork waits for it: else the child would have a lock, of ours or of an import, that nobody frees.
-os.register_at_fork(
-    before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_mutex.release
-)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_mutex.release
+    )
 
 
 def open_store(where: str | os.PathLike[str] | Store) -> Store:

@@ -107,7 +107,7 @@ class FolderStore(abc.ABC):
         self._marks = Marks(os.path.join(self.path, self._marked))
         self._epochs: dict[str, int] = {}  # of the leases held here
         self._drafts: dict[str, Batch] = {}  # what the next transaction of a run takes along
-        self._group = Group(self.path, self._write_together)
+        self._group = Group[_Waiting](self.path)
         _stores.add(self)
         _watch_forks()
 
@@ -173,7 +173,7 @@ class FolderStore(abc.ABC):
         elif len(self._epochs) <= 1:  # nobody else writes here
             self._write((run_id, epoch, batch))
         else:
-            self._group.write(_Waiting((run_id, epoch, batch)))
+            self._group.write(_Waiting((run_id, epoch, batch)), self._write_together)
 
     def _write_together(self, waiting: list[_Waiting]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
@@ -380,6 +380,6 @@ def _in_child() -> None:
         store._marks.forget()
         store._drafts = {}
         store._epochs = {}
-        store._group = Group(store.path, store._write_together)
+        store._group = Group(store.path)
         if store._rows is not None:
             store._rows.abandon()
