@@ -13,9 +13,10 @@ import time
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from killed import Killed, chunk_little, forget_process, played_to_the_end
 
 import stepwise
-from stepwise import _frames, _process, _references, _trees, step, workflow
+from stepwise import _frames, _references, _trees, step, workflow
 from stepwise._checkpoint_list import checkpoints_of
 from stepwise._chunks import Needs
 from stepwise.stores import Batch, Owner, open_store
@@ -24,20 +25,12 @@ ALL = {"retention": "all"}
 BIG = 600  # characters: a result of that size is referred to
 
 
-class Killed(KeyboardInterrupt):
-    """The process ends here."""
-
-
 dying = set()  # numbers of steps in which it does, once
 
 
 @pytest.fixture(autouse=True)
 def nobody_dies():
     dying.clear()
-
-
-def forget_process():
-    vars(_process.memory).update(vars(_process.Memory()))
 
 
 @step
@@ -177,10 +170,7 @@ def play(program, given):
 @pytest.fixture
 def small(monkeypatch):
     """Chunks of a few items."""
-    monkeypatch.setattr(_references, "_LONG", 4)
-    monkeypatch.setattr(_references, "_BLOCK", 5)
-    monkeypatch.setattr(_references, "_GROUP", 2)
-    monkeypatch.setattr(_trees, "_LITTLE", 40)
+    chunk_little(monkeypatch)
     monkeypatch.setattr(_references, "_LEAF", 400)
     monkeypatch.setattr(_references, "HEAVY", 2000)
     monkeypatch.setattr(_frames, "HEAVY", 2000)
@@ -216,12 +206,9 @@ def played(program, kills=(), **options):
     expected.clear()
     dying.update(("tick", number) for number in kills if number < len(program))
     name = f"play-{next(names)}"
-    while True:
-        forget_process()
-        try:
-            return play.options(store="memory:", run_id=name, **options).execute(program, [])
-        except Killed:
-            continue
+    return played_to_the_end(
+        lambda: play.options(store="memory:", run_id=name, **options).execute(program, [])
+    )
 
 
 GROWN = [("think", 0, "order")] * 14

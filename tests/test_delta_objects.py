@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from killed import Killed, chunk_little, forget_process, played_to_the_end
 
 import stepwise
-from stepwise import _digest, _frames, _grown, _process, _references, _trees, step, workflow
+from stepwise import _digest, _frames, _grown, _references, _trees, step, workflow
 from stepwise.stores import open_store
 
 try:
@@ -34,10 +35,6 @@ except ImportError:
     attrs = None
 
 ALL = {"retention": "all"}
-
-
-class Killed(KeyboardInterrupt):
-    """The process ends here."""
 
 
 class Role(enum.Enum):
@@ -144,10 +141,6 @@ def message(kind, n):
     more = {"at": AT + dt.timedelta(n), "id": uuid.UUID(int=n), "cost": decimal.Decimal(n)}
     more["file"] = pathlib.Path("a") / str(n)
     return kind(Role.USER if n % 2 else Role.MODEL, f"{n} " * 200, [{"id": n}], {"a", n}, more)
-
-
-def forget_process():
-    vars(_process.memory).update(vars(_process.Memory()))
 
 
 dying = set()  # numbers of steps in which the process ends, once
@@ -331,10 +324,7 @@ def play(program, given):
 @pytest.fixture
 def small(monkeypatch):
     """Chunks of a few items."""
-    monkeypatch.setattr(_references, "_LONG", 4)
-    monkeypatch.setattr(_references, "_BLOCK", 5)
-    monkeypatch.setattr(_references, "_GROUP", 2)
-    monkeypatch.setattr(_trees, "_LITTLE", 40)
+    chunk_little(monkeypatch)
 
 
 def played(program, kills=(), **options):
@@ -342,12 +332,9 @@ def played(program, kills=(), **options):
     expected.clear()
     dying.update(number for number in kills if number < len(program))
     name = f"play-{next(names)}"
-    while True:
-        forget_process()
-        try:
-            return play.options(store="memory:", run_id=name, **options).execute(program, [])
-        except Killed:
-            continue
+    return played_to_the_end(
+        lambda: play.options(store="memory:", run_id=name, **options).execute(program, [])
+    )
 
 
 def check(run, program):

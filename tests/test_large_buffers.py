@@ -11,9 +11,10 @@ import tracemalloc
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from killed import Killed, forget_process, played_to_the_end
 
 import stepwise
-from stepwise import _process, _references, step, workflow
+from stepwise import _references, step, workflow
 from stepwise._pieces import Pieces
 from stepwise._seal import DamagedError, Seal
 from stepwise.stores import open_store
@@ -22,10 +23,6 @@ from stepwise.testing import fresh_store
 numpy = pytest.importorskip("numpy")
 MB = 1 << 20
 ALL = {"retention": "all"}
-
-
-class Killed(KeyboardInterrupt):
-    """The process ends here."""
 
 
 dying = set()  # numbers of steps in which it does, once
@@ -148,7 +145,7 @@ def test_arrays_come_back_as_they_were(threads):
         dying.add(3)
         with pytest.raises(Killed):
             share.options(store="memory:", run_id=f"shared-{threads}")(6)
-        vars(_process.memory).update(vars(_process.Memory()))
+        forget_process()
         run = share.options(store="memory:", run_id=f"shared-{threads}").execute(6)
     finally:
         done.set()
@@ -228,13 +225,7 @@ def test_any_checkpoint_gives_back_what_the_arrays_were(small, program, kills):
     expected.clear()
     dying.update(number for number in kills if number < len(program))
     name = f"arrays-{next(names)}"
-    while True:
-        vars(_process.memory).update(vars(_process.Memory()))
-        try:
-            run = play.options(store="memory:", run_id=name).execute(program)
-        except Killed:
-            continue
-        break
+    run = played_to_the_end(lambda: play.options(store="memory:", run_id=name).execute(program))
     found = 0
     for checkpoint in run.checkpoints:
         assert checkpoint.verified
@@ -288,7 +279,7 @@ def test_a_damaged_buffer_is_never_restored(scheme, tmp_path):
         run = stepwise.get_run("damaged", store=f"{scheme}:{tmp_path}/s")
         assert not any(checkpoint.verified for checkpoint in run.checkpoints)
         assert not run.verify().ok
-        vars(_process.memory).update(vars(_process.Memory()))
+        forget_process()
         run = where.execute(2 * MB, 5, False)
         assert run.result == keep.__wrapped__(2 * MB, 0, False)
         assert run.resumed_from_step == 0
