@@ -3,6 +3,7 @@
 - An exception whose class has an ``__init__`` of its own: pickle would call that with the final
   ``args``, which is an error or says things twice (``error: error: no``).
 - A numpy view: pickle would make a copy of it, which no longer shares memory with what it views.
+  (One that can be written of an array that cannot comes back as one that cannot, too.)
 - A view of a dictionary, and an iterator over its values or items: pickle would make a copy, which
   no longer follows the dictionary.
 - A match of a regular expression; a generator, a coroutine, a task or a future that has ended.

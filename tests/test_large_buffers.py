@@ -196,8 +196,8 @@ def change(operation, at, size, arrays):
         arrays.append(array[: 1 + len(array) // 2])
     elif operation == "drop":
         arrays[:] = arrays[1:]
-    elif operation == "fix":
-        array.flags.writeable = False
+    elif operation == "fix" and sum(numpy.shares_memory(array, each) for each in arrays) == 1:
+        array.flags.writeable = False  # a view that could still be written would come back fixed
     elif operation == "swap":
         arrays.reverse()
 
