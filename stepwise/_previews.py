@@ -13,23 +13,29 @@ __all__ = ["preview", "preview_arguments"]
 _SHORT = frozenset({type(None), bool, float})
 _SMALL = 10**18
 _TEXT = 80  # characters of a text, and of an argument
+_INNER_TEXT = 40  # of one in something else
 
 
 class _Repr(reprlib.Repr):
-    """``reprlib``, with the large and the address-bearing kept short."""
+    """``reprlib``, with the large and the address-bearing kept short.
 
-    def __init__(self) -> None:
+    Args:
+        text: characters of a text.
+    """
+
+    def __init__(self, text: int) -> None:
         super().__init__()
         self.maxlevel = 4
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
         self.maxdict = 8
-        self.maxstring = self.maxother = _TEXT
+        self.maxstring = text
+        self.maxother = _TEXT
         self.maxlong = 40
 
     def repr1(self, x: Any, level: int) -> str:
         kind = type(x)  # what follows is many times as fast as the inherited way to it
         if kind is str:
-            if len(x) <= _TEXT and len(text := repr(x)) <= _TEXT:
+            if len(x) <= self.maxstring and len(text := repr(x)) <= self.maxstring:
                 return text
         elif kind in _SHORT or (kind is int and -_SMALL < x < _SMALL):
             return repr(x)
@@ -100,12 +106,13 @@ _FORMS: dict[type, Callable[[_Repr, Any, int], str]] = {
     list: _Repr.repr_list,
     tuple: _Repr.repr_tuple,
 }
-_repr = _Repr()
+_alone, _inside = _Repr(_TEXT), _Repr(_INNER_TEXT)
 
 
 def preview(value: object, limit: int = 200) -> str:
     """``repr(value)``, shortened to ``limit`` characters; never raises."""
-    text = _repr.repr1(value, _repr.maxlevel)
+    short = _alone if type(value) is str else _inside
+    text = short.repr1(value, short.maxlevel)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
