@@ -112,6 +112,7 @@ class References:
         self._lists: dict[int, _LongList] = {}
         self._found: list[list[Any]] = []
         self._elsewhere: dict[int, list[Any]] = {}  # found, but not pickled: of a client, say
+        self._ends: set[int] = set()  # ids of the lists found and of what they begin and end with
         self._leaves: dict[int, Any] = {}
         self._apart: set[int] = set()
         self._used = Names()
@@ -134,13 +135,13 @@ class References:
         values, arguments = list(values), list(arguments)
         self._apart = {*map(id, arguments), *ids_of_made()}  # these are made anew
         self._known.update(self._apart)
-        leaves = self._find([*values, *arguments])
+        leaves, lists = self._find([*values, *arguments])
+        self._apart.update(id(found) for found in lists if len(found) >= _LONG)
+        self._found = self._met_again(lists)
         before, self._lists = self._lists, {}
-        self._found = [found for found in self._found if id(found) not in self._elsewhere]
-        long = [found for found in self._found if len(found) >= _LONG]
-        self._apart.update(map(id, long))
-        for found in long:
-            self._split(found, before.get(id(found)))
+        for found in self._found:
+            if len(found) >= _LONG:
+                self._split(found, before.get(id(found)))
         for leaf in leaves:
             if id(leaf) in self._leaves or len(leaf) > _LARGEST:
                 self._known.make([leaf], self._apart)
@@ -152,11 +153,29 @@ class References:
         self._known.clear()
         self._used, self._buffers = Names(), []
         self._lists.clear()
+        self._ends.clear()
         self._leaves.clear()
         self._meeting.clear()
 
-    def _find(self, values: Iterable[Any]) -> list[Any]:
-        """Look for lists that may be long, not too deeply; the large leaves that were met."""
+    def _met_again(self, lists: list[list[Any]]) -> list[list[Any]]:
+        """Those that, or some of whose items, were there at the last checkpoint.
+
+        To take a list apart costs several times what writing it does (measured), and much of what a
+        program makes anew for each step is never met again.
+        """
+        met, self._ends = self._ends, set()
+        for each in lists:
+            self._ends.update(map(id, (each, *each[:_GROUP], *each[-_GROUP:])))
+        return [
+            each
+            for each in lists
+            if id(each) in met
+            or not met.isdisjoint(map(id, each))
+            or self._known.chunks_in(each, 0)
+        ]
+
+    def _find(self, values: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
+        """Look, not too deeply, for large leaves and for lists that may be long."""
         leaves: dict[int, Any] = {}
         lists: dict[int, list[Any]] = {}
         waiting = deque(values)
@@ -180,8 +199,8 @@ class References:
                     waiting.extend(value.values())
             elif cls in _ITERATORS or (cls.__module__ != "builtins" and not issubclass(cls, type)):
                 waiting.extend(gc.get_referents(value))  # attributes, without asking the object
-        self._found = list(lists.values())
-        return list(leaves.values())
+        found = [each for each in lists.values() if id(each) not in self._elsewhere]
+        return list(leaves.values()), found
 
     def _split(self, value: list[Any], before: _LongList | None, *, heavy: bool = False) -> bool:
         """Take a list apart into chunks and what is between them; whether a chunk was made."""

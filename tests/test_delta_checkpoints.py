@@ -310,6 +310,55 @@ def test_long_lists_are_kept_apart():
         assert checkpoint.size < 30_000
 
 
+def made_from(number):
+    return [{"number": number, "at": at, "text": f"{number} {at}" * 20} for at in range(100)]
+
+
+@workflow(**ALL)
+def make_anew(count):
+    found = []
+    for number in range(count):
+        found = made_from(tick(number))
+    return len(found)
+
+
+def test_a_list_that_is_made_anew_is_written_as_it_is():
+    """A long list that no second checkpoint meets is not taken apart into chunks."""
+    run = make_anew.options(store="memory:").execute(20)
+    assert objects(run, "chunk/") == []
+    for number in range(20):
+        assert run.locals(at=number + 1)["found"] == made_from(number)
+
+
+@workflow(**ALL)
+def replace(how, count):
+    heard = made_from(tick(0))
+    for number in range(1, count):
+        if how == "grows":
+            heard = [*heard, {"number": tick(number), "text": f"{number}" * 100}]
+        elif how == "slides":
+            heard = [*heard[3:], {"number": tick(number), "text": f"{number}" * 100}]
+        else:
+            tick(number)
+    return len(heard)
+
+
+@pytest.mark.parametrize("how", ["stays", "grows", "slides"])
+def test_a_list_that_is_met_again_is_not_written_a_third_time(how):
+    """A long list is put into chunks by the second checkpoint, also if its items are in another."""
+    run = replace.options(store="memory:").execute(how, 20)
+    sizes = [checkpoint.size for checkpoint in run.checkpoints]
+    items = sum(len(each["text"]) for each in made_from(0))
+    assert sizes[0] > items
+    assert max(sizes[1:]) < items / 2
+    expected = made_from(0)
+    for number in range(1, 20):
+        if how != "stays":
+            expected = [*expected, {"number": number, "text": f"{number}" * 100}]
+        expected = expected[3:] if how == "slides" else expected
+    assert run.locals()["heard"] == expected
+
+
 @workflow(**ALL)
 def hold(size):
     text = think(1)["content"] * size
