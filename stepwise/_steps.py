@@ -27,7 +27,7 @@ from stepwise._mutation import Watch
 from stepwise._operations import Core
 from stepwise._perform import perform
 from stepwise._records import Call
-from stepwise._run import ActiveRun, Scope, current_scope, live_runs
+from stepwise._run import ActiveRun, Scope, current_scope
 from stepwise._unseen import warn_if_unseen
 from stepwise.errors import ConfigurationError
 
@@ -130,8 +130,7 @@ class Step:
         """Call the function: recorded inside a run, plainly outside."""
         scope = current_scope()
         if scope is None:
-            if live_runs:
-                warn_if_unseen(self.what)
+            warn_if_unseen(self.what)
             return self.function(*args, **kwargs)
         return drive(self.core(scope, args, kwargs)).unwrap()
 
@@ -139,8 +138,7 @@ class Step:
         """Await the coroutine function: recorded inside a run, plainly outside."""
         scope = current_scope()
         if scope is None:
-            if live_runs:
-                warn_if_unseen(self.what)
+            warn_if_unseen(self.what)
             return await self.function(*args, **kwargs)
         from stepwise._adrive import adrive  # a synchronous program does not load asyncio
 

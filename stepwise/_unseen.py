@@ -5,6 +5,9 @@ Imports: run, flows, threads, tasks, notices.
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +15,7 @@ from contextlib import contextmanager
 from stepwise import _tasks
 from stepwise._flows import Worker
 from stepwise._notices import warn
-from stepwise._run import Scope, live_runs, scope_variable
+from stepwise._run import IN_RUN, Scope, live_runs, scope_variable
 from stepwise._threads import Carrier
 from stepwise.errors import UnrecordedCallWarning
 
@@ -31,13 +34,35 @@ carrier = Carrier(scope_variable, _begin_thread)
 _NOWHERE = object()
 
 
+@functools.cache
+def _works_for_a_run() -> bool:
+    """Whether this is a worker process that was started (not forked) while a run was in progress.
+
+    The ``spawn`` and the ``forkserver`` method of multiprocessing pass nothing on but the
+    environment.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    parent = processes.parent_process() if processes is not None else None
+    return parent is not None and os.environ.get(IN_RUN) == str(parent.pid)
+
+
 def warn_if_unseen(what: str) -> None:
     """A step is called where no run is visible: say so, if it may belong to one in progress.
 
     In a task it does not: tasks inherit the context.  Nor in a thread that was started outside
     (there the variable is set, to ``None``).  That leaves threads that were there before the run,
-    and calls in an emptied context.
+    calls in an emptied context, and worker processes.
     """
+    if _works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
+        warn(
+            f"{what} was called in a worker process, while a run is in progress in the process "
+            "that started this one: it ran without being recorded. Call it there, in tasks or "
+            "threads, or make one step of all that the worker does; if it does not belong to the "
+            "run, put it under `with stepwise.background():`",
+            UnrecordedCallWarning,
+        )
+    if not live_runs:
+        return
     here = threading.get_ident()
     for run in list(live_runs):
         if run.thread == here or (

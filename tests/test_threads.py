@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -258,7 +259,7 @@ def test_no_checkpoint_once_the_run_has_stopped():
         assert all(each.step <= 1 for each in run.checkpoints)
 
 
-# -- forks ---------------------------------------------------------------------------------------
+# -- processes -----------------------------------------------------------------------------------
 
 
 def test_a_step_in_a_forked_child_raises():
@@ -277,6 +278,51 @@ def test_a_step_in_a_forked_child_raises():
 
     assert agent() == (42, 20)
     assert names() == ["fetch"]
+
+
+WORKERS = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+import stepwise
+
+@stepwise.step
+def fetch(n):
+    return n * 10
+
+def unseen(n):
+    with stepwise.background():
+        return fetch(n)
+
+def in_workers(function, method):
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return list(pool.map(function, [1, 2]))
+
+@stepwise.workflow
+def agent(function, method):
+    return in_workers(function, method)
+
+if __name__ == "__main__":
+    method, where = sys.argv[1:]
+    if where == "outside":
+        print(in_workers(fetch, method))
+    else:
+        print(agent(unseen if where == "background" else fetch, method))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(("where", "warned"), [("run", 1), ("background", 0), ("outside", 0)])
+def test_a_step_in_a_worker_process_is_not_recorded(tmp_path, method, where, warned):
+    """A step that a run sends to a process of its own warns that nothing records it there."""
+    program = tmp_path / "program.py"
+    program.write_text(WORKERS)
+    ended = subprocess.run(
+        [sys.executable, program, method, where], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "[10, 20]\n"
+    told = "UnrecordedCallWarning: step 'fetch' was called in a worker process"
+    assert ended.stderr.count(told) == warned
 
 
 # -- one owner -----------------------------------------------------------------------------------
