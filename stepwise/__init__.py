@@ -46,7 +46,7 @@ The map, each layer importing only from those above it::
     _runs _listing _context        looking at runs; finding them; current_step
     _going_on                      an attempt takes over from those before it
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
-    _reports _opened               what is told of it; a run that was taken up
+    _renamed _reports _opened      under another name; what is told of it; a run that was taken up
     _lifecycle _execute            how it is taken up; how it is executed
     _invoke _workflow              a call of a workflow; @workflow
     _demo                          what the command line demonstrates

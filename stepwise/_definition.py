@@ -18,7 +18,14 @@ from stepwise._identity import Key, Parameters
 from stepwise._notices import warn
 from stepwise._resume import CheckpointPolicy
 from stepwise.errors import RunWarning
-from stepwise.rewrite import Rewritten, Source, UnsupportedError, build, capture
+from stepwise.rewrite import (
+    Rewritten,
+    Source,
+    UnsupportedError,
+    build,
+    capture,
+    fingerprint,
+)
 
 __all__ = ["Definition", "Options"]
 
@@ -126,6 +133,12 @@ class Definition:
     def returns(self) -> Any:
         """The type that the function is annotated to return."""
         return returned_type(self.function)
+
+    @property
+    def code(self) -> str:
+        """Fingerprint of what it executes; empty without source."""
+        node = self.source.node()
+        return fingerprint(node) if node is not None else ""
 
     @property
     def full_name(self) -> str:

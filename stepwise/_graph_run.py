@@ -119,6 +119,7 @@ class Execution:
                 label=self.graph.name,
                 function=Execution.run,
                 source=Source("", "", 0, []),
+                code=self.graph.fingerprint,
                 bound={"goal": self.goal, "input_data": self.data},
                 instance=None,
                 digest=digest,
@@ -126,7 +127,6 @@ class Execution:
                 run_id=run_id,
                 explicit=explicit,
                 fsync=True,
-                structure=self.graph.fingerprint,
             )
         )
 

@@ -33,6 +33,7 @@ from stepwise._perform import perform
 from stepwise._process import Given, memory
 from stepwise._progress import Display
 from stepwise._records import Call
+from stepwise._renamed import is_call_of
 from stepwise._resume import Body
 from stepwise._run import ActiveRun, Scope, current_scope
 from stepwise._surroundings import Surroundings
@@ -100,6 +101,7 @@ class _Call:
                 label=self.workflow.label,
                 function=self.workflow.function,
                 source=self.workflow.source,
+                code=self.workflow.code,
                 bound=self.bound,
                 instance=self.instance,
                 digest=self.arguments_digest,
@@ -172,8 +174,9 @@ class _TopLevel(_Call):
         if run_id in ("", self.base, memory.resumed) or ordinal.isdecimal():
             return False
         facts = facts_of(self.store, seal_for(self.store), run_id)
-        wanted = self.workflow.full_name, self.arguments_digest
-        return facts is not None and (facts.workflow, facts.digest) == wanted
+        return facts is not None and is_call_of(
+            facts, self.workflow.full_name, self.arguments_digest, self.workflow.code
+        )
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.display is not None:

@@ -2,7 +2,7 @@
 
 :func:`open_run` gives either what a completed run returned or the run to execute.
 
-Imports: run, runs, opened, resume, mutation, journal, origin.
+Imports: run, renamed, runs, opened, resume, mutation, journal, origin.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stepwise._pieces import Data
 from stepwise._previews import preview_arguments
 from stepwise._process import command as process_command
 from stepwise._records import Ended, RunFacts, Started
+from stepwise._renamed import is_call_of
 from stepwise._reports import tell_of_unfinished
 from stepwise._resume import Body, CheckpointPolicy
 from stepwise._run import ActiveRun, live_runs
@@ -35,7 +36,7 @@ from stepwise.errors import (
     RunConflictError,
     RunOwnedError,
 )
-from stepwise.rewrite import Points, Rewritten, Source, fingerprint
+from stepwise.rewrite import Points, Rewritten, Source
 from stepwise.stores import Store
 
 __all__ = ["Invocation", "Recall", "open_run"]
@@ -62,8 +63,8 @@ class Invocation(NamedTuple):
         arguments_changed: by an attempt that stopped, in this process.
         compensates: its side effects are undone when it fails.
         codec: how its values are recorded; see :class:`stepwise._codec.Codec`.
+        code: fingerprint of what it executes; empty if that is not known.
         cut_off: a crash came before its caller acted on how it ended, if it ended.
-        structure: fingerprint of what it executes, where that is no function.
     """
 
     name: str
@@ -86,18 +87,12 @@ class Invocation(NamedTuple):
     compensates: bool = False
     cut_off: bool = False
     codec: str = ""
-    structure: str = ""
+    code: str = ""
 
     @property
     def returns(self) -> Any:
         """The type that the function is annotated to return."""
         return returned_type(self.function)
-
-    @property
-    def code(self) -> str:
-        """Fingerprint of what it executes; empty without source."""
-        node = None if self.structure else self.source.node()
-        return fingerprint(node) if node is not None else self.structure
 
 
 class Recall(NamedTuple):
@@ -185,7 +180,7 @@ def _has_changed(call: Invocation, code: str) -> bool:
 
 
 def _check_conflict(call: Invocation, facts: RunFacts) -> None:
-    if (facts.workflow, facts.digest) == (call.name, call.digest):
+    if is_call_of(facts, call.name, call.digest, call.code):
         return
     given = f"{call.label}({preview_arguments(call.bound)})"
     recorded = f"{facts.label}({facts.arguments})"
@@ -253,8 +248,6 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
 def _start(
     call: Invocation, journal: Journal, arguments: bytes
 ) -> tuple[RunFacts, tuple[Started, Data]]:
-    if call.parent is None:
-        tell_of_unfinished(call.store, journal.seal, call.name, call.run_id)
     now = time.time()
     facts = RunFacts(
         run_id=call.run_id,
@@ -269,6 +262,8 @@ def _start(
         created_at=now,
         updated_at=now,
     )
+    if call.parent is None:
+        tell_of_unfinished(call.store, journal.seal, facts, call.function.__module__)
     command, cwd = process_command() if call.parent is None else ((), "")
     started = Started(
         workflow=call.name,

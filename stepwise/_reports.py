@@ -1,14 +1,18 @@
 """What is said when a run begins beside another, or ends without meeting what is recorded.
 
-Imports: run, summary, heads, notices.
+Imports: run, renamed, summary, heads, notices.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 
 from stepwise._heads import open_head
 from stepwise._notices import notice, warn
+from stepwise._records import RunFacts
+from stepwise._renamed import was_moved, was_renamed
 from stepwise._run import ActiveRun
 from stepwise._seal import Seal
 from stepwise._summary import course_of
@@ -18,26 +22,61 @@ from stepwise.stores import Store
 __all__ = ["report_unused", "tell_of_unfinished"]
 
 
-def tell_of_unfinished(store: Store, seal: Seal, workflow: str, run_id: str) -> None:
-    """A new run starts beside an unfinished one of the same workflow: that may be a mistake."""
-    unfinished = [
-        facts
-        for head in store.heads(seal.index(workflow), unfinished=True)
-        if (facts := open_head(seal, head)) is not None
-        and not facts.parent
-        and store.owner(facts.run_id) is None
-    ]
-    if not unfinished:
-        return
-    newest = max(unfinished, key=lambda facts: facts.updated_at)
-    effects = Counter(course_of(store, seal, newest).effects)
+def tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
+    """A new run starts beside an unfinished one of the same workflow: that may be a mistake.
+
+    Or beside one of a workflow that is gone, with the same arguments: perhaps it was renamed.
+
+    Args:
+        module: that of the workflow.
+    """
+    unfinished = list(_unfinished(store, seal, new.workflow))
+    if unfinished:
+        newest = max(unfinished, key=lambda facts: facts.updated_at)
+        more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
+        notice(
+            f"{new.run_id} starts; unfinished beside it: {_told(store, seal, newest)}{more}. "
+            "Same arguments would resume it; stepwise forget deletes it"
+        )
+    elif new.workflow not in _looked_for:
+        _looked_for.add(new.workflow)
+        _tell_of_renamed(store, seal, new, module)
+
+
+_looked_for: set[str] = set()  # workflows, under another name
+_FEW = 100  # runs that are looked at for that
+
+
+def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
+    for old in itertools.islice(_unfinished(store, seal, None), _FEW):
+        begins = f"{new.run_id} starts; unfinished: {_told(store, seal, old)} of"
+        place, _, label = old.workflow.rpartition(":")
+        if was_moved(old, new.workflow, new.digest, new.code):
+            notice(
+                f"{begins} the same code in {place}, which is there no more. To go on with that "
+                f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
+            )
+        elif was_renamed(old, new.digest, module):
+            notice(
+                f"{begins} a workflow {label!r}, which is not in {place} any more. If "
+                f"{new.label!r} is the same one, to go on with that run instead: "
+                f"@workflow(name={label!r})"
+            )
+
+
+def _unfinished(store: Store, seal: Seal, workflow: str | None) -> Iterator[RunFacts]:
+    """The unfinished runs of a workflow, or of all, that nobody executes and no run called."""
+    for head in store.heads(None if workflow is None else seal.index(workflow), unfinished=True):
+        facts = open_head(seal, head)
+        if facts is not None and not facts.parent and store.owner(facts.run_id) is None:
+            yield facts
+
+
+def _told(store: Store, seal: Seal, facts: RunFacts) -> str:
+    """A run as it was called, and the side effects that it had."""
+    effects = Counter(course_of(store, seal, facts).effects)
     told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
-    more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
-    notice(
-        f"{run_id} starts; unfinished beside it: {newest.run_id}({newest.arguments})"
-        f"{f' with side effects {told}' if told else ''}{more}. "
-        "Same arguments would resume it; stepwise forget deletes it"
-    )
+    return f"{facts.run_id}({facts.arguments}){f' with side effects {told}' if told else ''}"
 
 
 def report_unused(active: ActiveRun) -> None:

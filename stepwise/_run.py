@@ -45,7 +45,7 @@ from stepwise.errors import OutsideRunError, RunStopped
 if TYPE_CHECKING:
     from stepwise._event import Kind
 
-__all__ = ["IN_RUN", "ActiveRun", "Scope", "current_scope", "live_runs", "scope_variable"]
+__all__ = ["ActiveRun", "Scope", "current_scope", "live_runs", "scope_variable"]
 
 
 class Scope(NamedTuple):
@@ -76,8 +76,6 @@ _ENDED: dict[StepStatus, Kind] = {
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
-IN_RUN = "STEPWISE_IN_RUN"
-"""Set while there are any, to this process: its worker processes inherit it."""
 
 
 class WatchesSteps(Protocol):
@@ -135,8 +133,6 @@ class ActiveRun:
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
         self._pid = os.getpid()
-        if not live_runs:
-            os.environ[IN_RUN] = str(self._pid)
         live_runs.add(self)
 
     @property
@@ -397,8 +393,6 @@ class ActiveRun:
         self.ended = True
         self.executor = None
         live_runs.discard(self)
-        if not live_runs:
-            os.environ.pop(IN_RUN, None)
         _grown.forget()  # its lists
         self._locator.close()
         self.lease.release()

@@ -1,4 +1,4 @@
-"""Threads that a run's code starts belong to the run.
+"""Threads that a run's code starts belong to the run; worker processes know of it.
 
 ``asyncio.to_thread`` carries context variables over; ``threading.Thread`` and
 ``ThreadPoolExecutor.submit`` do not (before Python 3.14's ``thread_inherit_context``), and a step
@@ -7,18 +7,31 @@ carry one variable over: which run and step they were called in (``None`` for ou
 The run is told when they begin and end.  Nothing else of theirs changes, and with the last run they
 are themselves again.
 
-Imports nothing of ours.
+A worker process that is started anew (``spawn``, ``forkserver``) inherits nothing but the
+environment, which says meanwhile that there is a run.  Imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-__all__ = ["Carrier"]
+__all__ = ["Carrier", "works_for_a_run"]
+
+_IN_RUN = "STEPWISE_IN_RUN"  # the process in which a run is in progress
+
+
+@functools.cache
+def works_for_a_run() -> bool:
+    """Whether this is a worker process that was started anew while a run was in progress."""
+    processes = sys.modules.get("multiprocessing.process")
+    parent = processes.parent_process() if processes is not None else None
+    return parent is not None and os.environ.get(_IN_RUN) == str(parent.pid)
 
 
 class Told(Protocol):
@@ -53,6 +66,7 @@ class Carrier:
 
         with self._mutex:
             self._users += 1
+            os.environ[_IN_RUN] = str(os.getpid())
             if not self._installed:
                 self._installed = [
                     _Wrapped(threading.Thread, "start", self._start),
@@ -62,6 +76,8 @@ class Carrier:
     def __exit__(self, *exception: object) -> None:
         with self._mutex:
             self._users -= 1
+            if self._users == 0:
+                os.environ.pop(_IN_RUN, None)
             # Where somebody wrapped it after us, ours stays below his, and idle.
             if self._users == 0 and all(each.on_top for each in self._installed):
                 for each in self._installed:

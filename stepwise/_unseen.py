@@ -5,9 +5,6 @@ Imports: run, flows, threads, tasks, notices.
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +12,8 @@ from contextlib import contextmanager
 from stepwise import _tasks
 from stepwise._flows import Worker
 from stepwise._notices import warn
-from stepwise._run import IN_RUN, Scope, live_runs, scope_variable
-from stepwise._threads import Carrier
+from stepwise._run import Scope, live_runs, scope_variable
+from stepwise._threads import Carrier, works_for_a_run
 from stepwise.errors import UnrecordedCallWarning
 
 __all__ = ["background", "carrier", "warn_if_unseen"]
@@ -34,18 +31,6 @@ carrier = Carrier(scope_variable, _begin_thread)
 _NOWHERE = object()
 
 
-@functools.cache
-def _works_for_a_run() -> bool:
-    """Whether this is a worker process that was started (not forked) while a run was in progress.
-
-    The ``spawn`` and the ``forkserver`` method of multiprocessing pass nothing on but the
-    environment.
-    """
-    processes = sys.modules.get("multiprocessing.process")
-    parent = processes.parent_process() if processes is not None else None
-    return parent is not None and os.environ.get(IN_RUN) == str(parent.pid)
-
-
 def warn_if_unseen(what: str) -> None:
     """A step is called where no run is visible: say so, if it may belong to one in progress.
 
@@ -53,7 +38,7 @@ def warn_if_unseen(what: str) -> None:
     (there the variable is set, to ``None``).  That leaves threads that were there before the run,
     calls in an emptied context, and worker processes.
     """
-    if _works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
+    if works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
         warn(
             f"{what} was called in a worker process, while a run is in progress in the process "
             "that started this one: it ran without being recorded. Call it there, in tasks or "

@@ -243,7 +243,7 @@ class Workflow(_Offers[P, R], FunctionWrapper):
         ):
             return name if found is self else (_with_options, (found, options))
         place = self.definition.place if module in ("__main__", "__mp_main__") else ""
-        return _rebuild, (function, options, place)
+        return _rebuild, (self.__wrapped__, options, place)
 
 
 def _pickled_by_value() -> bool:
@@ -256,8 +256,8 @@ def _pickled_by_value() -> bool:
     return False
 
 
-def _rebuild(function: Callable[..., Any], options: Options, place: str) -> Any:
-    return Workflow(function, Definition(function, options, place=place))
+def _rebuild(wrapped: Any, options: Options, place: str) -> Any:
+    return Workflow(wrapped, Definition(_unbound(wrapped), options, place=place))
 
 
 def _with_options(found: Any, options: Options) -> Any:
@@ -278,8 +278,13 @@ def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
         held = vars(base).get(function.__name__)
         if isinstance(held, classmethod):
             found = held.__func__
-            return isinstance(found, Workflow) and found.definition.function is function
+            return isinstance(found, Workflow) and _is_copy(found.definition.function, function)
     return False
+
+
+def _is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions are one: a class that is pickled by value may come more than once."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def _class_of(function: Callable[..., Any]) -> Any:

@@ -158,12 +158,14 @@ def test_nothing_to_resume(killed):
 
 
 def test_a_program_that_is_gone(killed):
-    """Where the script is gone, its interpreter's complaint and exit code are passed on."""
+    """Where the script is gone, that is said, and how to go on with it from another place."""
     crashed = killed()
-    os.remove(crashed.program.command[-2])
+    script = crashed.program.command[-2]
+    os.remove(script)
     done = process("resume", crashed.id)
-    assert done.returncode == 2
-    assert f"{crashed.id} is crashed after the program ended" in done.stderr
+    assert done.returncode == 1
+    assert f"{script} is gone" in done.stderr
+    assert f"STEPWISE_RESUME={crashed.id}" in done.stderr
 
 
 def test_a_program_that_calls_something_else(killed):

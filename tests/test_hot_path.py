@@ -3,6 +3,7 @@
 A checkpoint on its way into the database has no transaction of its own, and yet is never lost.
 """
 
+import contextlib
 import inspect
 import os
 
@@ -16,15 +17,16 @@ OWNER = Owner(os.getpid(), "here", 0.0)
 
 
 @pytest.fixture
-def path(tmp_path):
-    """The folder of a store."""
-    return str(tmp_path / "store")
+def opened(tmp_path):
+    """Gives a store in one folder, as each process has its own."""
+    with contextlib.ExitStack() as stores:
+        yield lambda: stores.enter_context(contextlib.closing(DiskStore(str(tmp_path / "store"))))
 
 
 @pytest.fixture
-def written(path):
+def written(opened):
     """A store in which a run has one object that no transaction has taken along."""
-    store = DiskStore(path)
+    store = opened()
     epoch = store.acquire("run", OWNER)
     store.write("run", epoch, Batch(records=((1, b"first"),)))
     store.write("run", epoch, Batch(put={"checkpoint/1": b"one"}, durable=False))
@@ -42,9 +44,9 @@ def test_costs_no_transaction(written):
     assert not any("checkpoint" in key for key in rows(store))
 
 
-def test_is_seen_by_its_owner_and_by_others(written, path):
+def test_is_seen_by_its_owner_and_by_others(written, opened):
     """An object is there as soon as it was written, for this process and for any other."""
-    for store in (written[0], DiskStore(path)):
+    for store in (written[0], opened()):
         assert store.names("run", "checkpoint/") == ["checkpoint/1"]
         assert store.get("run", "checkpoint/1") == b"one"
 
@@ -57,10 +59,10 @@ def test_goes_with_the_next_record(written):
     assert store.get("run", "checkpoint/1") == b"one"
 
 
-def test_survives_its_process(written, path):
+def test_survives_its_process(written, opened):
     """What a killed process had not taken into the database, the next owner finds and keeps."""
     written[0].release("run", written[1])
-    store = DiskStore(path)
+    store = opened()
     epoch = store.acquire("run", OWNER)
     assert store.get("run", "checkpoint/1") == b"one"
     store.write("run", epoch, Batch(put={"checkpoint/2": b"two"}, durable=False))
@@ -86,11 +88,11 @@ def test_pruning_goes_along(written):
     assert store.names("run") == ["checkpoint/2"]
 
 
-def test_an_older_owner_changes_nothing(written, path):
+def test_an_older_owner_changes_nothing(written, opened):
     """Who has lost the lease is refused, for an object as for a record."""
     store, epoch = written
     store.release("run", epoch)
-    other = DiskStore(path)
+    other = opened()
     other.acquire("run", OWNER)
     for batch in (Batch(put={"checkpoint/9": b"nine"}, durable=False), Batch(((2, b"second"),))):
         with pytest.raises(LeaseLostError):

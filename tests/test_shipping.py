@@ -179,6 +179,11 @@ class Agent:
     def flow_of_class(cls, x):
         return cls.made(x)
 
+    @workflow
+    @classmethod
+    def run_of_class(cls, x):
+        return cls.made(x)
+
 @workflow
 def flow(x):
     return think(x), send(x)
@@ -197,7 +202,8 @@ shipped = {
     "lambda": step(lambda x: x), "partial": functools.partial(think),
     "bound step": agent.ask, "class step": Agent.made, "static tool": Agent.plain,
     "workflow": flow, "async workflow": aflow, "bound workflow": agent.flow,
-    "class workflow": Agent.flow_of_class, "options": flow.options(run_id="chosen"),
+    "class workflow": Agent.flow_of_class, "run of class": Agent.run_of_class,
+    "options": flow.options(run_id="chosen"),
     "bound options": agent.flow.options(run_id="chosen bound"),
     "box": Box(think), "agent": agent, "class": Agent, "tools": [think, send, agent.ask],
 }
@@ -235,7 +241,7 @@ for name, function in got.items():
         said[name] = asyncio.run(acall(name, function))
     else:
         said[name] = call(name, function)
-for name in ("workflow", "bound workflow", "class workflow", "options", "bound options"):
+for name in ("workflow", "bound workflow", "run of class", "options", "bound options"):
     run = got[name].execute(1)
     said[f"{name} alone"] = run.result, [step.name for step in run.steps]
     said[f"{name} id"] = run.id
@@ -310,6 +316,7 @@ def test_tools_in_another_process(shipped, what):
         ("bound options", [[7, 1], ["thought", 1]], "Agent.flow"),
         ("flow of agent", [[7, 1], ["thought", 1]], "Agent.flow"),
         ("class workflow", ["Agent", 1], "Agent.flow_of_class"),
+        ("run of class", ["Agent", 1], "Agent.run_of_class"),
     ],
 )
 def test_workflows_in_another_process(shipped, what, value, name):
@@ -322,7 +329,7 @@ def test_workflows_in_another_process(shipped, what, value, name):
     [
         ("workflow", [["thought", 1], ["sent", 1]], ["think", "send"]),
         ("bound workflow", [[7, 1], ["thought", 1]], ["Agent.ask", "think"]),
-        ("class workflow", ["Agent", 1], ["Agent.made"]),
+        ("run of class", ["Agent", 1], ["Agent.made"]),
     ],
 )
 def test_runs_in_another_process(shipped, what, value, names):

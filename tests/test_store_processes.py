@@ -180,9 +180,10 @@ def interrupted(value):
 
 
 FORK = """
-import os, sys, threading, traceback
+import os, sys, threading, traceback, warnings
 from stepwise.stores import Batch, Owner, open_store
 
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
 store = open_store(sys.argv[1])
 epoch = store.acquire("parent", Owner(os.getpid(), "", 0))
 written = [0]
@@ -241,7 +242,8 @@ def test_fork_while_a_thread_writes(start, store, tally):
 
 
 MEMORY_FORK = """
-import os, signal, sys, threading
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
 from stepwise.stores.memory import MemoryStore
 store = MemoryStore()
 inside, go_on = threading.Event(), threading.Event()

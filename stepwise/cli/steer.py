@@ -91,9 +91,11 @@ def _command_of(run: Run) -> tuple[tuple[str, ...], str]:
     """The command that starts the program of a run, and the folder to start it in."""
     program = run.program
     command, folder = (program.command, program.cwd) if program is not None else ((), "")
-    if not command and program is not None and run.workflow.startswith(f"{program.file}:"):
-        command, folder = (sys.executable, program.file), os.path.dirname(program.file)
-    missing = [part for part in (*command[:1], folder) if not os.path.exists(part)]
+    script = program.file if program and run.workflow.startswith(f"{program.file}:") else ""
+    if script and not command:
+        command, folder = (sys.executable, script), os.path.dirname(script)
+    needed = (*command[:1], folder, *([script] if script else []))
+    missing = [part for part in needed if not os.path.exists(part)]
     if command and not missing:
         return command, folder
     why = f"{missing[0]} is gone" if command else "it was not started by a command line"

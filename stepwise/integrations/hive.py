@@ -115,7 +115,7 @@ class _Recorded:
                 run_id=self._run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
                 explicit=self._run_id is not None,
                 fsync=True,
-                structure=_structure(graph),
+                code=_structure(graph),
             )
         )
         if isinstance(opened, Recall):

@@ -47,8 +47,12 @@ class Transactions:
             self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
         connection.text_factory = _text
-        for setting in (*_SETTINGS, *self.settings):
-            connection.execute(f"PRAGMA {setting}")
+        try:
+            for setting in (*_SETTINGS, *self.settings):
+                connection.execute(f"PRAGMA {setting}")
+        except BaseException:
+            connection.close()
+            raise
         self._level = 0  # it has not been told
         return connection
 
