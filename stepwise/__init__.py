@@ -61,6 +61,7 @@ The map, each layer importing only from those above it::
     _notebook_run _notebook_steps  cells as steps of the notebook's run; the magic that makes them
     integrations                   their own classes, for users of agent frameworks
     testing cli notebook           for users' tests; the command line; magics for notebooks
+    __main__                       python -m stepwise
 """
 
 from __future__ import annotations

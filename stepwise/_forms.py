@@ -6,7 +6,8 @@
   (One that can be written of an array that cannot comes back as one that cannot, too.)
 - A view of a dictionary, and an iterator over its values or items: pickle would make a copy, which
   no longer follows the dictionary.
-- A match of a regular expression; a generator, a coroutine, a task or a future that has ended.
+- A match of a regular expression; a generator, a coroutine, a task, a future or a thread that has
+  ended.
 - The running event loop; a semaphore, an event or a queue of asyncio that has met it: after a
   restart it is another one.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import threading
 import types
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Generator
@@ -134,6 +136,19 @@ def _ended_future(cls: Any, cancelled: bool, error: Any, result: Any) -> Any:
     return future
 
 
+def _thread(thread: threading.Thread) -> Any:
+    if thread.ident is None or thread.is_alive():
+        return NotImplemented
+    return _ended_thread, (thread.name, thread.daemon)
+
+
+def _ended_thread(name: str, daemon: bool) -> threading.Thread:  # noqa: FBT001
+    ended = threading.Thread(name=name, daemon=daemon)
+    ended.start()
+    ended.join()
+    return ended
+
+
 def _running_loop() -> Any:
     return sys.modules["asyncio"].get_running_loop()
 
@@ -229,6 +244,7 @@ _MADE: dict[Any, Any] = {
     **dict.fromkeys(_ITERATORS, _dict_iterator),
     types.MappingProxyType: _mapping_proxy,
     re.Match: _match,
+    threading.Thread: _thread,
     types.GeneratorType: _generator,
     types.CoroutineType: _coroutine,
     types.AsyncGeneratorType: _async_generator,

@@ -117,6 +117,15 @@ def test_limit():
     assert run("runs", "-n", "0").exit_code == 2
 
 
+def test_as_a_module():
+    """``python -m stepwise`` is the same command."""
+    command = [sys.executable, "-m", "stepwise", "show", "nothing"]
+    by_module = subprocess.run(command, capture_output=True, text=True, check=False)
+    by_name = process("show", "nothing")
+    assert by_module.returncode == by_name.returncode == 1
+    assert by_module.stderr == by_name.stderr != ""
+
+
 def test_empty_store():
     """An empty store is told on stderr, with its place; JSON is an empty list; neither fails."""
     result = run("runs")

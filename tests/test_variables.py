@@ -371,6 +371,20 @@ RULES = {
             work(2)
             return [found[1], found.span(), list(letters), seen]
     """,
+    "threads that have ended": """
+        @workflow
+        def run():
+            seen = []
+            threads = [threading.Thread(target=seen.append, args=(n,), name=f"t{n}") for n in "ab"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            work(1)
+            work(2)
+            alive = [each.is_alive() for each in threads]
+            return sorted(seen), alive, thread is threads[1], [each.name for each in threads]
+    """,
     "the event loop and what has ended in it": """
         import asyncio
 

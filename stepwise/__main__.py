@@ -1,0 +1,9 @@
+"""``python -m stepwise``: the command line, where its script is not on the path.
+
+Imports: cli.
+"""
+
+from stepwise.cli import run
+
+if __name__ == "__main__":
+    run()
