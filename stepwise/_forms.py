@@ -142,7 +142,7 @@ def _thread(thread: threading.Thread) -> Any:
     return _ended_thread, (thread.name, thread.daemon)
 
 
-def _ended_thread(name: str, daemon: bool) -> threading.Thread:  # noqa: FBT001
+def _ended_thread(name: str, daemon: bool) -> threading.Thread:
     ended = threading.Thread(name=name, daemon=daemon)
     ended.start()
     ended.join()
