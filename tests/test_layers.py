@@ -164,7 +164,7 @@ def test_nothing_imports_the_front_door():
 
 
 def test_the_top_does_not_import_itself():
-    """What is for users' tests, terminals and notebooks stands side by side, without imports."""
+    """Testing, command line and notebook stand side by side: none imports another."""
     (top,) = (row for row in layers() if "stepwise.cli" in row)
     assert [(a, b) for a in top for b in own(a) if b in top and b != a] == []
 

@@ -13,9 +13,12 @@ from typing import Any
 import click
 
 import stepwise
+from stepwise import _config
 from stepwise._listing import listed
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import age, ago, call_text, coloured
+from stepwise.stores import open_store
+from stepwise.stores._local import FolderStore
 
 
 @main.command()
@@ -111,6 +114,7 @@ def forget(run_id: str, step: str | None, *, yes: bool) -> None:
         )
     run.delete()
     click.echo(f"{run.id} is deleted")
+    _tell_free()
 
 
 @main.command(short_help="Delete old completed runs.")
@@ -145,3 +149,34 @@ def prune(seconds: float, *, keep: int, dry_run: bool) -> None:
     noun = "run" if len(old) == 1 else "runs"
     verb = "would be deleted" if dry_run else "deleted"
     click.echo(f"{len(old)} {noun} completed more than {seconds / 86400:g} days ago: {verb}")
+    _tell_free()
+
+
+_MUCH = 64 << 20  # bytes
+
+
+def _tell_free() -> None:
+    store = open_store(_config.store())
+    free = store.free() if isinstance(store, FolderStore) else 0
+    if free >= _MUCH:
+        click.echo(
+            f"{_megabytes(free)} are free in the store for later runs; to give them back to the "
+            "disk: stepwise compact",
+            err=True,
+        )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+@main.command(short_help="Give the space of deleted runs back to the disk.")
+@store_option
+def compact() -> None:
+    """Give the space that deleted runs left in the store back to the disk.
+
+    The disk must have as much free for a moment.  Runs may go on meanwhile; they wait for it.
+    """
+    store = open_store(_config.store())
+    freed = store.compact() if isinstance(store, FolderStore) else 0
+    click.echo(f"{store.url}: {_megabytes(freed)} given back")

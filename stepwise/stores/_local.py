@@ -300,6 +300,20 @@ class FolderStore(abc.ABC):
         if self._copy is not None:
             self._copy.close()
 
+    @_locked
+    def free(self) -> int:
+        """Bytes of the database that hold nothing; later runs fill them."""
+        return self._opened().free() if self._exists() else 0
+
+    @_locked
+    def compact(self) -> int:
+        """Give what the database has free back to the disk, which takes as much for a moment.
+
+        Returns:
+            how many bytes it was.
+        """
+        return self._opened().compact() if self._exists() else 0
+
     def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
         """Row by row, read page by page; nothing stays open between two pages."""
         cursor: Any = None

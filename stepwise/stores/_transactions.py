@@ -8,6 +8,7 @@ memory map, since a truncated file would be a SIGBUS.  Imports: values.
 from __future__ import annotations
 
 import functools
+import os
 import sqlite3
 
 from stepwise.stores._values import Values
@@ -77,6 +78,21 @@ class Transactions:
         if self._con.in_transaction:
             self._con.rollback()
             self.undo()
+
+    def free(self) -> int:
+        """Bytes of the database that hold nothing."""
+        free, size = (
+            self._con.execute(f"PRAGMA {each}").fetchone()[0]
+            for each in ("freelist_count", "page_size")
+        )
+        return int(free) * int(size)
+
+    def compact(self) -> int:
+        """Give them back to the disk, outside of a transaction; how many they were."""
+        before = os.path.getsize(self.file)
+        self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
+        self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return before - os.path.getsize(self.file)
 
     def undo(self) -> None:
         """What the transaction did beside the database is undone."""
