@@ -256,4 +256,5 @@ def test_a_read_only_disk(start, small_disk, kind):
         pytest.skip("cannot remount")
     with pytest.raises(StoreError) as caught:
         store.acquire("run2", ME)
+    store.close()
     assert caught.value.errno == errno.EROFS
