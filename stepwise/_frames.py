@@ -134,6 +134,7 @@ class WorkflowFrame(Frame):
                 self.values = load_values(self.loaded.payload, self.around, reader)
                 self.known.adopt(reader)
                 self.values.update(self.loaded.changes())
+                self.references.restored(self.values.values(), self.around.arguments.values())
             except Exception as error:
                 raise RestoreFailedError(f"{type(error).__name__}: {error}") from error
             blocks = place.rewritten.blocks

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepwise._trees import Watch, same, walk
 
-__all__ = ["LONG", "digest_grown", "forget"]
+__all__ = ["LONG", "digest_grown", "forget", "is_held"]
 
 LONG = 64
 """Items of a list that is worth it."""
@@ -82,6 +82,11 @@ def digest_grown(
         return grown.hash.digest()
     finally:
         _lock.release()
+
+
+def is_held(value: list[Any]) -> bool:
+    """Whether a list is one of those that are held here."""
+    return id(value) in _grown
 
 
 def forget() -> None:

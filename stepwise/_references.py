@@ -4,18 +4,20 @@ The pickler of the variables asks :meth:`References.identity` for every object. 
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
 pickle hands out as a buffer is offered to :meth:`References.takes`.
 
-Imports: known, chunks, trees, pieces, resources.
+Imports: known, chunks, grown, trees, pieces, resources.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepwise._chunks import Known, Needs, digest_of
+from stepwise._grown import is_held
 from stepwise._known import KnownValues, Names
 from stepwise._pieces import Data, Pieces, stable
 from stepwise._resources import ids_of_made
@@ -95,6 +97,14 @@ class _LongList:
                 self.first.append(part)
 
 
+def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
+    """The ids of lists, and of what they begin and end with."""
+    ends: set[int] = set()
+    for each in lists:
+        ends.update(map(id, (each, *each[:_GROUP], *each[-_GROUP:])))
+    return ends
+
+
 class _Content:
     """Stands for a new list with the contents of a long one, among what a pickler is given."""
 
@@ -110,7 +120,9 @@ class References:
     def __init__(self, known: KnownValues) -> None:
         self._known = known
         self._lists: dict[int, _LongList] = {}
-        self._found: list[list[Any]] = []
+        self._again: list[list[Any]] = []  # of the lists found, those that were there before
+        self._once: list[list[Any]] = []  # the others
+        self._guessed: set[int] = set()  # ids of lists that may be in the variables
         self._elsewhere: dict[int, list[Any]] = {}  # found, but not pickled: of a client, say
         self._ends: set[int] = set()  # ids of the lists found and of what they begin and end with
         self._leaves: dict[int, Any] = {}
@@ -136,10 +148,13 @@ class References:
         self._apart = {*map(id, arguments), *ids_of_made()}  # these are made anew
         self._known.update(self._apart)
         leaves, lists = self._find([*values, *arguments])
+        hidden = self._hidden(lists)
+        self._guessed = set(map(id, hidden))
+        lists += hidden
         self._apart.update(id(found) for found in lists if len(found) >= _LONG)
-        self._found = self._met_again(lists)
+        self._meet(lists)
         before, self._lists = self._lists, {}
-        for found in self._found:
+        for found in self._again:
             if len(found) >= _LONG:
                 self._split(found, before.get(id(found)))
         for leaf in leaves:
@@ -153,25 +168,43 @@ class References:
         self._known.clear()
         self._used, self._buffers = Names(), []
         self._lists.clear()
+        self._once.clear()
         self._ends.clear()
         self._leaves.clear()
         self._meeting.clear()
 
-    def _met_again(self, lists: list[list[Any]]) -> list[list[Any]]:
-        """Those that, or some of whose items, were there at the last checkpoint.
+    def restored(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
+        """The variables are those of a checkpoint: so are the lists that are found in them."""
+        self._ends = _ends_of(self._find([*values, *arguments])[1])
+
+    def _meet(self, lists: list[list[Any]]) -> None:
+        """Tell those that, or some of whose items, were there at the last checkpoint.
 
         To take a list apart costs several times what writing it does (measured), and much of what a
         program makes anew for each step is never met again.
         """
-        met, self._ends = self._ends, set()
+        met, self._ends = self._ends, _ends_of(lists)
+        self._again, self._once = [], []
         for each in lists:
-            self._ends.update(map(id, (each, *each[:_GROUP], *each[-_GROUP:])))
+            again = (
+                id(each) in met
+                or not met.isdisjoint(map(id, each))
+                or self._known.chunks_in(each, 0)
+            )
+            (self._again if again else self._once).append(each)
+
+    def _hidden(self, lists: list[list[Any]]) -> list[list[Any]]:
+        """Those met once that are not found now, but something still holds: a large dict.
+
+        A variable may name such a list at one checkpoint only, and all later ones contain it.
+        """
+        here = set(map(id, lists))
+        once = [each for each in self._once if id(each) not in here and id(each) not in self._known]
+        self._once.clear()
+        once.append([])  # held by nothing else
+        *counts, alone = map(sys.getrefcount, once)
         return [
-            each
-            for each in lists
-            if id(each) in met
-            or not met.isdisjoint(map(id, each))
-            or self._known.chunks_in(each, 0)
+            each for each, count in zip(once, counts, strict=False) if count > alone + is_held(each)
         ]
 
     def _find(self, values: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
@@ -263,7 +296,7 @@ class References:
     def split_heavy(self) -> bool:
         """Put what makes the variables large into chunks, where that is items of lists."""
         before = dict(self._lists)
-        found = [self._split(each, before.get(id(each)), heavy=True) for each in self._found]
+        found = [self._split(each, before.get(id(each)), heavy=True) for each in self._again]
         if not any(found):
             self._lists = before  # as they were pickled
         return any(found)
@@ -346,7 +379,7 @@ class References:
     def stored(self, needs: Needs) -> None:
         """The checkpoint is in the store: what it does not refer to is let go."""
         for here, long in self._lists.items():
-            if not long.met:
+            if not long.met and here not in self._guessed:
                 self._elsewhere[here] = long.value
         every = len(needs.all_chunks) == self._known.chunks
         if every and needs.chunks == self._last.chunks:

@@ -19,6 +19,7 @@ import stepwise
 from stepwise import _frames, _references, _trees, step, workflow
 from stepwise._checkpoint_list import checkpoints_of
 from stepwise._chunks import Needs
+from stepwise._known import KnownValues
 from stepwise.stores import Batch, Owner, open_store
 
 ALL = {"retention": "all"}
@@ -357,6 +358,58 @@ def test_a_list_that_is_met_again_is_not_written_a_third_time(how):
             expected = [*expected, {"number": number, "text": f"{number}" * 100}]
         expected = expected[3:] if how == "slides" else expected
     assert run.locals()["heard"] == expected
+
+
+@pytest.mark.parametrize("kills", [{1}, set(range(1, 20))])
+def test_a_list_that_was_restored_is_not_written_again(kills):
+    """A long list is put into chunks by the second checkpoint, also if that is of a new process."""
+    dying.update(("tick", number) for number in kills)
+    run = played_to_the_end(
+        lambda: replace.options(store="memory:", run_id=f"again-{kills}").execute("grows", 20)
+    )
+    sizes = [checkpoint.size for checkpoint in run.checkpoints]
+    assert max(sizes[1:]) < sizes[0] / 2
+    assert len(run.locals()["heard"]) == 119
+
+
+@workflow(**ALL)
+def serve(users, count):
+    conversations = {f"user {number}": made_from(number) for number in range(users)}
+    for number in range(count):
+        messages = conversations[f"user {number % users}"]
+        messages.append({"text": f"{tick(number)}" * 200})
+    return [len(messages) for messages in conversations.values()]
+
+
+def test_each_of_many_long_lists_is_written_once():
+    """A list that a variable names at one checkpoint only is put into chunks, where it is kept."""
+    run = serve.options(store="memory:").execute(70, 160)
+    sizes = [checkpoint.size for checkpoint in run.checkpoints]
+    assert max(sizes[75:]) < sizes[0] / 4
+    expected = {f"user {number}": made_from(number) for number in range(70)}
+    for number in range(160):
+        expected[f"user {number % 70}"].append({"text": f"{number}" * 200})
+    assert run.locals()["conversations"] == expected
+
+
+@workflow(**ALL)
+def send_batches(count):
+    for number in range(count):
+        batch = made_from(number)
+        measure(batch)
+
+
+@step
+def measure(batch):
+    return len(batch)
+
+
+def test_a_list_that_only_a_step_is_given_is_written_as_it_is(monkeypatch):
+    """That a long list was an argument does not make it worth chunks."""
+    made = []
+    monkeypatch.setattr(KnownValues, "make", lambda _, items, *__: made.append(items))
+    send_batches.options(store="memory:").execute(10)
+    assert made == []
 
 
 @workflow(**ALL)
