@@ -7,8 +7,10 @@ carry one variable over: which run and step they were called in (``None`` for ou
 The run is told when they begin and end.  Nothing else of theirs changes, and with the last run they
 are themselves again.
 
-A worker process that is started anew (``spawn``, ``forkserver``) inherits nothing but the
-environment, which says meanwhile that there is a run.  Imports nothing of ours.
+A worker process that is started anew (``spawn``, ``forkserver``) gets what ``multiprocessing``
+hands down to each process, which says meanwhile that there is a run.  The environment would not do:
+a fork server keeps that of its own start, and a step that is given ``os.environ`` would have other
+arguments in each process.  Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, Protocol
 
 __all__ = ["Carrier", "works_for_a_run"]
 
-_IN_RUN = "STEPWISE_IN_RUN"  # the process in which a run is in progress
+_IN_RUN = "stepwise_in_run"  # the process in which a run is in progress
 
 
 @functools.cache
@@ -31,7 +33,13 @@ def works_for_a_run() -> bool:
     """Whether this is a worker process that was started anew while a run was in progress."""
     processes = sys.modules.get("multiprocessing.process")
     parent = processes.parent_process() if processes is not None else None
-    return parent is not None and os.environ.get(_IN_RUN) == str(parent.pid)
+    return parent is not None and _handed_down().get(_IN_RUN) == parent.pid
+
+
+def _handed_down() -> dict[str, Any]:
+    """What this process hands down to those that ``multiprocessing`` starts from now on."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes.current_process()._config if processes is not None else {}
 
 
 class Told(Protocol):
@@ -66,7 +74,7 @@ class Carrier:
 
         with self._mutex:
             self._users += 1
-            os.environ[_IN_RUN] = str(os.getpid())
+            _handed_down()[_IN_RUN] = os.getpid()
             if not self._installed:
                 self._installed = [
                     _Wrapped(threading.Thread, "start", self._start),
@@ -77,7 +85,7 @@ class Carrier:
         with self._mutex:
             self._users -= 1
             if self._users == 0:
-                os.environ.pop(_IN_RUN, None)
+                _handed_down().pop(_IN_RUN, None)
             # Where somebody wrapped it after us, ours stays below his, and idle.
             if self._users == 0 and all(each.on_top for each in self._installed):
                 for each in self._installed:

@@ -303,26 +303,47 @@ def agent(function, method):
     return in_workers(function, method)
 
 if __name__ == "__main__":
-    method, where = sys.argv[1:]
-    if where == "outside":
-        print(in_workers(fetch, method))
-    else:
-        print(agent(unseen if where == "background" else fetch, method))
+    method, *places = sys.argv[1:]
+    for where in places:
+        if where == "outside":
+            print(in_workers(fetch, method))
+        else:
+            print(agent(unseen if where == "background" else fetch, method))
 """
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize(("where", "warned"), [("run", 1), ("background", 0), ("outside", 0)])
-def test_a_step_in_a_worker_process_is_not_recorded(tmp_path, method, where, warned):
+@pytest.mark.parametrize(
+    ("places", "warned"),
+    [
+        (["run"], 1),
+        (["background"], 0),
+        (["outside"], 0),
+        (["outside", "run"], 1),
+        (["background", "outside"], 0),
+    ],
+)
+def test_a_step_in_a_worker_process_is_not_recorded(tmp_path, method, places, warned):
     """A step that a run sends to a process of its own warns that nothing records it there."""
     program = tmp_path / "program.py"
     program.write_text(WORKERS)
     ended = subprocess.run(
-        [sys.executable, program, method, where], capture_output=True, text=True, check=True
+        [sys.executable, program, method, *places], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "[10, 20]\n"
+    assert ended.stdout == "[10, 20]\n" * len(places)
     told = "UnrecordedCallWarning: step 'fetch' was called in a worker process"
     assert ended.stderr.count(told) == warned
+
+
+def test_a_run_leaves_the_environment_as_it_is():
+    """A step that is given the environment is given the same after a restart."""
+    before = dict(os.environ)
+
+    @workflow
+    def agent():
+        return dict(os.environ)
+
+    assert agent() == before == dict(os.environ)
 
 
 # -- one owner -----------------------------------------------------------------------------------
