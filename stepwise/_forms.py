@@ -139,7 +139,9 @@ def _ended_future(cls: Any, cancelled: bool, error: Any, result: Any) -> Any:
 def _thread(thread: threading.Thread) -> Any:
     if thread.ident is None or thread.is_alive():
         return NotImplemented
-    return _ended_thread, (thread.name, thread.daemon)
+    new = vars(threading.Thread(name=thread.name))
+    added = {name: value for name, value in vars(thread).items() if name not in new}
+    return _ended_thread, (thread.name, thread.daemon), added
 
 
 def _ended_thread(name: str, daemon: bool) -> threading.Thread:

@@ -378,12 +378,14 @@ RULES = {
             threads = [threading.Thread(target=seen.append, args=(n,), name=f"t{n}") for n in "ab"]
             for thread in threads:
                 thread.start()
+                thread.number = len(seen)
             for thread in threads:
                 thread.join()
             work(1)
             work(2)
             alive = [each.is_alive() for each in threads]
-            return sorted(seen), alive, thread is threads[1], [each.name for each in threads]
+            own = [(each.name, each.number > -1) for each in threads]
+            return sorted(seen), alive, thread is threads[1], own
     """,
     "the event loop and what has ended in it": """
         import asyncio
