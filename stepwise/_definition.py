@@ -27,7 +27,7 @@ from stepwise.rewrite import (
     fingerprint,
 )
 
-__all__ = ["Definition", "Options"]
+__all__ = ["Definition", "Options", "is_defined"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,14 @@ class Options:
         )
 
 
+_defined: set[tuple[str, str]] = set()  # module and label
+
+
+def is_defined(module: str, label: str) -> bool:
+    """Whether this process came to know a workflow of that name in a module."""
+    return (module, label) in _defined
+
+
 class Definition:
     """A workflow function and what is known of it when its decorator runs.
 
@@ -95,6 +103,7 @@ class Definition:
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self.is_generator = inspect.isgeneratorfunction(function)
         self.is_async_generator = inspect.isasyncgenfunction(function)
+        _defined.add((function.__module__, self.label))
         self._like = like
         self._place: str = place if like is None else like._place
         self._rewritten: Rewritten | None = None

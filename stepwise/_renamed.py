@@ -1,7 +1,7 @@
 """Whether a run is of a workflow that has another name by now, or is in another file.
 
 A run belongs to a workflow by its name: the script's path, and the function's.  A name that is gone
-is told, since the new one begins from the start.  Imports: records, identity.
+is told, since the new one begins from the start.  Imports: definition, records, identity.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ from __future__ import annotations
 import os
 import sys
 
+from stepwise._definition import is_defined
 from stepwise._identity import place_of
 from stepwise._records import RunFacts
 
-__all__ = ["is_call_of", "was_moved", "was_renamed"]
+__all__ = ["is_call_of", "place_of_run", "was_moved", "was_renamed"]
+
+
+def place_of_run(facts: RunFacts) -> str:
+    """The script or module of its workflow."""
+    return facts.workflow.removesuffix(f":{facts.label}")
 
 
 def is_call_of(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
@@ -30,10 +36,11 @@ def is_call_of(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
 
 def was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
     """Whether a run is of the same call of the same code in a script that is there no more."""
-    place, _, label = old.workflow.rpartition(":")
+    place = place_of_run(old)
     return (
         bool(code)
-        and (label, digest, code) == (workflow.rpartition(":")[2], old.digest, old.code)
+        and (old.digest, old.code) == (digest, code)
+        and workflow.endswith(f":{old.label}")
         and os.path.isabs(place)
         and not os.path.exists(place)
     )
@@ -47,10 +54,9 @@ def was_renamed(old: RunFacts, digest: str, module: str) -> bool:
     Args:
         module: that of the workflow which is called now.
     """
-    place, _, label = old.workflow.rpartition(":")
-    if (place, old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
+    if (place_of_run(old), old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
         return False
-    defined = vars(sys.modules[module]) if module in sys.modules else {}
-    return label.partition(".")[0] not in defined and not any(
-        getattr(each, "full_name", None) == old.workflow for each in list(defined.values())
-    )
+    # Only the names are looked at: a module may hold anything, and what it holds, asked for an
+    # attribute, may do anything (a proxy outside of its request raises).
+    names = vars(sys.modules[module]) if module in sys.modules else {}
+    return old.label.partition(".")[0] not in names and not is_defined(module, old.label)

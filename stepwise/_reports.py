@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from stepwise._heads import open_head
 from stepwise._notices import notice, warn
 from stepwise._records import RunFacts
-from stepwise._renamed import was_moved, was_renamed
+from stepwise._renamed import place_of_run, was_moved, was_renamed
 from stepwise._run import ActiveRun
 from stepwise._seal import Seal
 from stepwise._summary import course_of
@@ -44,29 +44,37 @@ def tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, module: str) -> 
 
 
 _looked_for: set[str] = set()  # workflows, under another name
-_FEW = 100  # runs that are looked at for that
+_MOST = 300  # unfinished runs that are looked at for that
 
 
 def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
-    for old in itertools.islice(_unfinished(store, seal, None), _FEW):
-        begins = f"{new.run_id} starts; unfinished: {_told(store, seal, old)} of"
-        place, _, label = old.workflow.rpartition(":")
+    for old in _unfinished(store, seal, None, _MOST):
         if was_moved(old, new.workflow, new.digest, new.code):
-            notice(
-                f"{begins} the same code in {place}, which is there no more. To go on with that "
+            told = (
+                f"the same code in {place_of_run(old)}, which is there no more. To go on with that "
                 f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
             )
         elif was_renamed(old, new.digest, module):
-            notice(
-                f"{begins} a workflow {label!r}, which is not in {place} any more. If "
+            told = (
+                f"a workflow {old.label!r}, which is not in {place_of_run(old)} any more. If "
                 f"{new.label!r} is the same one, to go on with that run instead: "
-                f"@workflow(name={label!r})"
+                f"@workflow(name={old.label!r})"
             )
+        else:
+            continue
+        notice(f"{new.run_id} starts; unfinished: {_told(store, seal, old)} of {told}")
 
 
-def _unfinished(store: Store, seal: Seal, workflow: str | None) -> Iterator[RunFacts]:
-    """The unfinished runs of a workflow, or of all, that nobody executes and no run called."""
-    for head in store.heads(None if workflow is None else seal.index(workflow), unfinished=True):
+def _unfinished(
+    store: Store, seal: Seal, workflow: str | None, most: int | None = None
+) -> Iterator[RunFacts]:
+    """The unfinished runs of a workflow, or of all, that nobody executes and no run called.
+
+    Args:
+        most: how many runs are looked at.
+    """
+    index = None if workflow is None else seal.index(workflow)
+    for head in itertools.islice(store.heads(index, unfinished=True), most):
         facts = open_head(seal, head)
         if facts is not None and not facts.parent and store.owner(facts.run_id) is None:
             yield facts

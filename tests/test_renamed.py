@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import stepwise
+from stepwise.stores._local import FolderStore
 
 PROGRAM = """
 import os, sys
@@ -118,7 +119,7 @@ def test_a_workflow_that_was_renamed_is_told(began):
     assert f"{run_id} goes on at agent.py" in told
 
 
-@pytest.mark.parametrize("other", ["function", "name", "script"])
+@pytest.mark.parametrize("other", ["function", "name", "method", "script"])
 def test_what_is_still_there_is_not_taken_for_renamed(began, other):
     """Nothing is told of the unfinished runs of another workflow that is still there."""
     program, _ = began
@@ -131,7 +132,53 @@ def test_what_is_still_there_is_not_taken_for_renamed(began, other):
         edited(program, workflow, f"{workflow}(): pass\n\n@stepwise.workflow\ndef another")
         edited(program, "print(agent", "print(another")
     else:
-        old = "@stepwise.workflow(name='agent')\ndef old(): pass\n\n"
+        old = "@stepwise.workflow(name='agent')\n{0}def old(): pass\n\n"
+        old = f"class Old:\n  {old.format('  ')}" if other == "method" else old.format("")
         edited(program, workflow, f"{old}@stepwise.workflow\ndef another")
         edited(program, "print(agent", "print(another")
     assert executed(program) == (ANEW, "")
+
+
+def test_a_name_with_a_colon(began):
+    """A copied script is another program, whatever is in the names of its workflows."""
+    program, _ = began
+    edited(program, "@stepwise.workflow", "@stepwise.workflow(name='agent: daily')")
+    assert executed(program, DIE="1") == (BEGUN, "")
+    copy = program.with_name("second.py")
+    copy.write_text(program.read_text())
+    assert executed(copy) == (ANEW, "")
+
+
+def test_what_a_module_holds_is_not_asked(began):
+    """Objects that raise when they are asked for an attribute may stand beside a workflow."""
+    program, run_id = began
+    edited(program, "agent", "researcher")
+    proxy = "class Proxy:\n  def __getattr__(self, name): raise RuntimeError(name)\n\n"
+    edited(program, "@stepwise.tool", f"{proxy}request = Proxy()\n\n@stepwise.tool")
+    printed, told = executed(program)
+    assert printed == ANEW
+    assert f"unfinished: {run_id}()" in told
+
+
+def test_other_unfinished_runs_are_not_read(monkeypatch):
+    """What a new run starts beside costs it no journal of another workflow."""
+
+    @stepwise.workflow
+    def stops(number):
+        raise KeyboardInterrupt
+
+    @stepwise.workflow
+    def ends(number):
+        return number
+
+    for number in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            stops(number)
+    read, plain = [], FolderStore.read
+    monkeypatch.setattr(
+        FolderStore,
+        "read",
+        lambda store, run_id, after=0: read.append(run_id) or plain(store, run_id, after),
+    )
+    run = ends.execute(0)
+    assert set(read) <= {run.id}
