@@ -17,12 +17,7 @@ from stepwise._codec import Codec
 from stepwise._definition import Definition
 from stepwise._doing import Doing
 from stepwise._drive import drive
-from stepwise._execute import (
-    execute,
-    execute_async,
-    execute_async_generator,
-    execute_generator,
-)
+from stepwise._execute import execute, execute_async, execute_async_generator, execute_generator
 from stepwise._journal import facts_of, seal_for
 from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._mutation import surroundings
@@ -129,10 +124,12 @@ class _TopLevel(_Call):
     """A call from outside of any run.  As a context manager, it remembers how it ended."""
 
     display: Display | None = None
+    base = ""
 
     def __enter__(self) -> Recall | Opened[Body]:
         options = self.options
         self.store = open_store(options.store if options.store is not None else _config.store())
+        self.token = object()
         self.base = _first_id(self)
         given = self.given = Given(self.workflow.full_name, self.bound, self.instance)
         self.run_id, explicit = self.base, options.run_id is not None
@@ -144,7 +141,8 @@ class _TopLevel(_Call):
             )
         elif options.run_id is None and self._is_meant(_config.resume()):
             self.run_id = memory.resumed = _config.resume()
-        known = memory.recognise(self.store.url, given, self._digest_all())
+        digest = _digest.combine(self.arguments_digest, self.instance_digest)
+        known = memory.recognise(self.store.url, given, digest)
         if known is not None and options.run_id in (None, known):
             self.run_id, explicit = known, False
         elif self.run_id == self.base and options.run_id is None:
@@ -182,12 +180,14 @@ class _TopLevel(_Call):
         if self.display is not None:
             self.display.close()
         if error is None:
-            memory.completed(self.store.url, self.base, self.run_id)
+            memory.completed(self.store.url, self.base, self.run_id, self.token)
         elif self.opened:
             memory.stopped(self.store.url, self.run_id, self.given, self._digest_again)
 
-    def _digest_all(self) -> str:
-        return _digest.combine(self.arguments_digest, self.instance_digest)
+    def undelivered(self) -> None:
+        """The caller does not get what there may be."""
+        if self.base:
+            memory.undelivered(self.store.url, self.base, self.token)
 
     def _digest_again(self) -> str:
         return _digest.combine(self._digest_arguments(), self._digest_instance())
@@ -337,9 +337,13 @@ def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run
         value = drive(child.prepare(scope)).unwrap()
         return child.handle() if want_run else value
     top = _TopLevel(workflow, instance, args, kwargs)
-    with top as opened:
-        value = opened.value if isinstance(opened, Recall) else execute(opened)
-    return _run_of(top.store, top.run_id) if want_run else value
+    try:
+        with top as opened:
+            value = opened.value if isinstance(opened, Recall) else execute(opened)
+        return _run_of(top.store, top.run_id) if want_run else value
+    except BaseException:
+        top.undelivered()
+        raise
 
 
 async def _coroutine(

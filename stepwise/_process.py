@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from stepwise.errors import DigestError
 __all__ = ["Given", "Memory", "command", "memory"]
 
 _STOPPED = 32  # runs whose objects are held
+_NONE = 0, None
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -50,20 +51,33 @@ class Memory:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._completed: Counter[tuple[str, str]] = Counter()
+        # How many, and whose the last one was.
+        self._completed: dict[tuple[str, str], tuple[int, object]] = {}
         self.resumed: str = ""  # the run that STEPWISE_RESUME named, once it has been taken up
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
 
     def ordinal(self, store: str, base: str) -> int:
         """How many runs of this derived id have completed here."""
         with self._mutex:
-            return self._completed[store, base]
+            return self._completed.get((store, base), _NONE)[0]
 
-    def completed(self, store: str, base: str, run_id: str) -> None:
-        """A run has completed, or its result was recalled."""
+    def completed(self, store: str, base: str, run_id: str, call: object = None) -> None:
+        """A run has completed, or its result was recalled.
+
+        Args:
+            call: stands for the call that is to get the result.
+        """
         with self._mutex:
-            self._completed[store, base] += 1
             self._stopped.pop((store, run_id), None)
+            count, _ = self._completed.get((store, base), _NONE)
+            self._completed[store, base] = count + 1, call
+
+    def undelivered(self, store: str, base: str, call: object) -> None:
+        """A Ctrl-C came before that call had the result: the next one is to get it."""
+        with self._mutex:
+            count, last = self._completed.get((store, base), _NONE)
+            if last is call:
+                self._completed[store, base] = count - 1, None
 
     def stopped(self, store: str, run_id: str, given: Given, digest: Callable[[], str]) -> None:
         """A run has failed or was interrupted; ``digest`` tells how it left its arguments."""

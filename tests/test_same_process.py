@@ -60,6 +60,36 @@ def test_sigterm_that_becomes_an_exit(program):
             check(lab, program, place)
 
 
+def test_a_ctrl_c_after_the_end(log, monkeypatch):
+    """A run that has ended when a Ctrl-C comes is not made again: its next call gets the result."""
+
+    @step
+    def work():
+        log.append("work")
+        return 7
+
+    @workflow
+    def agent():
+        return work()
+
+    counted, pressed = _process.Memory.completed, ["Ctrl-C"]
+
+    def interrupted(*arguments):
+        counted(*arguments)
+        if pressed:
+            pressed.clear()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_process.Memory, "completed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    assert agent() == 7
+    assert log == ["work"]
+    assert len(stepwise.runs()) == 1
+    assert agent() == 7
+    assert log == ["work", "work"]  # called twice, it is two runs
+
+
 # -- what stopped is what is called again --------------------------------------------------------
 
 
