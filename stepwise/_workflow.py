@@ -274,11 +274,11 @@ def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
     """Whether a workflow of this function is a class method of ``owner``."""
     if not isinstance(owner, type):
         return False
-    for base in owner.__mro__:
+    for base in owner.__mro__:  # to the end: super() calls those that are overridden
         held = vars(base).get(function.__name__)
-        if isinstance(held, classmethod):
-            found = held.__func__
-            return isinstance(found, Workflow) and _is_copy(found.definition.function, function)
+        found = held.__func__ if isinstance(held, classmethod) else None
+        if isinstance(found, Workflow) and _is_copy(found.definition.function, function):
+            return True
     return False
 
 

@@ -263,6 +263,24 @@ def test_overridden_methods():
     assert outer == ["Bound.flow"]
 
 
+def test_overridden_class_methods():
+    """A class method's workflow calls the overridden one by ``super()``, of any class."""
+
+    class Upper:
+        @classmethod
+        @workflow
+        def flow(cls, x):
+            return cls.__name__, x
+
+    class Under(Upper):
+        @classmethod
+        @workflow
+        def flow(cls, x):
+            return "under", super().flow(x)
+
+    assert Under.flow(1) == ("under", ("Under", 1))
+
+
 def test_inherited_methods():
     """A method inherited by a subclass is recorded, and runs of the two classes are two."""
 
