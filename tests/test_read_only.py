@@ -102,6 +102,8 @@ def looks_and_cannot_write(failed, completed):
     code, text = run("forget", completed, "--yes")
     assert code == 1
     assert "Nothing recorded is lost" in text, text
+    code, text = run("compact")
+    assert (code, "given back" in text) == (1, False), text
 
 
 @pytest.fixture

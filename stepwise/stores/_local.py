@@ -119,10 +119,7 @@ class FolderStore(abc.ABC):
 
     @_locked
     def acquire(self, run_id: str, owner: Owner) -> int:
-        rows = self._opened()
-        if self._copy is not None:
-            code = unwritable(self._database)
-            raise OSError(code, os.strerror(code), self.path)
+        rows = self._opened_to_write()
         if not self._leases().acquire(run_id):
             raise RunOwnedError(run_id=run_id, owner=self._owner(run_id))
         try:
@@ -312,7 +309,7 @@ class FolderStore(abc.ABC):
         Returns:
             how many bytes it was.
         """
-        return self._opened().compact() if self._exists() else 0
+        return self._opened_to_write().compact() if self._exists() else 0
 
     def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
         """Row by row, read page by page; nothing stays open between two pages."""
@@ -334,6 +331,13 @@ class FolderStore(abc.ABC):
 
     def _exists(self) -> bool:
         return inode(self._database) is not None
+
+    def _opened_to_write(self) -> Rows:
+        rows = self._opened()
+        if self._copy is not None:
+            code = unwritable(self._database)
+            raise OSError(code, os.strerror(code), self.path)
+        return rows
 
     def _opened(self) -> Rows:
         """The open database; opened again if the folder was deleted and made anew meanwhile."""

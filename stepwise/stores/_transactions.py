@@ -88,11 +88,16 @@ class Transactions:
         return int(free) * int(size)
 
     def compact(self) -> int:
-        """Give them back to the disk, outside of a transaction; how many they were."""
-        before = os.path.getsize(self.file)
+        """Give them back to the disk, outside of a transaction; how many it has more now."""
+        before = self._size()
         self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
         self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return before - os.path.getsize(self.file)
+        return max(0, before - self._size())  # while somebody reads, it takes both for a moment
+
+    def _size(self) -> int:
+        """Bytes of the database, and of its log, which may hold most of it."""
+        files = self.file, f"{self.file}-wal"
+        return sum(os.path.getsize(each) for each in files if os.path.exists(each))
 
     def undo(self) -> None:
         """What the transaction did beside the database is undone."""
