@@ -14,6 +14,7 @@ import hashlib
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from stepwise._chunks import Known, Needs, digest_of
@@ -228,8 +229,9 @@ class References:
                 if len(value) < _LONG:
                     waiting.extend(value)
             elif cls is dict:
-                if len(value) < _BLOCK and id(value) not in self._known:
-                    waiting.extend(value.values())
+                if id(value) not in self._known:
+                    newest = len(value) if len(value) < _BLOCK else _GROUP
+                    waiting.extend(islice(reversed(value.values()), newest))
             elif cls in _ITERATORS or (cls.__module__ != "builtins" and not issubclass(cls, type)):
                 waiting.extend(gc.get_referents(value))  # attributes, without asking the object
         found = [each for each in lists.values() if id(each) not in self._elsewhere]

@@ -393,6 +393,24 @@ def test_each_of_many_long_lists_is_written_once():
 
 
 @workflow(**ALL)
+def collect(count):
+    chosen = {}
+    for number in range(count):
+        found = made_from(tick(number))
+        chosen[number] = [each for each in found if each["at"] % 5]
+    return len(chosen)
+
+
+def test_what_a_large_dict_gets_is_written_once():
+    """Long lists that are put into a large dict, under no name of their own, are in chunks."""
+    run = collect.options(store="memory:").execute(100)
+    assert max(checkpoint.size for checkpoint in run.checkpoints) < 100_000
+    chosen = {n: [each for each in made_from(n) if each["at"] % 5] for n in range(99)}
+    assert sum(len(each["text"]) for rows in chosen.values() for each in rows) > 500_000
+    assert run.locals(at=100)["chosen"] == chosen
+
+
+@workflow(**ALL)
 def send_batches(count):
     for number in range(count):
         batch = made_from(number)
