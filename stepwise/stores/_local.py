@@ -304,11 +304,7 @@ class FolderStore(abc.ABC):
 
     @_locked
     def compact(self) -> int:
-        """Give what the database has free back to the disk, which takes as much for a moment.
-
-        Returns:
-            how many bytes it was.
-        """
+        """Give what the database has free back to the disk; how many bytes that was."""
         return self._opened_to_write().compact() if self._exists() else 0
 
     def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
