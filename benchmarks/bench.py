@@ -23,7 +23,7 @@ import common
 # name, rounds, more arguments
 SCRIPTS = (
     ("steps", 5, ()),
-    ("recovery", 5, ("--whole",)),
+    ("recovery", 9, ("--whole",)),
     ("agent_loop", 3, ()),
     ("values", 3, ()),
     ("start", 5, ()),
