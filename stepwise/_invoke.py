@@ -124,12 +124,10 @@ class _TopLevel(_Call):
     """A call from outside of any run.  As a context manager, it remembers how it ended."""
 
     display: Display | None = None
-    base = ""
 
     def __enter__(self) -> Recall | Opened[Body]:
         options = self.options
         self.store = open_store(options.store if options.store is not None else _config.store())
-        self.token = object()
         self.base = _first_id(self)
         given = self.given = Given(self.workflow.full_name, self.bound, self.instance)
         self.run_id, explicit = self.base, options.run_id is not None
@@ -180,14 +178,9 @@ class _TopLevel(_Call):
         if self.display is not None:
             self.display.close()
         if error is None:
-            memory.completed(self.store.url, self.base, self.run_id, self.token)
+            memory.completed(self.store.url, self.base, self.run_id)
         elif self.opened:
             memory.stopped(self.store.url, self.run_id, self.given, self._digest_again)
-
-    def undelivered(self) -> None:
-        """The caller does not get what there may be."""
-        if self.base:
-            memory.undelivered(self.store.url, self.base, self.token)
 
     def _digest_again(self) -> str:
         return _digest.combine(self._digest_arguments(), self._digest_instance())
@@ -337,13 +330,11 @@ def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run
         value = drive(child.prepare(scope)).unwrap()
         return child.handle() if want_run else value
     top = _TopLevel(workflow, instance, args, kwargs)
-    try:
-        with top as opened:
-            value = opened.value if isinstance(opened, Recall) else execute(opened)
-        return _run_of(top.store, top.run_id) if want_run else value
-    except BaseException:
-        top.undelivered()
-        raise
+    with top as opened:
+        value = opened.value if isinstance(opened, Recall) else execute(opened)
+        if want_run:
+            value = _run_of(top.store, top.run_id)
+    return value
 
 
 async def _coroutine(

@@ -51,7 +51,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        # How many, and whose the last one was.
+        # How many, and what stands for the last one.
         self._completed: dict[tuple[str, str], tuple[int, object]] = {}
         self.resumed: str = ""  # the run that STEPWISE_RESUME named, once it has been taken up
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
@@ -61,23 +61,23 @@ class Memory:
         with self._mutex:
             return self._completed.get((store, base), _NONE)[0]
 
-    def completed(self, store: str, base: str, run_id: str, call: object = None) -> None:
+    def completed(self, store: str, base: str, run_id: str) -> None:
         """A run has completed, or its result was recalled.
 
-        Args:
-            call: stands for the call that is to get the result.
+        Where a Ctrl-C comes in here, nobody gets the result: the next call is to get it.
         """
-        with self._mutex:
-            self._stopped.pop((store, run_id), None)
-            count, _ = self._completed.get((store, base), _NONE)
-            self._completed[store, base] = count + 1, call
-
-    def undelivered(self, store: str, base: str, call: object) -> None:
-        """A Ctrl-C came before that call had the result: the next one is to get it."""
-        with self._mutex:
-            count, last = self._completed.get((store, base), _NONE)
-            if last is call:
-                self._completed[store, base] = count - 1, None
+        this = object()
+        try:
+            with self._mutex:
+                self._stopped.pop((store, run_id), None)
+                count, _ = self._completed.get((store, base), _NONE)
+                self._completed[store, base] = count + 1, this
+        except BaseException:
+            with self._mutex:
+                count, last = self._completed.get((store, base), _NONE)
+                if last is this:
+                    self._completed[store, base] = count - 1, None
+            raise
 
     def stopped(self, store: str, run_id: str, given: Given, digest: Callable[[], str]) -> None:
         """A run has failed or was interrupted; ``digest`` tells how it left its arguments."""

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import threading
 
 import pytest
@@ -100,23 +101,31 @@ def test_runs_go_on_meanwhile(filled):
 
 
 COMPACTING = """
-import sys
+import os, signal, sys
 from stepwise.stores import open_store
 store = open_store(sys.argv[1])
-print("ready")
-while True:
-    store.compact()
-    print("compacted")
+store.free()
+left = int(sys.argv[2])
+
+def go_on():
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+store._rows._con.set_progress_handler(go_on, 1)
+store.compact()
+print(left)
 """
 
 
-def test_killed(filled, start):
+@pytest.mark.parametrize("instructions", [1, 100, 300, 600])  # of some 700
+def test_killed(filled, start, instructions):
     """A process that is killed while it compacts a store has damaged nothing."""
     store, small = filled
     store.close()
-    script = start(COMPACTING, store.url)
-    assert script.hear() == "ready"
-    script.kill()
+    script = start(COMPACTING, store.url, instructions)
+    assert script.process.wait() == -signal.SIGKILL, script.hear()
     assert small.verify().ok
     assert small.result == 10 * 50_000
     store.compact()

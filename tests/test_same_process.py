@@ -72,13 +72,17 @@ def test_a_ctrl_c_after_the_end(log, monkeypatch):
     def agent():
         return work()
 
-    counted, pressed = _process.Memory.completed, ["Ctrl-C"]
+    class Pressed(contextlib.ExitStack):
+        def __exit__(self, *exception):
+            monkeypatch.setattr(_process.memory, "_mutex", mutex)
+            raise KeyboardInterrupt
+
+    counted, mutex = _process.Memory.completed, _process.memory._mutex
 
     def interrupted(*arguments):
+        monkeypatch.setattr(_process.Memory, "completed", counted)
+        monkeypatch.setattr(_process.memory, "_mutex", Pressed())
         counted(*arguments)
-        if pressed:
-            pressed.clear()
-            raise KeyboardInterrupt
 
     monkeypatch.setattr(_process.Memory, "completed", interrupted)
     with pytest.raises(KeyboardInterrupt):

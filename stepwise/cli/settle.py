@@ -175,7 +175,7 @@ def _megabytes(size: int) -> str:
 def compact() -> None:
     """Give the space that deleted runs left in the store back to the disk.
 
-    The disk must have as much free for a moment.  Runs may go on meanwhile; they wait for it.
+    For a moment it takes twice the space of the runs that stay.  Others go on, and wait for it.
     """
     store = open_store(_config.store())
     freed = store.compact() if isinstance(store, FolderStore) else 0
