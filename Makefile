@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help install test test-all sweeps lint format types wheel examples demo clean
+.PHONY: help install test test-all sweeps mutants lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page
 
 help:  ## show this
@@ -26,6 +26,9 @@ test-all: install  ## run the tests; sweeps are complete, or 20 times as large (
 
 sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STEPWISE_SCALE=5)
 	$(BIN)/python tests/sweeps.py -n $(JOBS)
+
+mutants: install  ## change the library in one place after another: tests must fail (ONLY="group _frames")
+	$(BIN)/python tests/mutants/run.py -n $(JOBS) $(ONLY)
 
 lint: install  ## check layout and style
 	$(BIN)/ruff check .

@@ -4,6 +4,9 @@ One process runs both in turn, each in a new database: 1,000 steps with results 
 checkpoint at every step as by default, and 1,000 inserts that wait for the disk (``fsync``) or do
 not (``os``).  Processor time is told as well: the part that other users of the disk do not change;
 so is what a step writes, its log included.  Flushes are counted in processes of their own.
+
+Steps that are methods of an agent are compared with plain steps of the same process: what the agent
+holds is looked at before and after each of them.
 """
 
 from __future__ import annotations
@@ -55,6 +58,44 @@ def sending(count: int) -> int:
     return size
 
 
+class Agent:
+    """An agent of ordinary make."""
+
+    def __init__(self, messages: int) -> None:
+        self.model = "large"
+        self.temperature = 0.5
+        self.created = time.time()
+        self.limits = {"tokens": 4096, "calls": 100}
+        self.history = [{"role": "user", "content": f"message {n}"} for n in range(messages)]
+        self.calls = 0
+
+    @stepwise.step
+    def ask(self, number: int) -> bytes:
+        return number.to_bytes(4, "big") * (_BYTES // 4)
+
+    @stepwise.step
+    def converse(self, number: int) -> bytes:
+        self.history.append({"role": "assistant", "content": f"message {number}"})
+        self.calls += 1
+        return number.to_bytes(4, "big") * (_BYTES // 4)
+
+
+@stepwise.workflow
+def asking(count: int, messages: int = 10) -> int:
+    agent, size = Agent(messages), 0
+    for number in range(count):
+        size += len(agent.ask(number))
+    return size
+
+
+@stepwise.workflow
+def conversing(count: int, messages: int = 10) -> int:
+    agent, size = Agent(messages), 0
+    for number in range(count):
+        size += len(agent.converse(number))
+    return size
+
+
 Clock = Callable[[], float]
 
 
@@ -65,16 +106,21 @@ def steps(
     path: pathlib.Path,
     count: int,
     clock: Clock = time.perf_counter,
+    more: tuple[Any, ...] = (),
     **options,
 ) -> float:
-    """Microseconds per step."""
+    """Microseconds per step.
+
+    Args:
+        more: arguments of the workflow.
+    """
     run = workflow.options(
         store=f"{scheme}:{path / f'store{next(_serial)}'}", durability=durability, **options
     )
-    run.options(run_id="first")(1)  # opens the store
+    run.options(run_id="first")(1, *more)  # opens the store
     measured = run.options(run_id="measured")
     began = clock()
-    measured(count)
+    measured(count, *more)
     return (clock() - began) / count * 1e6
 
 
@@ -123,7 +169,35 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         os.environ["STEPWISE_HOME"] = str(path)
         for scheme, kind in itertools.product(("disk", "sqlite"), _KINDS):
             rows.append(_row(scheme, kind, path, count, arguments.rounds))
+        for what, workflow, messages in _METHODS:
+            rows.append(_of_agent(what, workflow, messages, path, count, arguments.rounds))
     return rows
+
+
+_METHODS = (
+    ("a method of an agent", asking, 10),
+    ("a method that adds to its history and counts", conversing, 10),
+    ("a method of an agent with 5,000 messages", asking, 5000),
+    ("a method that adds to 5,000 messages", conversing, 5000),
+)
+
+
+def _of_agent(
+    what: str, workflow: Any, messages: int, path: pathlib.Path, count: int, rounds: int
+) -> common.Row:
+    """What a step costs that is a method, against one that is a function."""
+
+    def each(workflow: Any, *more: int) -> float:
+        return steps(workflow, "disk", "os", path, count, time.process_time, more)
+
+    return common.compare(
+        f"{what}, os, processor time",
+        "us",
+        lambda: each(workflow, messages),
+        lambda: each(thinking),
+        "a plain step",
+        rounds=rounds,
+    )
 
 
 def _row(scheme: str, kind: Kind, path: pathlib.Path, count: int, rounds: int) -> common.Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from stepwise._drive import PATIENCE, start, timed_out, write
+from stepwise._drive import Unfinished, start, timed_out, write
 from stepwise._operations import (
     Attempt,
     Cancelled,
@@ -23,7 +23,7 @@ from stepwise._operations import (
 )
 from stepwise._run import ActiveRun, scope_variable
 
-__all__ = ["adrive", "aresume"]
+__all__ = ["adrive", "afinish", "aresume"]
 
 
 async def adrive(core: Core) -> Result:
@@ -42,12 +42,29 @@ async def aresume(core: Core, operation: Operation | Result) -> Result:
         core.close()
 
 
-async def _go_on(core: Core, operation: Operation | Result) -> Result:
+async def afinish(unfinished: Unfinished, awaited: str) -> Result:
+    """Await a call whose body has been called, and returned an awaitable."""
+    core, operation, value = unfinished
+    try:
+        if not isinstance(operation, Attempt):
+            return await _go_on(core, operation)
+        scope = operation.scope
+        if scope is not None and scope.call is not None:
+            scope.run.flows.begin(scope.call.number)  # in this task
+        done = await _attempt(operation, value)
+        done.awaited = awaited
+        return await _go_on(core, operation, done)
+    finally:
+        core.close()
+
+
+async def _go_on(core: Core, operation: Operation | Result, done: Result | None = None) -> Result:
     if isinstance(operation, Result):
         return operation
     try:
         while True:
-            operation = core.send(await _run(operation))
+            operation = core.send(done or await _run(operation))
+            done = None
     except StopIteration as stop:
         result: Result = stop.value
         return result
@@ -87,16 +104,18 @@ async def _change(operation: Change) -> Result:
         if flows.changes != operation.seen:
             return Result(True)
         try:
-            await asyncio.wait_for(changed.wait(), PATIENCE)
+            await asyncio.wait_for(changed.wait(), operation.seconds)
         except asyncio.TimeoutError:
             return Result(False)
         return Result(True)
 
 
-async def _attempt(attempt: Attempt) -> Result:
+async def _attempt(attempt: Attempt, value: object = None) -> Result:
+    """Await a body; ``value`` is what it returned, if it has been called."""
     token = scope_variable.set(attempt.scope)
     try:
-        value = attempt.function(*attempt.args, **attempt.kwargs)
+        if value is None:
+            value = attempt.function(*attempt.args, **attempt.kwargs)
         if not inspect.isawaitable(value):
             return Result(value)  # a reconcile function may be a plain one
         if attempt.timeout is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepwise import _records
-from stepwise._heads import open_head
+from stepwise._heads import read_head
 from stepwise._records import ANNOUNCES, Entry
 from stepwise._seal import NO_LINK, DamagedError, ForeignKeyError, Seal
 from stepwise.errors import ConfigurationError
@@ -98,8 +98,7 @@ def identity(run_id: str, number: int) -> str:
 
 def _knows(store: Store, seal: Seal, run_id: str) -> bool:
     """Whether the run's head is under this key: then the key id of a record is what is damaged."""
-    head = store.head(run_id)
-    return head is not None and open_head(seal, head) is not None
+    return read_head(store, seal, run_id) is not None
 
 
 def _foreign(store: Store, run_id: str) -> ConfigurationError:

@@ -13,11 +13,11 @@ from stepwise._display import facts_html
 from stepwise._seal import Seal
 from stepwise.stores import Store
 
-__all__ = ["Checkpoint", "checkpoints_of", "newest_checkpoint"]
+__all__ = ["RunCheckpoint", "checkpoints_of", "newest_checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class RunCheckpoint:
     """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
 
     Args:
@@ -53,18 +53,20 @@ def newest_checkpoint(
     return None
 
 
-def checkpoints_of(store: Store, seal: Seal, run_id: str) -> list[tuple[Checkpoint, Loaded | None]]:
+def checkpoints_of(
+    store: Store, seal: Seal, run_id: str
+) -> list[tuple[RunCheckpoint, Loaded | None]]:
     """The checkpoints of a run, the oldest first, each with its content if it verifies."""
-    found: list[tuple[Checkpoint, Loaded | None]] = []
+    found: list[tuple[RunCheckpoint, Loaded | None]] = []
     vault = Vault(store, seal, run_id)
     for name in store.names(run_id, PREFIX):
         size = len(store.get(run_id, name) or b"")
         loaded = load_checkpoint(vault, name)
         number = int(name.removeprefix(PREFIX))
         if loaded is None:
-            found.append((Checkpoint(number, 0, "", size, 0.0, verified=False), None))
+            found.append((RunCheckpoint(number, 0, "", size, 0.0, verified=False), None))
             continue
         state = loaded.state
-        listed = Checkpoint(number, state.step, state.where, size, state.at, verified=True)
+        listed = RunCheckpoint(number, state.step, state.where, size, state.at, verified=True)
         found.append((listed, loaded))
     return found

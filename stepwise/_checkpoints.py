@@ -19,6 +19,7 @@ from stepwise._pieces import Data
 from stepwise._records import Entry, RunFacts
 from stepwise._references import References
 from stepwise._seal import DamagedError, Seal
+from stepwise._secrets import Secrets
 from stepwise.stores import Store
 
 __all__ = [
@@ -56,6 +57,8 @@ class State(NamedTuple):
         needs: what is stored elsewhere that it refers to; see :class:`stepwise._chunks.Needs`.
         changed: variables that a fork gave other values, as name, form and size of what stands at
             the end of the payload.
+        state: what steps changed of their instances, as owner and part; see ``_subjects``.
+        serial: the highest number of an instance.
     """
 
     position: str
@@ -74,6 +77,8 @@ class State(NamedTuple):
     at: float = 0.0
     needs: Mapping[str, Any] = _NEEDS_NOTHING
     changed: Sequence[list[Any]] = ()
+    state: Sequence[list[str]] = ()
+    serial: int = 0
 
     @property
     def where(self) -> str:
@@ -159,13 +164,14 @@ class Checkpoints:
             self._names.remove(name)
             self._refused.append(name)
 
-    def known_values(self) -> KnownValues:
-        """What checkpoints can refer to; as yet nothing."""
+    def known_values(self, secrets: Secrets) -> KnownValues:
+        """What checkpoints can refer to; as yet nothing, and never a chunk with a secret."""
         journal = self._journal
         return KnownValues(
             records=not self._prune_journal,
             seal=lambda number, chunk: chunk.seal(journal.seal, journal.run_id, number),
             next_chunk=self._chunks.next,
+            refuses=secrets.found_in,
         )
 
     def write(

@@ -7,14 +7,13 @@ Imports: journal, checkpoints, run, lease, codec, digest.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import json
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -22,14 +21,17 @@ from uuid import uuid4
 from stepwise import _codec, _digest
 from stepwise._checkpoints import Retention, State
 from stepwise._display import facts_html
+from stepwise._forks import cached
 from stepwise._going_on import state_of
 from stepwise._journal import Journal, seal_for
 from stepwise._lease import Lease
 from stepwise._notices import notice
+from stepwise._options import check_kind, check_values
+from stepwise._pickling import canonical_bytes
 from stepwise._previews import preview
 from stepwise._run import ActiveRun, live_runs
 from stepwise._seal import DamagedError, Seal
-from stepwise.errors import ConfigurationError, DigestError
+from stepwise.errors import DigestError
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "CheckpointStore", "place_of"]
 
 _PREFIX = "agent/"
+_FIELD = re.compile(r"^\['(\w+)'\]")  # at the beginning of a path
+_SUM = 2  # how checksums are computed; 1: over JSON
 _Names = list[str]  # the class below has a method called list
 
 
@@ -51,14 +55,17 @@ class Checkpoint:
     """What an agent knew after a step.
 
     Args:
-        checkpoint_id: unique; made where it is empty.
+        checkpoint_id: unique; made if empty.
         run_id: the run it belongs to.
         step_number: how many steps were done.
         state, messages, tool_results: of the agent.
         timestamp: UTC, ISO 8601.
         is_valid: nobody has found it to be damaged.
-        checksum: SHA-256 over all the rest, as 64 hexadecimal digits; computed by
-            :meth:`CheckpointStore.save` where it is empty.
+        checksum: SHA-256 over all other fields but ``is_valid``, as 64 hexadecimal digits;
+            computed if empty.
+
+    Raises:
+        DigestError: a value in it is neither data nor an object of data.
     """
 
     checkpoint_id: str
@@ -71,30 +78,68 @@ class Checkpoint:
     is_valid: bool = True
     checksum: str = ""
 
+    def __post_init__(self) -> None:
+        self.checkpoint_id = self.checkpoint_id or uuid4().hex
+        if not self.checksum:
+            self.checksum = _Computed(self.compute_checksum())
+
     def _repr_html_(self) -> str:
-        shown = {name: preview(value, 20_000) for name, value in vars(self).items()}
+        shown = {name: preview(value, 20_000) for name, value in self._facts().items()}
         return facts_html(f"checkpoint of {self.run_id} after step {self.step_number}", shown)
 
     def compute_checksum(self) -> str:
-        """SHA-256 over every field but ``is_valid`` and ``checksum`` itself, in hexadecimal.
+        """Return the SHA-256 over every field but ``is_valid`` and ``checksum``, in hexadecimal.
+
+        The order of the keys of a dictionary counts.
 
         Raises:
             DigestError: a value in it is neither data nor an object of data.
         """
-        facts = [
-            self.checkpoint_id,
-            self.run_id,
-            self.step_number,
-            self.timestamp,
-            self.state,
-            self.messages,
-            self.tool_results,
-        ]
-        try:  # four times as fast as the general digest, and messages are JSON
-            text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
-        except (TypeError, ValueError):
-            text = _digest.digest(facts)
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        facts = self._facts()
+        del facts["is_valid"], facts["checksum"]
+        data = canonical_bytes(facts)
+        if data is None:
+            try:
+                data = _digest.digest(facts).encode()
+            except DigestError as error:
+                where = _FIELD.sub(r"\1", error.path)
+                raise DigestError(
+                    f"{where} of the checkpoint after step {self.step_number} of run "
+                    f"{self.run_id!r} cannot be kept: {str(error).rpartition(' (at ')[0]}. A "
+                    "checkpoint holds data: make this object where it is used, or reach it from "
+                    "the function by a global or a closure",
+                    path=where,
+                    type_name=error.type_name,
+                ) from None
+        return hashlib.sha256(data).hexdigest()
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        facts = {each.name: getattr(self, each.name) for each in fields(Checkpoint)}
+        return {**facts, "checksum": str(self.checksum)}
+
+    def _renew(self) -> bool:
+        """Compute the checksum anew if it was computed here; return whether it fits now."""
+        now = _Computed(self.compute_checksum())
+        if not self.checksum or isinstance(self.checksum, _Computed):
+            self.checksum = now
+        return self.checksum == now
+
+
+class _Computed(str):
+    """A checksum that was computed here, or was right when the checkpoint was loaded.
+
+    A checkpoint that is changed, copied or made of another one keeps it, and gets a new one when it
+    is saved.  A checksum that somebody else gave is a plain text, and is never replaced.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return str, (str(self),)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 class CheckpointStore:
@@ -112,53 +157,69 @@ class CheckpointStore:
             else open_store(storage_backend)
         )
 
-    @functools.cached_property
+    @cached
     def _seal(self) -> Seal:
         # At first use: the key of a persistent store is made then, and not before.
         return seal_for(self.store)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint; durable when this returns.  Its checksum is computed if it has none.
+        """Keep a checkpoint as it is now; durable when this returns.
+
+        A checksum that the caller gave, and that does not fit, is kept: the checkpoint is then
+        never loaded.
 
         Raises:
+            ConfigurationError: it is no checkpoint, or has no run id or step number.
             NotRecordableError: it holds something that cannot be pickled; says what.
             DigestError: it holds something that no checksum can be computed of.
-            RunOwnedError: another process is executing the run.
+            RunBusyError: another process is executing the run.
         """
+        check_kind("what is saved", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)")
+        check_values("a checkpoint", run_id=checkpoint.run_id, step_number=checkpoint.step_number)
         active = self._active(checkpoint.run_id)
-        self._save(checkpoint, place_of(active) if active is not None else None)
+        if not checkpoint._renew():
+            notice(
+                f"{checkpoint.run_id}: the checkpoint after step {checkpoint.step_number} does not "
+                "have the checksum that it was given, and will not be loaded. With checksum='' it "
+                "is kept as it is"
+            )
+        self._save(
+            checkpoint.run_id,
+            checkpoint.step_number,
+            checkpoint._facts(),
+            place_of(active) if active is not None else None,
+        )
 
     def _save(
         self,
-        checkpoint: Checkpoint,
+        run_id: str,
+        step: int,
+        facts: dict[str, Any],
         place: State | None,
         *,
         durable: bool = True,
         keep: int = 0,
-        checksum: bool = True,
     ) -> None:
-        """Keep a checkpoint.
+        """Keep the fields of a checkpoint.
 
         Args:
+            facts: without a checksum, it is computed when the checkpoint is loaded: the seal
+                covers everything.
             place: where the run then was; ``None`` if nobody can go on there.
             keep: delete all but the newest so many; 0 for none.
-            checksum: now; else when it is loaded, since the seal is over all of it.
         """
-        run_id = checkpoint.run_id
-        checkpoint.checkpoint_id = checkpoint.checkpoint_id or uuid4().hex
-        if checksum and not checkpoint.checksum:
-            checkpoint.checksum = checkpoint.compute_checksum()
-        encoded = _codec.encode(vars(checkpoint), f"checkpoint {checkpoint.checkpoint_id!r}")
+        encoded = _codec.encode(facts, f"checkpoint {facts['checkpoint_id']!r}")
         header = {
-            "step": checkpoint.step_number,
-            "id": checkpoint.checkpoint_id,
+            "step": step,
+            "id": facts["checkpoint_id"],
             "form": encoded.form,
+            "sum": _SUM,
             "run": place._asdict() if place is not None else None,
         }
         with _Owned(self, run_id) as owned:
             names = owned.names
             serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
-            name = f"{_PREFIX}{checkpoint.step_number:012d}/{serial:012d}"
+            name = f"{_PREFIX}{step:012d}/{serial:012d}"
             names = sorted([*names, name])
             pruned = [each for each in names[:-keep] if each != name] if keep else []
             owned.journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
@@ -176,7 +237,7 @@ class CheckpointStore:
         return None
 
     def validate(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint is as it was when its checksum was computed."""
+        """Return whether a checkpoint is as it was when its checksum was computed."""
         return checkpoint.is_valid and checkpoint.checksum == checkpoint.compute_checksum()
 
     def list(self, run_id: str) -> list[Checkpoint]:
@@ -184,7 +245,7 @@ class CheckpointStore:
         found = []
         for name in self._names(run_id):
             loaded = self._load(run_id, name)
-            damaged = Checkpoint("", run_id, _step_of(name), timestamp="", is_valid=False)
+            damaged = Checkpoint(name, run_id, _step_of(name), timestamp="", is_valid=False)
             found.append(loaded[0] if loaded is not None else damaged)
         return found
 
@@ -203,13 +264,9 @@ class CheckpointStore:
             how many were deleted.
 
         Raises:
-            ConfigurationError: there is no such retention, or ``keep`` is below 1.
+            ConfigurationError: there is no such retention, or ``keep`` is no number of 1 or more.
         """
-        if retention not in ("latest_only", "prune_old", "all") or keep < 1:
-            raise ConfigurationError(
-                f"prune(retention={retention!r}, keep={keep!r}): retention is 'latest_only', "
-                "'prune_old' or 'all', and keep is 1 or more"
-            )
+        check_values("prune", run_id=run_id, retention=retention, keep=keep)
         if retention == "all":
             return 0
         names, active = self._names(run_id), self._active(run_id)
@@ -225,24 +282,29 @@ class CheckpointStore:
     # -- inside ----------------------------------------------------------------------------------
 
     def _names(self, run_id: str) -> _Names:
+        check_values("a checkpoint", run_id=run_id)
         active = self._active(run_id)
         names = _names_in.get(active) if active is not None else None
         return names if names is not None else self.store.names(run_id, _PREFIX)
 
     def _load(self, run_id: str, name: str) -> tuple[Checkpoint, State | None] | None:
-        """A checkpoint, and where in the run it was taken; ``None`` if it does not verify."""
+        """Return a checkpoint and where in the run it was taken; ``None`` if it is damaged."""
         try:
             opened = self._seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
         except DamagedError:
             return None
-        checkpoint = Checkpoint(**_codec.decode(opened.payload, opened.header["form"]))
+        facts = _codec.decode(opened.payload, opened.header["form"])
+        if opened.header.get("sum") != _SUM:  # computed in another way, by an earlier version
+            facts["checksum"] = ""
         place = opened.header["run"]
-        if not checkpoint.checksum:
-            with contextlib.suppress(DigestError):
-                checkpoint.checksum = checkpoint.compute_checksum()
-        elif not self.validate(checkpoint):
-            return None
-        return checkpoint, State(**place) if place is not None else None
+        with contextlib.suppress(DigestError):  # the memory of a graph is kept without a checksum
+            checkpoint = Checkpoint(**facts)
+            if not self.validate(checkpoint):
+                return None
+            checkpoint.checksum = _Computed(checkpoint.checksum)
+            return checkpoint, place and State(**place)
+        checksum = hashlib.sha256(opened.payload).hexdigest()
+        return Checkpoint(**{**facts, "checksum": checksum}), place and State(**place)
 
     def _newest_first(self, run_id: str) -> Iterator[tuple[Checkpoint, State | None]]:
         for name in reversed(self._names(run_id)):

@@ -5,7 +5,7 @@ Plain pickle first: it stores classes and functions by name, which is what must 
 code goes by value; what ``__main__`` holds under a name is still stored by that name, since a
 by-value copy comes back as a stranger (``isinstance`` is False, an enum member is no longer
 itself).  Bytes are only ever loaded after their envelope was verified.  Imports: pickling,
-data, errors.
+data, secrets, errors; on use raised.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from stepwise import _data
-from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump, dump_plain, too_deep
+from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump, dump_plain, masked_copy, too_deep
 from stepwise._pieces import Data
+from stepwise._previews import error_text
+from stepwise._secrets import NO_SECRETS, Secrets
+from stepwise._tracebacks import fold
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
-__all__ = ["Codec", "Encoded", "decode", "decode_error", "encode", "encode_error"]
+__all__ = ["JSON", "Codec", "Encoded", "decode", "decode_error", "encode", "encode_error"]
 
 _PARTS = 100  # of a value that are looked into for the one that does not pickle
 _TRACEBACK_CHARACTERS = 8_000
@@ -45,7 +48,8 @@ class Encoded(NamedTuple):
     form: str | None = None
 
 
-_JSON = "json"
+JSON = "json"
+"""The form of what was recorded as data."""
 
 
 class Codec(NamedTuple):
@@ -54,9 +58,11 @@ class Codec(NamedTuple):
     Args:
         name: ``""``: as pickles.  ``"json"``: as data only.  ``"data"``: the same, and nothing is
             ever unpickled (``trust="data"``).
+        secrets: what must not be recorded.
     """
 
     name: str = ""
+    secrets: Secrets = NO_SECRETS
 
     @property
     def data_only(self) -> bool:
@@ -75,14 +81,20 @@ class Codec(NamedTuple):
             NotRecordableError: it cannot be recorded; says which part of it.
         """
         if self.data_only:
-            return Encoded(_data.encode_data(value, kind, what), _JSON)
+            return Encoded(_data.encode_data(value, kind, what), JSON)
         return encode(value, what)
 
-    def encode_error(self, error: BaseException) -> Encoded:
-        """Encode an exception."""
-        if self.data_only:
-            return Encoded(_data.encode_error_data(error, traceback_text(error)), _JSON)
-        return encode_error(error)
+    def encode_error(self, error: BaseException, then: str = "") -> Encoded:
+        """Encode an exception; ``then`` as of ``encode_raised``, for what is recorded as data."""
+        if not self.data_only:
+            return encode_error(error, self.secrets)
+        from stepwise._raised import encode_raised  # on use: most programs record pickles
+
+        return Encoded(encode_raised(error, self.traceback, then, self.secrets), JSON)
+
+    def traceback(self, error: BaseException) -> str:
+        """The traceback of one exception, without secrets."""
+        return traceback_text(error, self.secrets.mask)
 
     def decode(self, data: bytes, form: str | None, kind: Any = Any) -> Any:
         """Load a value from verified bytes.
@@ -93,10 +105,14 @@ class Codec(NamedTuple):
         self.check(form)
         return decode(data, form, kind)
 
-    def decode_error(self, data: bytes, form: str | None) -> BaseException:
-        """Load an exception from verified bytes."""
+    def decode_error(self, data: bytes, form: str | None, *, whole: bool = False) -> BaseException:
+        """Load an exception from verified bytes; ``whole``: not as a summary, if it was data.
+
+        Raises:
+            UnreadableValueError: it cannot be loaded, or is a pickle and these are not loaded.
+        """
         self.check(form)
-        return decode_error(data, form)
+        return decode_error(data, form, whole=whole)
 
     def check(self, form: str | None) -> None:
         """Refuse pickles where they are not to be loaded.
@@ -104,7 +120,7 @@ class Codec(NamedTuple):
         Raises:
             UnreadableValueError: it is one.
         """
-        if form != _JSON and not self.trusting:
+        if form != JSON and not self.trusting:
             raise UnreadableValueError(
                 "it was recorded as a pickle, and trust='data' loads none; call the workflow "
                 "without it if you trust who could write to the store and had the key"
@@ -136,7 +152,7 @@ def decode(data: Data, form: str | None = None, kind: Any = Any) -> Any:
     Raises:
         UnreadableValueError: it needs a class that is gone, or holds code of another Python.
     """
-    if form == _JSON:
+    if form == JSON:
         return _data.decode_data(bytes(data), kind)
     return decode_with(lambda: pickle.loads(bytes(data)), form)
 
@@ -153,8 +169,8 @@ def decode_with(load: Callable[[], Any], python: str | None) -> Any:
         return load()
     except Exception as error:
         raise UnreadableValueError(
-            f"a recorded value cannot be loaded: {type(error).__name__}: {error}. Bring back the "
-            "class or module that it names"
+            f"a recorded value cannot be loaded: {type(error).__name__}: {error_text(error)}. "
+            "Bring back the class or module that it names"
         ) from error
 
 
@@ -165,7 +181,7 @@ def _not_recordable(value: object, what: str, error: BaseException) -> NotRecord
     path, culprit = ("", value) if too_deep(error) else _culprit(value)
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
     where = f"{what}{path}" if path else what
-    reason = "it is nested too deeply" if too_deep(error) else _text(error)
+    reason = "it is nested too deeply" if too_deep(error) else error_text(error)
     hint = "Return plain data (the text, the id, the path) instead of the live object"
     if inspect.isawaitable(culprit):
         hint = f"An `await` is missing where this {kind} is made"
@@ -229,13 +245,6 @@ def _short(value: object) -> str:
         return f"<{type(value).__qualname__}>"
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return f"<{type(error).__qualname__}, whose text cannot be shown>"
-
-
 # -- exceptions ----------------------------------------------------------------------------------
 
 _LINKS = 50  # causes and contexts of a chain that are recorded
@@ -259,12 +268,12 @@ class _Failure(NamedTuple):
     notes: tuple[str, ...]
 
 
-def encode_error(error: BaseException) -> Encoded:
+def encode_error(error: BaseException, secrets: Secrets = NO_SECRETS) -> Encoded:
     """Encode an exception with its causes and contexts, and the members of a group with theirs.
 
     Each is round-tripped through pickle now: many exceptions with an ``__init__`` of their own
     pickle but do not load.  Where one does not survive, its summary is recorded, and comes back as
-    :class:`~stepwise.errors.StepFailedError`.
+    :class:`~stepwise.errors.StepFailedError`.  Secrets are masked in what it says and holds.
     """
     chain: list[BaseException] = [error]
     index = {id(error): 0}
@@ -274,7 +283,7 @@ def encode_error(error: BaseException) -> Encoded:
             if other is not None and id(other) not in index:
                 index[id(other)] = len(chain)
                 chain.append(other)
-    failures = [_failure(each, index) for each in chain]
+    failures = [_failure(each, index, secrets) for each in chain]
     return Encoded(pickle.dumps([tuple(failure) for failure in failures], PROTOCOL))
 
 
@@ -282,20 +291,21 @@ def _members(error: BaseException) -> tuple[BaseException, ...]:
     return error.exceptions if isinstance(error, _GROUPS) else ()
 
 
-def _failure(error: BaseException, index: dict[int, int]) -> _Failure:
+def _failure(error: BaseException, index: dict[int, int], secrets: Secrets) -> _Failure:
     plain_group = type(error) in _GROUPS  # made again of its members
-    pickled, python = (None, None) if plain_group else _surviving(error)
+    pickled, python = (None, None) if plain_group else _surviving(error, secrets)
+    message = str(getattr(error, "message", "")) if plain_group else error_text(error)
     return _Failure(
         pickled,
         python,
         type_name=type(error).__qualname__,
-        message=str(getattr(error, "message", "")) if plain_group else _text(error),
-        traceback_text=traceback_text(error),
+        message=secrets.mask(message),
+        traceback_text=traceback_text(error, secrets.mask),
         cause=index.get(id(error.__cause__)),
         context=index.get(id(error.__context__)),
         suppress=error.__suppress_context__,
         members=tuple(index[id(each)] for each in _members(error)),
-        notes=_notes(error),
+        notes=tuple(map(secrets.mask, _notes(error))),
     )
 
 
@@ -306,20 +316,32 @@ def _notes(error: BaseException) -> tuple[str, ...]:
     return tuple(note for note in notes if isinstance(note, str))
 
 
-def _surviving(error: BaseException) -> tuple[bytes | None, str | None]:
+def survives(error: BaseException) -> bool:
+    """Whether an exception can be recorded as it is."""
+    return type(error) in _GROUPS or _surviving(error, NO_SECRETS)[0] is not None
+
+
+def _surviving(error: BaseException, secrets: Secrets) -> tuple[bytes | None, str | None]:
     try:
-        encoded = _encode(error)
+        encoded, text = _encode(error), error_text(error)
+        if secrets.found_in(encoded.data):
+            masked = masked_copy(error, secrets.masked)
+            encoded, text = _encode(masked), error_text(masked)
+            if secrets.found_in(encoded.data):
+                return None, None
         copy = decode(*encoded)
     except Exception:
         return None, None
-    same = type(copy) is type(error) and _text(copy) == _text(error)
+    same = type(copy) is type(error) and error_text(copy) == text
     return (bytes(encoded.data), encoded.form) if same else (None, None)
 
 
-def decode_error(data: bytes, form: str | None = None) -> BaseException:
+def decode_error(data: bytes, form: str | None = None, *, whole: bool = False) -> BaseException:
     """Load what :func:`encode_error` made, from verified bytes; links between them are restored."""
-    if form == _JSON:
-        return _data.decode_error_data(data)
+    if form == JSON:
+        from stepwise._raised import decode_raised  # on use
+
+        return decode_raised(data, whole=whole)
     failures = [_Failure(*fields) for fields in pickle.loads(data)]
     revived: dict[int, BaseException] = {}
 
@@ -361,13 +383,15 @@ def _revive(failure: _Failure, members: list[BaseException]) -> BaseException:
     )
 
 
-def traceback_text(error: BaseException) -> str:
-    """The traceback of one exception, without its chain, shortened in the middle."""
+def traceback_text(error: BaseException, mask: Callable[[str], str] = str) -> str:
+    """The traceback of one exception, without its chain, masked and shortened in the middle."""
     try:
+        fold(error)
         lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)
         text = "".join(lines)
     except Exception:  # a SyntaxError made by hand
-        text = f"{type(error).__qualname__}: {_text(error)}\n"
+        text = f"{type(error).__qualname__}: {error_text(error)}\n"
+    text = mask(text)
     if len(text) <= _TRACEBACK_CHARACTERS:
         return text
     half = _TRACEBACK_CHARACTERS // 2

@@ -173,6 +173,11 @@ class _Effects:
         else:
             effect.undoing = False
 
+    @property
+    def children(self) -> bool:
+        """Whether there are child runs among them."""
+        return any(each.call.child for each in self.effects.values())
+
     def newest_first(self) -> list[_Effect]:
         """In the order in which they are undone."""
         return sorted(self.effects.values(), key=lambda each: each.last.number, reverse=True)
@@ -219,6 +224,8 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         after = undoing._replace(undoing=False, error=told, updated_at=time.time())
         journal.append(head=after)
         notice(f"{facts.run_id}: {count} undone; called again, the workflow makes them anew")
+    elif effects.children:
+        journal.append(head=facts)  # nothing was to be undone in them
     return Result(done)
 
 
@@ -232,9 +239,12 @@ def _compensate_child(
     with _child_journal(journal, effect.call.child) as child:
         if child is None or (facts.forked_from and child[1].parent != facts.run_id):
             return 0  # what a fork shares is the other run's to undo
-        undone = _Effects(child[0].load(Position(child[1].pruned, None)), Codec()).undone
+        its = _Effects(child[0].load(Position(child[1].pruned, None)), Codec())
+        if any(each.intent.payload or each.call.child for each in its.effects.values()):
+            # If this process dies in there, whoever resumes the caller finishes the undoing first.
+            journal.append(head=_touched(facts))
         result = yield from compensate(*child)
-    if undone or result.value:
+    if its.undone or result.value:
         compensated = Compensated(effect.call.number, at=time.time())
         journal.append(*_undoing(effects, effect.call, compensated), head=_touched(facts))
     if result.error is not None:

@@ -6,12 +6,20 @@ Imports: identity, records.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from stepwise._identity import idempotency_key
 from stepwise._records import Call
 
-__all__ = ["Ordinals", "Progress", "counted_as", "key_of"]
+__all__ = ["Ordinals", "Progress", "apart", "counted_as", "key_of", "turn"]
+
+
+_TURNS = 1 << 40
+
+
+def turn(call: Call) -> int:
+    """Return how many-th call of its name a call was, whatever ordinal keeps its key apart."""
+    return call.ordinal % _TURNS
 
 
 class Progress:
@@ -62,6 +70,11 @@ class Ordinals:
             ordinal = self._children[name, digest] = self._children.get((name, digest), 0) + 1
         return ordinal
 
+    def next_child(self, name: str, digest: str) -> int:
+        """Return what :meth:`of_child` will give."""
+        with self._lock:
+            return self._children.get((name, digest), 0) + 1
+
     def count_anew(self, branch: str) -> None:
         """The next calls of a branch are its first again."""
         with self._lock:
@@ -87,3 +100,19 @@ def key_of(run_id: str, call: Call) -> str:
     """The idempotency key of a call that is made in this run."""
     counted = counted_as(call.name, call.branch)
     return idempotency_key(run_id, counted, call.digest, call.ordinal)
+
+
+def apart(call: Call, run_id: str, undone: int, taken: Container[tuple[str, str, int]]) -> Call:
+    """Give a new call an ordinal, and so an idempotency key, that no recorded call has.
+
+    Its own may be taken: of objects that call in another order than before, the first has the
+    ordinal under which another was recorded.  The new one is below zero, so that the calls that
+    follow keep theirs; :func:`turn` tells the call's own.
+    """
+    counted, ordinal = counted_as(call.name, call.branch), call.ordinal
+    while (counted, call.digest, ordinal) in taken:
+        ordinal -= _TURNS
+    if ordinal == call.ordinal:
+        return call
+    key = idempotency_key(run_id, counted, call.digest, ordinal, undone) if call.effect else ""
+    return call._replace(ordinal=ordinal, key=key)

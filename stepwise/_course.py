@@ -1,6 +1,6 @@
 """The attempts of a run, followed record by record: how often, how long, what was lost and saved.
 
-Imports: records.
+Imports: records, stops.
 """
 
 from __future__ import annotations
@@ -8,7 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._records import Ended, Entry, Intent, Outcome, Resumed, Started
+from stepwise._records import (
+    Ended,
+    Entry,
+    Intent,
+    Interrupted,
+    Outcome,
+    Resumed,
+    Ruled,
+    Started,
+    Stopped,
+)
+from stepwise._stops import is_over
 
 __all__ = ["Course"]
 
@@ -32,6 +43,9 @@ class Course:
         lost: seconds from the last record of each attempt to the beginning of the next.
         resumed_from, executed, skipped: of the last attempt; see :class:`stepwise.Run`.
         effects: how many side effects were announced, by tool.
+        stops: numbers of the records of the calls at which it stopped, and of what somebody said of
+            them since, while it has not gone on.
+        stopped: when it stopped.
     """
 
     born: float = 0.0
@@ -48,6 +62,8 @@ class Course:
     executed: int = 0
     skipped: int = 0
     effects: dict[str, int] = field(default_factory=dict)
+    stops: list[int] = field(default_factory=list)
+    stopped: float = 0.0
 
     @property
     def begun(self) -> int:
@@ -57,6 +73,10 @@ class Course:
     def add(self, entry: Entry) -> None:
         """Follow a record."""
         record = entry.record
+        if isinstance(record, Interrupted):
+            return  # what was in flight is lost from the record before it on
+        if self.stops and is_over(self.stopped, entry):
+            self.stops = []
         if isinstance(record, Outcome):
             if record.status == "completed" and not record.call.scope:
                 self.taken += max(0.0, record.at - record.call.at)
@@ -83,6 +103,9 @@ class Course:
             self.resumes = [*self.resumes, [entry.number, at, record.how]][-_RESUMES:]
             self.saved = self.taken
             self.resumed_from, self.executed, self.skipped = record.step, 0, 0
+        elif isinstance(record, (Stopped, Ruled)):
+            self.stops = [*self.stops, entry.number]
+            self.stopped = max(self.stopped, at) if isinstance(record, Stopped) else self.stopped
         elif isinstance(record, Ended) and self._is_own(at):
             self.resumed_from, self.executed = record.resumed_from, record.executed
             self.skipped = record.skipped

@@ -5,32 +5,35 @@ Whoever reads it makes no object that the annotation does not name.  With ``pyda
 itself has.  What would come back as something else (a tuple as a list) is refused when it is
 recorded: found after a crash, it would be a wrong value.
 
-The only module that knows pydantic.  Imports: digest, errors.
+The only module that knows pydantic.  Imports: alike, errors.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
 import json
 import typing
 from collections.abc import Callable
 from typing import Any
 
-from stepwise import _digest
-from stepwise.errors import DigestError, NotRecordableError, StepFailedError, UnreadableValueError
+from stepwise.errors import NotRecordableError, UnreadableValueError
 
-__all__ = ["decode_data", "decode_error_data", "encode_data", "encode_error_data", "returned_type"]
+__all__ = ["decode_data", "encode_data", "parameter_types", "returned_type"]
 
 _ATOMS = (str, int, float, bool, type(None))
 
 
-def returned_type(function: Callable[..., Any]) -> Any:
-    """The type that a function is annotated to return; ``Any`` if none is, or it is not known."""
+def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotated types of the parameters and of ``return``; empty if not known."""
     try:
-        return typing.get_type_hints(function, include_extras=True).get("return", Any)
+        return typing.get_type_hints(function, include_extras=True)
     except Exception:  # an annotation may name anything
-        return Any
+        return {}
+
+
+def returned_type(function: Callable[..., Any]) -> Any:
+    """Return the type that a function is annotated to return; ``Any`` if that is not known."""
+    return parameter_types(function).get("return", Any)
 
 
 def encode_data(value: Any, kind: Any, what: str) -> bytes:
@@ -43,14 +46,25 @@ def encode_data(value: Any, kind: Any, what: str) -> bytes:
     Raises:
         NotRecordableError: it is not data, or would come back as something else.
     """
+    from stepwise._alike import alike, held_twice  # on use: most programs record pickles
+
     try:
         data = _to_json(value, kind)
         again = _from_json(data, kind)
+        if not alike(value, again) and _adapter(kind) is not None:
+            data = _json_bytes(_with_ints(json.loads(data), value))
+            again = _from_json(data, kind)
+        same, twice = alike(value, again), held_twice(value)
     except Exception as error:
         raise _not_data(value, what, str(error).split("\n", 1)[0]) from error
-    if not _same(value, again):
-        shown = f"it comes back as {type(again).__name__} {again!r:.80}"
-        raise _not_data(value, what, shown)
+    if not same:
+        what_part = "it" if type(again) is not type(value) else "with a part changed, it"
+        raise _not_data(
+            value, what, f"{what_part} comes back as {type(again).__name__} {again!r:.80}"
+        )
+    if twice is not None:
+        why = f"it holds one and the same {_name(type(twice))} twice, and would come back with two"
+        raise _not_data(value, what, why)
     return data
 
 
@@ -86,21 +100,15 @@ def _name(kind: Any) -> str:
     return str(getattr(kind, "__qualname__", kind))
 
 
-def _same(one: Any, other: Any) -> bool:
-    # Equal is enough: 0 where a float is annotated comes back as 0.0.  NaN is not equal to itself.
-    if type(one) is type(other) and one == other:
-        return True
-    try:
-        return _digest.digest(one) == _digest.digest(other)
-    except DigestError:
-        return False
-
-
 def _to_json(value: Any, kind: Any) -> bytes:
     adapter = _adapter(kind)
     if adapter is not None:
         # Strict in what is taken: a value that is not of its type would be changed silently.
         return bytes(adapter.dump_json(value, warnings="error"))
+    return _json_bytes(value)
+
+
+def _json_bytes(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "surrogatepass"
     )
@@ -109,8 +117,61 @@ def _to_json(value: Any, kind: Any) -> bytes:
 def _from_json(data: bytes, kind: Any) -> Any:
     adapter = _adapter(kind)
     if adapter is not None:
-        return adapter.validate_json(data)
+        return _ints_back(json.loads(data), adapter.validate_json(data))
     return json.loads(data.decode("utf-8", "surrogatepass"))
+
+
+# An int is at home where a float is annotated, but pydantic writes and reads a float there.
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    from stepwise._alike import state_of  # on use
+
+    return value if isinstance(value, dict) else state_of(value)
+
+
+def _with_ints(written: Any, value: Any) -> Any:
+    """The JSON of a value, with an int where the value has one."""
+    if type(written) is float and type(value) is int:
+        return value
+    if isinstance(written, dict):
+        parts = _parts(value)
+        if len(parts) != len(written):
+            return written
+        pairs = zip(written.items(), parts.values(), strict=True)
+        return {name: _with_ints(each, part) for (name, each), part in pairs}
+    if isinstance(written, list) and isinstance(value, (list, tuple)):
+        return [*map(_with_ints, written, value)]
+    return written
+
+
+def _ints_back(written: Any, value: Any) -> Any:
+    """A value, with an int where its JSON has one."""
+    if type(value) is float:
+        return written if type(written) is int and written == value else value
+    if isinstance(written, dict):
+        _put_ints(written, value)
+    elif isinstance(written, list) and isinstance(value, (list, tuple)):
+        parts = [*map(_ints_back, written, value)]
+        if any(part is not each for part, each in zip(parts, value, strict=True)):
+            if isinstance(value, tuple):
+                return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+            value[:] = parts
+    return value
+
+
+def _put_ints(written: dict[str, Any], value: Any) -> None:
+    parts = _parts(value)
+    if len(parts) != len(written):
+        return
+    for (name, part), each in zip(list(parts.items()), written.values(), strict=True):
+        again = _ints_back(each, part)
+        if again is part:
+            continue
+        if isinstance(value, dict):
+            value[name] = again
+        else:
+            object.__setattr__(value, name, again)
 
 
 @functools.cache
@@ -135,34 +196,3 @@ def _adapter(kind: Any) -> Any:
 @functools.lru_cache(256)
 def _adapters(kind: Any) -> Any:
     return _pydantic().TypeAdapter(kind)
-
-
-# -- exceptions ----------------------------------------------------------------------------------
-
-
-def encode_error_data(error: BaseException, traceback: str) -> bytes:
-    """Encode an exception: of a builtin one its class and arguments, of any other a summary."""
-    cls = type(error)
-    plain = getattr(builtins, cls.__name__, None) is cls and all(
-        type(each) in _ATOMS for each in error.args
-    )
-    facts = {
-        "type": cls.__qualname__,
-        "message": str(error),
-        "traceback": traceback,
-        "args": list(error.args) if plain else None,
-    }
-    return json.dumps(facts, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def decode_error_data(data: bytes) -> BaseException:
-    """Load what :func:`encode_error_data` made: a builtin exception, or ``StepFailedError``."""
-    facts = json.loads(data.decode("utf-8", "surrogatepass"))
-    cls = getattr(builtins, facts["type"], None)
-    if facts["args"] is not None and isinstance(cls, type) and issubclass(cls, BaseException):
-        return cls(*facts["args"])
-    return StepFailedError(
-        f"{facts['type']}: {facts['message']}",
-        type_name=facts["type"],
-        traceback_text=facts["traceback"],
-    )

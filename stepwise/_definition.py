@@ -5,19 +5,23 @@ Imports: identity, resume (the checkpoint policy), rewrite.
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise import _identity
 from stepwise._checkpoints import Retention
 from stepwise._data import returned_type
+from stepwise._forks import cached
+from stepwise._hiding import Redact
 from stepwise._identity import Key, Parameters
-from stepwise._notices import warn
+from stepwise._notices import reports, warn
+from stepwise._places import file_of, other_names
+from stepwise._reloading import code_in_file
 from stepwise._resume import CheckpointPolicy
-from stepwise.errors import RunWarning
+from stepwise.errors import ConfigurationError, RunWarning
 from stepwise.rewrite import (
     Rewritten,
     Source,
@@ -27,7 +31,13 @@ from stepwise.rewrite import (
     fingerprint,
 )
 
-__all__ = ["Definition", "Options", "is_defined"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Definition", "Options", "Start", "TakesOptions", "class_of", "is_copy", "is_defined"]
+
+Start = Literal["same", "unfinished", "new"]
+"""Which run a call from outside of any run means; see :mod:`stepwise._starts`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Options:
     durability: Literal["fsync", "os"] | None = None
     key: Key = None
     ignore: tuple[str, ...] = ()
+    secret: tuple[str, ...] = ()
+    redact: Redact = ()
     checkpoint_every: int = 1
     retention: Retention = "prune_old"
     keep: int = 3
@@ -48,7 +60,8 @@ class Options:
     codec: Literal["pickle", "json"] | None = None
     trust: Literal["all", "data"] | None = None
     run_id: str | None = None
-    fresh: bool = False
+    start: Start | None = None
+    on_owned: Literal["raise", "wait", "skip"] = "raise"
 
     def recording(self, outer: str) -> str:
         """How values are recorded; see :class:`stepwise._codec.Codec`.
@@ -62,12 +75,86 @@ class Options:
             return "data"
         return "json" if self.codec == "json" else ""
 
+    def changed(self, changes: dict[str, Any]) -> Options:
+        """Return the options with these changes.
+
+        Raises:
+            ConfigurationError: two of them exclude each other.
+        """
+        for option in ("ignore", "secret", "redact"):
+            names = changes.get(option)
+            if isinstance(names, Iterable):
+                names = (names,) if isinstance(names, str) else tuple(names)
+                changes = {**changes, option: names}
+        if "fresh" in changes:
+            changes = _with_start(self, changes)
+        chosen = replace(self, **changes)
+        if chosen.trust == "data" and chosen.codec == "pickle":
+            raise ConfigurationError(
+                "trust='data' loads no pickle, so that codec='pickle' could never be read again: a "
+                "workflow has one or the other"
+            )
+        if chosen.compensate_on_failure and chosen.prune_journal:
+            raise ConfigurationError(
+                "compensate_on_failure=True needs the records that prune_journal=True deletes: a "
+                "workflow has one or the other"
+            )
+        return chosen
+
     @property
     def policy(self) -> CheckpointPolicy:
         """When checkpoints are taken, and how many are kept."""
         return CheckpointPolicy(
             self.checkpoint_every, self.retention, self.keep, self.prune_journal
         )
+
+
+class TakesOptions:
+    """An object that has ``options()``, typed by the options that there are."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def options(
+            self,
+            /,
+            *,
+            name: str | None = ...,
+            store: Any = ...,
+            durability: Literal["fsync", "os"] | None = ...,
+            key: Key = ...,
+            ignore: Iterable[str] = ...,
+            secret: Iterable[str] = ...,
+            redact: Redact = ...,
+            checkpoint_every: int = ...,
+            retention: Retention = ...,
+            keep: int = ...,
+            prune_journal: bool = ...,
+            compensate_on_failure: bool = ...,
+            progress: bool | None = ...,
+            codec: Literal["pickle", "json"] | None = ...,
+            trust: Literal["all", "data"] | None = ...,
+            on_owned: Literal["raise", "wait", "skip"] = ...,
+            start: Start | None = ...,
+            run_id: str | None = ...,
+            fresh: bool = ...,
+        ) -> Self:
+            """Copy the workflow with other options; see :meth:`Workflow.options`."""
+
+
+def _with_start(before: Options, changes: dict[str, Any]) -> dict[str, Any]:
+    """The short form ``fresh=`` as what it is short for."""
+    changes = dict(changes)
+    fresh, start = changes.pop("fresh"), changes.get("start")
+    if start is not None and fresh != (start == "new"):
+        raise ConfigurationError(
+            f"fresh={fresh} and start={start!r} contradict each other: fresh=True is short for "
+            "start='new'; say one of them"
+        )
+    if start is None and (fresh or before.start == "new"):
+        changes["start"] = "new" if fresh else None
+    return changes
 
 
 _defined: set[tuple[str, str]] = set()  # module and label
@@ -93,21 +180,52 @@ class Definition:
         like: Definition | None = None,
         place: str = "",
     ) -> None:
-        self.function = function
         self.options = options
-        self.label = options.name or _identity.label_of(function)
+        self._like = like
+        self._place: str = place if like is None else like._place
+        self._take(function)
+        _defined.add((function.__module__, self.label))
+
+    def _take(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._code = function.__code__
+        self.label = self.options.name or _identity.label_of(function)
+        what = f"workflow {self.label!r}"
         self.parameters = Parameters(
-            function, ignore=options.ignore, key=options.key, what=f"workflow {self.label!r}"
+            function,
+            ignore=self.options.ignore,
+            key=self.options.key,
+            secret=self.options.secret,
+            redact=self.options.redact,
+            what=what,
         )
-        self.source: Source = capture(function) if like is None else like.source
+        self.source: Source = capture(function) if self._like is None else self._like.source
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self.is_generator = inspect.isgeneratorfunction(function)
         self.is_async_generator = inspect.isasyncgenfunction(function)
-        _defined.add((function.__module__, self.label))
-        self._like = like
-        self._place: str = place if like is None else like._place
+        # What captured variables held when it was called first.
+        self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
         self._rewritten: Rewritten | None = None
         self._tried = False
+        self.__dict__.pop("returns", None)
+
+    def become(self, other: Definition) -> None:
+        """Be what the edited module defines now."""
+        self.options = other.options
+        self._take(other.function)
+
+    def follow(self) -> None:
+        """Follow an edit of the function that a reloader made in place."""
+        like = self._like
+        if like is not None:
+            like.follow()
+            if self._code is not like._code:
+                self._take(like.function)
+        elif self.function.__code__ is not self._code:
+            located = code_in_file(self.function)
+            if located is not None:
+                self.function.__code__ = located
+            self._take(self.function)
 
     def rewritten(self) -> Rewritten | None:
         """The function that can be entered in the middle; made at the first run.
@@ -125,6 +243,7 @@ class Definition:
                     self._tell_replay(error)
         return self._rewritten
 
+    @reports
     def _tell_replay(self, error: UnsupportedError) -> None:
         warn(
             f"workflow {self.label!r} cannot be resumed in the middle: {error}. After a crash it "
@@ -138,7 +257,7 @@ class Definition:
         """The module or script that defines it; asked late: a script is known when it runs."""
         return self._place or _identity.place_of(self.function.__module__)
 
-    @functools.cached_property
+    @cached
     def returns(self) -> Any:
         """The type that the function is annotated to return."""
         return returned_type(self.function)
@@ -153,3 +272,26 @@ class Definition:
     def full_name(self) -> str:
         """``module:label``, or ``/path/script.py:label`` for a workflow of a script."""
         return f"{self.place}:{self.label}"
+
+    @cached
+    def file(self) -> str:
+        """The file that defines it, in this program; empty if it has none."""
+        return "" if self._place else file_of(self.function.__module__)
+
+    @cached
+    def other_names(self) -> list[str]:
+        """Its full name where that file is started or imported another way."""
+        return [] if self._place else other_names(self.function.__module__, self.label)
+
+
+def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions are one: a class that is pickled by value may come more than once."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def class_of(function: Callable[..., Any]) -> Any:
+    """Return the place that the qualified name of a function says it is defined in."""
+    found: Any = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split(".")[:-1]:
+        found = getattr(found, part, None)
+    return found

@@ -20,15 +20,13 @@ from __future__ import annotations
 
 import collections
 import copyreg
-import enum
 import functools
 import hashlib
-import pathlib
-import re
-import types
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import io
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from stepwise import _config
 from stepwise._digest_atoms import (
     ATOMS,
     UndigestibleError,
@@ -38,28 +36,47 @@ from stepwise._digest_atoms import (
     framed,
     join,
     lengthened,
+    main_name,
     noun,
     string,
 )
+from stepwise._digest_builtins import BASES, named, namedtuple_form
+from stepwise._frameworks import EACH, Mark, Numbering, Rule, rules_of
 from stepwise._grown import LONG, digest_grown
 from stepwise.errors import DigestError
 
 if TYPE_CHECKING:
     from stepwise._digest_types import Form
 
-__all__ = ["class_name", "combine", "combined", "digest", "encode", "framed"]
+__all__ = [
+    "Encoder",
+    "Numbering",
+    "class_name",
+    "combine",
+    "combined",
+    "digest",
+    "encode",
+    "form_of",
+    "framed",
+]
+
+T = TypeVar("T")
 
 _NOT_STATE = frozenset({"__weakref__", "__dict__"})
+_REFERENCES = frozenset({"str", "int", "bytes", "uuid.UUID"})
 _TOO_OFTEN = 100_000  # visits of objects on cycles: some seconds
 
 
-def digest(value: object) -> str:
+def digest(value: object, numbering: Numbering | None = None) -> str:
     """Digest ``value`` to 32 hexadecimal digits (128 bits of a SHA-256).
+
+    Args:
+        numbering: see :func:`encode`.
 
     Raises:
         DigestError: part of it cannot be part of an identity; says which part.
     """
-    return hashlib.sha256(encode(value)).hexdigest()[:32]
+    return hashlib.sha256(encode(value, numbering)).hexdigest()[:32]
 
 
 def combine(*parts: bytes | str) -> str:
@@ -72,15 +89,19 @@ def combined(parts: Iterable[bytes]) -> str:
     return hashlib.sha256(fold(b"+" + b"".join(parts))).hexdigest()[:32]
 
 
-def encode(value: object) -> bytes:
+def encode(value: object, numbering: Numbering | None = None) -> bytes:
     """The canonical bytes of ``value``, at most 64, of which :func:`digest` is the hash.
+
+    Args:
+        numbering: of the references in what makes one identity; what frameworks make up anew at
+            every start does not count then.  Without one, all of the value counts.
 
     Raises:
         DigestError: see :func:`digest`.
     """
     try:
         simple = ATOMS.get(type(value))
-        return simple(value) if simple is not None else _Encoder().encode(value)
+        return simple(value) if simple is not None else Encoder(numbering).encode(value)
     except UndigestibleError as error:
         path = "".join(reversed(error.path))
         raise DigestError(
@@ -96,7 +117,7 @@ def encode(value: object) -> bytes:
         ) from None
 
 
-class _Encoder:
+class Encoder:
     """One encoding.
 
     ``active`` holds the objects that are being encoded, each with its level, to see cycles; ``met``
@@ -105,8 +126,12 @@ class _Encoder:
     """
 
     cycles = again = 0
+    atoms: ClassVar = ATOMS
+    list_tag = b"l"
+    long = LONG
 
-    def __init__(self) -> None:
+    def __init__(self, numbering: Numbering | None = None) -> None:
+        self.numbering = numbering
         self.active: dict[int, int] = {}
         self.met: dict[int, tuple[Any, bytes | None]] = {}
 
@@ -139,7 +164,7 @@ class _Encoder:
         cycles = self.cycles
         cls: type = type(value)
         try:
-            encoded = _form_of(cls)(self, value)
+            encoded = form_of(cls)(self, value)
         except (UndigestibleError, RecursionError, MemoryError):
             raise
         except Exception as error:  # its own methods are asked
@@ -154,7 +179,7 @@ class _Encoder:
 
     def items(self, values: Iterable[Any], label: str = "[{}]") -> list[bytes]:
         encoded: list[bytes] = []
-        atoms, encode = ATOMS, self.encode
+        atoms, encode = self.atoms, self.encode
         try:
             for item in values:
                 encoded.append(atoms.get(type(item), encode)(item))  # noqa: PERF401 (the path)
@@ -164,29 +189,59 @@ class _Encoder:
         return encoded
 
     def list_(self, value: Iterable[Any]) -> bytes:
-        if type(value) is list and len(value) >= LONG:  # then it is folded
-            digest = digest_grown(value, b"l", self.joined, self.active)
-            if digest is not None:
-                return b"#" + digest
+        if type(value) is list and len(value) >= self.long:  # then it is folded
+            return self.long_list(value)
         return join(b"l", self.items(value))
 
-    def joined(self, values: Iterable[Any]) -> bytes:
-        return lengthened(self.items(values))
+    def long_list(self, value: list[Any]) -> bytes:
+        outer, state = self.numbering, Numbering if self.numbering is not None else _no_numbering
+        tag = self.list_tag
+        kind = tag, _config.fields() if outer is not None else None, main_name.get()
+        grown = digest_grown(value, tag, self.joined, self.active, kind=kind, state=state)
+        if grown is None:
+            inner = state()
+            grown = hashlib.sha256(tag + self.joined(value, inner)).digest(), inner
+        encoded, numbering = b"#" + grown[0], grown[1]
+        links = outer.attach(numbering) if outer is not None and numbering is not None else b""
+        return join(b"&", [encoded, fold(links)]) if links else encoded
+
+    def joined(self, values: Iterable[Any], numbering: Numbering | None) -> bytes:
+        return lengthened(self.numbered(numbering, self.items, values))
+
+    def numbered(
+        self, numbering: Numbering | None, encode: Callable[..., T], value: Any, *more: Any
+    ) -> T:
+        """Encode with another numbering; what was met has another encoding then."""
+        before = self.numbering, self.met
+        self.numbering, self.met = numbering, {} if numbering is not self.numbering else self.met
+        try:
+            return encode(value, *more)
+        finally:
+            self.numbering, self.met = before
 
     def tuple_(self, value: Iterable[Any]) -> bytes:
         return join(b"t", self.items(value))
 
     def set_(self, value: Iterable[Any]) -> bytes:
-        return join(b"{", sorted(self.items(value, "{{...}}")))
+        # In no order, so its references have none.
+        return join(b"{", sorted(self.numbered(None, self.items, value, "{{...}}")))
 
     def pairs(self, value: dict[Any, Any], label: str = "[{}]") -> list[tuple[bytes, bytes]]:
-        pairs = []
-        atoms, encode = ATOMS, self.encode
+        pairs, later = [], []
+        atoms = self.atoms
         key: Any = None
         try:
             for key, item in value.items():
-                name = atoms.get(type(key), encode)(key)
-                pairs.append((name, atoms.get(type(item), encode)(item)))
+                form = atoms.get(type(key))
+                name = form(key) if form is not None else self.numbered(None, self.encode, key)
+                form = atoms.get(type(item))
+                if form is not None:
+                    pairs.append((name, form(item)))
+                else:
+                    later.append((name, key, item))
+            later.sort(key=_first)  # references appear in an order that is not that of the dict
+            for name, key, item in later:  # noqa: B007 (the path)
+                pairs.append((name, self.encode(item)))
         except UndigestibleError as error:
             error.path.append(label.format(_short(key) if label == "[{}]" else key))
             raise
@@ -197,7 +252,9 @@ class _Encoder:
 
     def ordered_dict(self, value: dict[Any, Any]) -> bytes:
         # Two OrderedDicts are equal only in the same order.
-        return join(b"D", [part for pair in self.pairs(value) for part in pair])
+        found = dict(self.pairs(value))
+        ordered = [self.numbered(None, self.encode, key) for key in value]
+        return join(b"D", [part for name in ordered for part in (name, found[name])])
 
     def counter(self, value: collections.Counter[Any]) -> bytes:
         # A count of zero is equal to no count.
@@ -209,63 +266,42 @@ class _Encoder:
     def deque(self, value: Iterable[Any]) -> bytes:
         return join(b"Q", self.items(value))  # nor is maxlen
 
-    def slice(self, value: slice) -> bytes:
-        return join(b":", self.fields(value, ("start", "stop", "step")))
-
-    def memory(self, value: memoryview) -> bytes:
-        content = hashlib.sha256(value if value.contiguous else value.tobytes()).digest()
-        return join(b"v", [*self.items((value.format, value.shape)), content])
-
     # -- objects -------------------------------------------------------------------------------
+
+    def rules(self, value: Any) -> dict[str, Rule] | None:
+        """How those of its fields count that do not count as they are."""
+        return rules_of(type(value)) if self.numbering is not None else None
 
     def fields(self, value: Any, names: Iterable[str]) -> list[bytes]:
         """Names and values of attributes."""
-        parts = []
+        parts, rules = [], self.rules(value)
         for name in names:
             try:
-                parts += [string(name), self.encode(getattr(value, name, None))]
+                held = getattr(value, name, None)
+                rule = rules.get(name) if rules is not None else None
+                if rule is None:
+                    parts += [string(name), self.encode(held)]
+                elif rule is not Mark.VOLATILE:
+                    parts += [string(name), self.ruled(held, rule)]
             except UndigestibleError as error:
                 error.path.append(f".{name}")
                 raise
         return parts
 
-    def enum(self, value: enum.Enum) -> bytes:
-        cls = type(value)
-        if value.name in cls.__members__:
-            return join(b"e", [string(class_name(cls)), string(value.name)])
-        return join(b"E", [string(class_name(cls)), self.encode(value.value)])  # READ | WRITE
-
-    def namedtuple(self, value: Any) -> bytes:
-        return join(b"o", [string(class_name(type(value))), *self.items(value)])
-
-    def function(self, value: Any) -> bytes:
-        return self.named(value, value.__qualname__)
-
-    def named(self, value: Any, name: str) -> bytes:
-        """What is its own name, if that name leads back to it."""
-        from stepwise._digest_types import leads_to
-
-        # Functions know their module; singletons live beside their class.
-        for module in (getattr(value, "__module__", None) or "builtins", type(value).__module__):
-            if leads_to(module, name, value):
-                return fold(f"c{name if module == 'builtins' else f'{module}.{name}'}".encode())
-        raise UndigestibleError(
-            f"no importable name leads to {noun(value)} named {name!r}, so that two of them "
-            "cannot be told apart",
-            class_name(type(value)),
-        )
-
-    def method(self, value: types.MethodType) -> bytes:
-        name = value.__name__
-        if getattr(value.__self__, name, None) == value:
-            return join(b"M", [string(name), self.encode(value.__self__)])
-        return join(b"m", self.items((value.__func__, value.__self__)))  # of a parent class
-
-    def partial(self, value: functools.partial[Any]) -> bytes:
-        return join(b"P", self.fields(value, ("func", "args", "keywords")))
-
-    def pattern(self, value: re.Pattern[Any]) -> bytes:
-        return join(b"R", self.items((value.flags, value.pattern)))
+    def ruled(self, value: Any, rule: Rule) -> bytes:
+        """A value of which some parts do not count, or by the order of their appearance."""
+        if isinstance(rule, Mark):
+            refers = rule is Mark.REFERENCE and class_name(type(value)) in _REFERENCES
+            numbering = self.numbering if refers else None
+            return numbering.of(value) if numbering is not None else self.encode(value)
+        if type(value) is list and EACH in rule:
+            return join(b"l", [self.ruled(each, rule[EACH]) for each in value])
+        if type(value) is not dict:
+            return self.encode(value)
+        kept = {key: item for key, item in value.items() if rule.get(key) is not Mark.VOLATILE}
+        apart = {key: kept.pop(key) for key in sorted(rule) if key in kept}
+        pairs = [(string(key), self.ruled(item, rule[key])) for key, item in apart.items()]
+        return join(b"d", [part for pair in sorted([*pairs, *self.pairs(kept)]) for part in pair])
 
     def subclass(self, value: Any) -> bytes:
         """Of a builtin container whose pickle holds more than ``==`` compares, or its set order."""
@@ -279,9 +315,11 @@ class _Encoder:
         """Class and state of an ordinary object, as pickle protocol 2 would take it apart."""
         form = _reduce(value)
         if isinstance(form, str):
-            return self.named(value, form)
+            return named(value, form)
         cls = type(value)
         make, args, state, items, pairs = form
+        if isinstance(value, (io.StringIO, io.BytesIO)) and not state[-1]:
+            state = (*state[:-1], None)  # of attributes: {} as soon as somebody has looked for one
         parts = [string(class_name(cls))]
         if make not in (copyreg.__newobj__, copyreg._reconstructor, cls):  # type: ignore[attr-defined]
             parts.append(self.encode(make))
@@ -303,7 +341,17 @@ class _Encoder:
             state = {**(state[0] or {}), **state[1]}  # of __dict__ and __slots__
         if not isinstance(state, dict):
             return self.encode(state)
-        return self.dict_({k: v for k, v in state.items() if k not in _NOT_STATE}, ".{}")
+        state = {k: v for k, v in state.items() if k not in _NOT_STATE}
+        rules = self.rules(value)
+        return self.dict_(state, ".{}") if rules is None else self.ruled(state, rules)
+
+
+def _first(item: tuple[Any, ...]) -> Any:
+    return item[0]
+
+
+def _no_numbering() -> None:
+    """Make none."""
 
 
 def _reduce(value: Any) -> Any:
@@ -327,55 +375,34 @@ def _text(error: Exception) -> str:
         return type(error).__name__
 
 
-def _path(_: _Encoder, value: pathlib.PurePath) -> bytes:
-    windows = isinstance(value, pathlib.PureWindowsPath)
-    return (
-        join(b"\\", [string(str(value).lower())]) if windows else join(b"/", [string(str(value))])
-    )
-
-
-def _module(_: _Encoder, value: types.ModuleType) -> bytes:
-    return fold(b"L" + value.__name__.encode())
-
-
 _CONTAINERS: dict[type, Form] = {
-    list: _Encoder.list_,
-    tuple: _Encoder.tuple_,
-    dict: _Encoder.dict_,
-    set: _Encoder.set_,
-    frozenset: _Encoder.set_,
-    collections.OrderedDict: _Encoder.ordered_dict,
-    collections.defaultdict: _Encoder.defaultdict,
-    collections.Counter: _Encoder.counter,
-    collections.deque: _Encoder.deque,
+    list: Encoder.list_,
+    tuple: Encoder.tuple_,
+    dict: Encoder.dict_,
+    set: Encoder.set_,
+    frozenset: Encoder.set_,
+    collections.OrderedDict: Encoder.ordered_dict,
+    collections.defaultdict: Encoder.defaultdict,
+    collections.Counter: Encoder.counter,
+    collections.deque: Encoder.deque,
 }
 
 _SUBCLASSED: tuple[tuple[type, Form], ...] = (
-    (collections.OrderedDict, _Encoder.ordered_dict),
-    (collections.defaultdict, _Encoder.defaultdict),
-    (collections.Counter, _Encoder.counter),
-    (collections.deque, _Encoder.deque),
-    (set, _Encoder.set_),
-    (frozenset, _Encoder.set_),
-)
-
-_BASES: tuple[tuple[Any, Form], ...] = (
-    (enum.Enum, _Encoder.enum),
-    (pathlib.PurePath, _path),
-    (types.ModuleType, _module),
-    (re.Pattern, _Encoder.pattern),
-    (slice, _Encoder.slice),
-    (memoryview, _Encoder.memory),
-    (functools.partial, _Encoder.partial),
-    (types.MethodType, _Encoder.method),
-    ((types.FunctionType, types.BuiltinFunctionType), _Encoder.function),
+    (collections.OrderedDict, Encoder.ordered_dict),
+    (collections.defaultdict, Encoder.defaultdict),
+    (collections.Counter, Encoder.counter),
+    (collections.deque, Encoder.deque),
+    (set, Encoder.set_),
+    (frozenset, Encoder.set_),
 )
 
 
 @functools.lru_cache(maxsize=1000)
-def _form_of(cls: type) -> Form:
+def form_of(cls: type) -> Form:
     """How the values of a class that is neither an atom nor a container are taken apart."""
-    for base, form in _BASES:
+    base: Any
+    form: Form
+    for base, form in BASES:
         if issubclass(cls, base):
             return form
     from stepwise._digest_types import form_for  # on use: plain data needs none of these
@@ -384,7 +411,7 @@ def _form_of(cls: type) -> Form:
     if known is not None:
         return known
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return _Encoder.namedtuple
+        return namedtuple_form
     if issubclass(cls, tuple(base for base, _ in _SUBCLASSED)):
-        return _Encoder.subclass
-    return _Encoder.reduced
+        return Encoder.subclass
+    return Encoder.reduced

@@ -12,6 +12,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ __all__ = [
     "ATOMS",
     "UndigestibleError",
     "atom",
+    "called",
     "class_name",
     "fold",
     "framed",
     "join",
     "lengthened",
+    "main_name",
     "noun",
     "string",
 ]
@@ -67,9 +70,20 @@ def framed(part: bytes | str) -> bytes:
     return _LENGTH[len(folded)] + folded
 
 
+main_name: ContextVar[str] = ContextVar("stepwise_main_name", default="__main__")
+"""What ``__main__`` is called in the names of classes and functions."""
+
+
+def called(module: str) -> str:
+    """What a module is called in the names of what it defines."""
+    return main_name.get() if module == "__main__" else module
+
+
 def class_name(cls: Any) -> str:
     """``module.qualname`` of a class or function; the name alone for builtins."""
     module = getattr(cls, "__module__", None)
+    if module == "__main__":
+        module = main_name.get()
     name = getattr(cls, "__qualname__", None) or repr(cls)
     return name if module in (None, "builtins") else f"{module}.{name}"
 

@@ -17,7 +17,15 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from stepwise._digest_atoms import UndigestibleError, class_name, fold, join, noun, string
+from stepwise._digest_atoms import (
+    UndigestibleError,
+    called,
+    class_name,
+    fold,
+    join,
+    noun,
+    string,
+)
 
 __all__ = ["Form", "form_for", "leads_to"]
 
@@ -165,7 +173,7 @@ def _annotation(encoder: Encoder, value: Any) -> bytes:
             raise UndigestibleError(
                 f"no importable name leads to {noun(value)} named {name!r}", class_name(type(value))
             )
-        return fold(f"c{value.__module__}.{name}".encode())
+        return fold(f"c{called(value.__module__)}.{name}".encode())
     parts = encoder.items(typing.get_args(value))
     if origin in (typing.Union, types.UnionType):
         return join(b"y", [b"union", *sorted(parts)])

@@ -39,7 +39,7 @@ class RunShown:
         call: ``label(arguments)``.
         resumed_from: steps that were done where the last attempt went on; ``None`` for the first.
         begun: number of the record that began the last attempt; what is older was skipped by it.
-        error: of a failed run.
+        error: what a failed run raised, or what interrupted it.
         steps: the newest ones, of as many as there are (``total``, by status).
         saved: seconds that the steps took that the last attempt did not execute.
         lost: seconds between its attempts.
@@ -151,7 +151,8 @@ def run_text(run: RunShown) -> str:
         *([f"  {told}"] if told else []),
     ]
     if run.error:
-        lines.append(f"  error {_line(run.error, 200)}")
+        what = "stopped by" if run.status == "interrupted" else "error"
+        lines.append(f"  {what} {_line(run.error, 200)}")
     if run.damage:
         lines.append(f"  {run.damage}")
     rows = [
@@ -237,7 +238,8 @@ padding:.3em .5em;max-height:24em;overflow:auto;background:var(--sw-panel);borde
 background:currentColor}
 .stepwise .sw-completed{color:var(--sw-good)}
 .stepwise .sw-failed,.stepwise .sw-crashed{color:var(--sw-bad)}
-.stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated{color:var(--sw-doubt)}
+.stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated,
+.stepwise .sw-interrupted{color:var(--sw-doubt)}
 .stepwise .sw-running,.stepwise .sw-started,.stepwise .sw-ready{color:var(--sw-now)}
 .stepwise .sw-skipped{color:var(--sw-soft)}
 .stepwise .sw-track.sw-skipped i{opacity:.5}

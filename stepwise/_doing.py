@@ -17,6 +17,7 @@ __all__ = ["Doing"]
 _ENDS = {
     "run_completed": "completed",
     "run_failed": "failed",
+    "run_interrupted": "interrupted",
     "run_stopped": "stopped",
     "step_completed": "completed",
     "step_failed": "failed",

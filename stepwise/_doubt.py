@@ -1,6 +1,6 @@
 """Doubt: the answers to "did it happen?", and what is said while nobody knows.
 
-Imports: matching, records.
+Imports: matching, stops, records.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from stepwise import _config
+from stepwise._callers import differences
 from stepwise._identity import compensation_key
 from stepwise._journal import Journal
 from stepwise._matching import Match
+from stepwise._notices import count
+from stepwise._parts import shown_part
 from stepwise._recorded import Recorded
-from stepwise._records import Call
-from stepwise.errors import StepInDoubtError
+from stepwise._records import Call, Stopped
+from stepwise._stops import Stop
+from stepwise.errors import RunStopped, StepInDoubtError
 
 if TYPE_CHECKING:
     from stepwise._run import ActiveRun
@@ -31,8 +35,12 @@ __all__ = [
     "changed_text",
     "compensation_in_doubt",
     "in_doubt",
-    "may_be_another",
+    "ruling_commands",
+    "stopped_at",
+    "waiting_text",
 ]
+
+_MOST = 5  # recorded calls that are listed
 
 
 @dataclass(frozen=True)
@@ -128,34 +136,112 @@ def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
     )
 
 
-def may_be_another(active: ActiveRun, call: Call, match: Match) -> StepInDoubtError:
+def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None:
+    """Stop the run at a call that could be a recorded side effect, and record which calls wait.
+
+    Returns:
+        the error, for this call and all later ones; what others stopped the run with comes first;
+        ``None`` if another thread has taken what the call waited for.
+    """
+    with active.lock:
+        if active.stopped is not None:
+            return active.stopped
+        if match.recorded and not any(
+            each is active.pool.get(each.call.number) for each in match.recorded
+        ):
+            return None
+        stops = _record_stops(active, call, match)
+        return active.stop(_may_be_another(active, call, match, stops))
+
+
+def _record_stops(active: ActiveRun, call: Call, match: Match) -> list[Stop]:
+    """Record this call, and those that wait beside it, so that somebody can say what they are."""
+    others = [(each, its) for each, its in active.flows.blocked() if each is not call]
+    stopped, now = [], time.time()
+    waiting: list[tuple[Call, Match]] = [(call, match), *others]
+    for each, its in sorted(waiting, key=lambda each: each[0].ordinal):
+        recorded = [r for r in its.recorded if r is active.pool.get(r.call.number)]
+        said = active.pool.rulings.of(each)
+        steps = [r.call.number for r in recorded] or (said[1].steps if said is not None else ())
+        if steps:
+            records = (*(r.origin.number for r in recorded),)
+            stopped.append(Stopped(each, (*steps,), records, now))
+    numbers = active.write(*((each, b"") for each in stopped))
+    return [Stop(number, *each) for number, each in zip(numbers, stopped, strict=True)]
+
+
+def _may_be_another(
+    active: ActiveRun, call: Call, match: Match, stops: list[Stop]
+) -> StepInDoubtError:
     """The error for a call that could be a recorded side effect with other arguments."""
-    other = match.recorded[0].call
-    same = other.name == call.name
+    stop = next(each for each in stops if each.call is call)
+    run_id, store = active.run_id, _store_option(active.journal)
+    others = [each.call for each in match.recorded]
+    known = any(other.name == call.name for other in others)
     lines = [
-        (
-            f"{call.name} is called with arguments that are not recorded, while a recorded "
-            f"{'call of it' if same else 'side effect of the same statement'} was not met again: "
-            "running it could repeat that side effect in another form."
-        ),
-        f"  called    {call.name}({call.arguments})",
-        *_facts(active, other, word="recorded"),
+        f"{call.name} is called with arguments that are not recorded, while a recorded "
+        f"{'call of it' if known else 'side effect of the same statement'} was not met again: "
+        "running it could repeat that side effect in another form."
+        if others
+        else f"{call.name} was said to be step {stop.steps[0]}, which has answered another call.",
+        f"  run       {run_id}",
+        f"  called    {call.name}({call.arguments}){f' at {call.site}' if call.site else ''}",
     ]
-    store = _store_option(active.journal)
-    if match.recorded[0].in_doubt:
-        lines += ["Settle the recorded one and run the program again:", *_commands(active, other)]
+    for recorded in match.recorded[:_MOST]:
+        lines += _facts(active, recorded.call, word="recorded")[1:]
+        differs = differences(recorded.call, call, active.subjects.state)
+        if differs and recorded.call.name == call.name:
+            lines.append(f"  differs   in {', '.join(map(shown_part, differs))}")
+        if recorded.in_doubt:
+            lines += ["Look outside whether the recorded one happened, and settle it first:"]
+            lines += _commands(active, recorded.call)
     lines += [
-        "If both are the same act, tell by what: @tool(key=...) names the arguments that count,",
-        "ignore=(...) those that do not (a time, a request id). If the recorded one is obsolete:",
-        f"  stepwise forget {shlex.quote(active.run_id)} {other.number}{store}",
+        "Say which act it is, and run the program again:",
+        *ruling_commands(run_id, stop, stops, store),
+        "If what differs never tells two calls apart (a time, a request id), say so in the code:",
+        "@tool(ignore=(...)) names those arguments, key=... the others.",
     ]
+    if len(stops) > 1:
+        lines.append(f"{count(len(stops) - 1, 'call')} more wait: stepwise show {run_id}{store}")
+    other = others[0] if others else call._replace(number=stop.steps[0])
     return StepInDoubtError(
         "\n".join(lines),
-        run_id=active.run_id,
+        run_id=run_id,
         step=other.number,
         name=call.name,
         arguments=call.arguments,
         idempotency_key=other.key,
+    )
+
+
+def ruling_commands(run_id: str, stop: Stop, stops: list[Stop], store: str = "") -> list[str]:
+    """The commands that say which act a stopped call is.
+
+    Args:
+        stops: all that the run has; where several wait for one recorded call, this one is named.
+    """
+    commands = []
+    for word, why, steps in (
+        ("--same", "one act: the recorded outcome answers this call", stop.steps[:_MOST]),
+        ("--another", "two acts: the record stays, this call runs, once", stop.steps[:1]),
+    ):
+        for step in steps:
+            shared = sum(step in each.steps for each in stops) > 1
+            which = f" --stop {stop.number}" if shared else ""
+            command = f"  stepwise resolve {shlex.quote(run_id)} {step} {word}{which}{store}"
+            commands.append(f"{command}    ({why})")
+    return commands
+
+
+def waiting_text(call: Call, match: Match) -> str:
+    """Return the text about a call that waits for other tasks and threads."""
+    others = ", ".join(
+        f"step {each.call.number} {each.call.name}({each.call.arguments})"
+        for each in match.recorded[:_MOST]
+    )
+    return (
+        f"{call.name}({call.arguments}) at {call.site or '?'} waits: it could be the recorded "
+        f"{others or 'call that it was said to be'}, which another task or thread may yet take"
     )
 
 

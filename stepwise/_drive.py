@@ -9,16 +9,27 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from stepwise._operations import Attempt, Cancelled, Core, Operation, Ready, Result, Sleep, Write
 from stepwise._run import scope_variable
 from stepwise.errors import StepTimeoutError
 
-__all__ = ["PATIENCE", "drive", "resume", "start", "timed_out", "write"]
+__all__ = [
+    "Unfinished",
+    "drive",
+    "drive_on",
+    "gives_awaitable",
+    "in_thread_of",
+    "resume",
+    "run",
+    "start",
+    "timed_out",
+    "write",
+]
 
-PATIENCE = 30.0  # seconds without any change after which a blocked call is given up
+_DEPTH = 20  # decorators around each other
 
 
 def drive(core: Core) -> Result:
@@ -27,6 +38,42 @@ def drive(core: Core) -> Result:
         return _go_on(core, start(core))
     finally:
         core.close()  # after a Ctrl-C nothing of the call may stay open
+
+
+class Unfinished(NamedTuple):
+    """A call that is to be awaited from here on.
+
+    Args:
+        core: what executes it.
+        operation: an attempt of a body that returned an awaitable; or what only awaiting can do.
+        value: the awaitable.
+    """
+
+    core: Core
+    operation: Attempt | Cancelled
+    value: Any = None
+
+
+def drive_on(core: Core) -> Result | Unfinished:
+    """Execute a call to its end, or to where it must be awaited."""
+    unfinished = None
+    try:
+        operation = next(core)
+        while True:
+            if type(operation) is Cancelled and operation.awaited:
+                unfinished = Unfinished(core, operation)
+                return unfinished
+            done = run(operation)
+            if type(operation) is Attempt and hasattr(type(done.value), "__await__"):
+                unfinished = Unfinished(core, operation, done.value)
+                return unfinished
+            operation = core.send(done)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    finally:
+        if unfinished is None:
+            core.close()
 
 
 def start(core: Core) -> Operation | Result:
@@ -38,28 +85,35 @@ def start(core: Core) -> Operation | Result:
         return result
 
 
-def resume(core: Core, operation: Operation | Result) -> Result:
-    """Execute a call that has begun."""
+def resume(
+    core: Core, operation: Operation | Result, run: Callable[[Operation], Result] | None = None
+) -> Result:
+    """Execute a call that has begun; ``run`` executes its operations, if they are not run here."""
     try:
-        return _go_on(core, operation)
+        return _go_on(core, operation, run)
     finally:
         core.close()
 
 
-def _go_on(core: Core, operation: Operation | Result) -> Result:
+def _go_on(
+    core: Core, operation: Operation | Result, execute: Callable[[Operation], Result] | None = None
+) -> Result:
     if isinstance(operation, Result):
         return operation
+    execute = execute or run
     try:
         while True:
-            operation = core.send(_run(operation))
+            operation = core.send(execute(operation))
     except StopIteration as stop:
         result: Result = stop.value
         return result
 
 
-def _run(operation: Operation) -> Result:
+def run(operation: Operation) -> Result:
+    """Execute an operation in this thread; a body with a timeout in one of its own."""
     if isinstance(operation, Attempt):
-        return _attempt(operation) if operation.timeout is None else _in_thread(operation)
+        at_once = operation.timeout is None or gives_awaitable(operation.function)
+        return in_thread_of(operation) if at_once else _in_thread(operation)
     if isinstance(operation, Write):
         return write(operation)
     if isinstance(operation, (Cancelled, Ready)):
@@ -70,7 +124,21 @@ def _run(operation: Operation) -> Result:
     changed = threading.Event()
     flows = operation.flows
     with flows.watching(changed.set):
-        return Result(flows.changes != operation.seen or changed.wait(PATIENCE))
+        return Result(flows.changes != operation.seen or changed.wait(operation.seconds))
+
+
+def gives_awaitable(function: Any) -> bool:
+    """Whether a function returns an awaitable, as far as can be seen: of what it wraps."""
+    for _ in range(_DEPTH):
+        if inspect.iscoroutinefunction(function):
+            return True
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+        if inner is None and not inspect.isroutine(function) and not inspect.isclass(function):
+            inner = vars(type(function)).get("__call__")
+        if inner is None or inner is function:
+            return False
+        function = inner
+    return False
 
 
 def write(operation: Write) -> Result:
@@ -83,7 +151,8 @@ def write(operation: Write) -> Result:
         return Result(error=error)
 
 
-def _attempt(attempt: Attempt) -> Result:
+def in_thread_of(attempt: Attempt) -> Result:
+    """Execute a body in the thread that calls this."""
     token = scope_variable.set(attempt.scope)
     try:
         value = attempt.function(*attempt.args, **attempt.kwargs)
@@ -123,7 +192,7 @@ def _in_thread(attempt: Attempt) -> Result:
     results: list[Result] = []
 
     def target() -> None:
-        results.append(_attempt(attempt))
+        results.append(in_thread_of(attempt))
         done.set()
 
     context = contextvars.copy_context()

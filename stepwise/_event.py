@@ -16,6 +16,7 @@ Kind = Literal[
     "run_resumed",
     "run_completed",
     "run_failed",
+    "run_interrupted",
     "run_stopped",
     "step_started",
     "step_answered",
@@ -33,14 +34,15 @@ class Event:
 
     Args:
         kind: what; ``step_answered`` is a step that was not executed, since it was done;
-            ``run_stopped`` a run that was interrupted, or stopped by something in doubt.
+            ``run_interrupted`` a run that somebody stopped: Ctrl-C, a cancellation, a timeout;
+            ``run_stopped`` one that stopped otherwise: something in doubt, an exit.
         run_id: of the run.
         workflow: its full name.
         step: the step's number; of a checkpoint, how many steps were done.
         name: of the step.
         arguments: of the step, as shortened text.
-        detail: what came of it, as shortened text: the result, the exception, where the run goes
-            on, ``file:line`` of the checkpoint.
+        detail: what came of it, as shortened text: the result, the exception, what interrupted
+            it, where the run goes on, ``file:line`` of the checkpoint.
         duration: seconds that the step took.
         executed: steps that this attempt has executed so far.
         skipped: steps that it did not execute, since they were done.

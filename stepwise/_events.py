@@ -2,17 +2,18 @@
 
 The logger ``stepwise`` gets every event too, as the attribute ``stepwise`` of its records: runs at
 level INFO, steps and checkpoints at DEBUG.  Where nobody listens, nothing is made.
-Imports: notices; event on use.
+Imports: errors, forks, notices; event on use.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepwise._notices import notice
+from stepwise._forks import process_lock
+from stepwise._notices import notice, reports
+from stepwise.errors import RunStopped
 
 if TYPE_CHECKING:
     from stepwise._event import Event, Kind
@@ -22,7 +23,7 @@ __all__ = ["emit", "heard", "on_event"]
 Listener = Callable[["Event"], object]
 _logger = logging.getLogger("stepwise")
 _listeners: tuple[Listener, ...] = ()
-_lock = threading.Lock()
+_lock = process_lock()
 _told: set[int] = set()
 
 
@@ -53,18 +54,29 @@ def heard() -> bool:
     return bool(_listeners) or _logger.isEnabledFor(logging.INFO)
 
 
+@reports
 def emit(kind: Kind, run_id: str, workflow: str, **facts: Any) -> None:
     """Tell everybody who listens; see :class:`Event`."""
     from stepwise._event import Event  # on use: mostly nobody listens
 
     event = Event(kind, run_id, workflow, **facts)
     level = logging.INFO if event.kind.startswith("run") else logging.DEBUG
-    _logger.log(level, "%s", event, extra={"stepwise": event})
+    _log(level, event)
     for listener in _listeners:
         try:
             listener(event)
-        except Exception as error:
-            if id(listener) not in _told:
-                _told.add(id(listener))
-                _logger.debug("a callback of on_event raised", exc_info=True)
-                notice(f"a callback of stepwise.on_event raised {error!r}; the run goes on")
+        except (Exception, RunStopped) as error:
+            _tell_once(listener, error)
+
+
+@reports
+def _log(level: int, event: Event) -> None:
+    _logger.log(level, "%s", event, extra={"stepwise": event})
+
+
+@reports
+def _tell_once(listener: Listener, error: BaseException) -> None:
+    if id(listener) not in _told:
+        _told.add(id(listener))
+        _logger.debug("a callback of on_event raised", exc_info=error)
+        notice(f"a callback of stepwise.on_event raised {error!r}; the run goes on")

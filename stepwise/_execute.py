@@ -1,21 +1,25 @@
 """Executes the workflow function of a run: plain, coroutine, generator or asynchronous generator.
 
-Imports: opened, drivers, run, tasks.
+Imports: opened, drivers, interrupted, run, tasks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
 
 from stepwise import _tasks
+from stepwise._awaitables import check_awaited, noticing_forgotten
 from stepwise._drive import drive
+from stepwise._interrupted import record_interruption
+from stepwise._interrupts import sigterms
 from stepwise._notices import warn
 from stepwise._opened import Awaited, Called, Opened
 from stepwise._others import tasks_of
 from stepwise._reports import report_unused
-from stepwise._run import ActiveRun, Scope, scope_variable
+from stepwise._run import ActiveRun, Scope, live_runs, scope_variable
 from stepwise._unseen import carrier
 from stepwise.errors import RunWarning
 
@@ -34,13 +38,21 @@ class _Attempt:
 
     def __enter__(self) -> Self:
         carrier.__enter__()
+        sigterms.begin()
+        self._sigterms = sigterms.count
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self.active.close()
+            if error is not None and sigterms.count == self._sigterms:
+                record_interruption(self.active, error)
         finally:
-            carrier.__exit__()
+            try:
+                self.active.close()
+            finally:
+                carrier.__exit__()
+                if not live_runs:
+                    sigterms.end()
 
     def enter_scope(self) -> None:
         self._token = scope_variable.set(Scope(self.active))
@@ -58,7 +70,9 @@ def execute(opened: Opened[Called]) -> Any:
         drive(opened.undo_first()).unwrap()
         attempt.enter_scope()
         try:
-            value = opened.body.run()
+            with noticing_forgotten(active):
+                value = opened.body.run()
+            check_awaited(active, value)
         except BaseException as error:
             active.flows.join(active.run_id)
             opened.conclude(None, error)
@@ -101,7 +115,9 @@ async def _inline(opened: Opened[Awaited]) -> Any:
     active.unwinding.enter()
     token = scope_variable.set(Scope(active))
     try:
-        return await opened.body.arun()
+        value = await opened.body.arun()
+        check_awaited(active, value)
+        return value
     finally:
         scope_variable.reset(token)
 
@@ -116,16 +132,26 @@ async def _in_task(opened: Opened[Awaited]) -> Any:
 
     active, loop = opened.active, asyncio.get_running_loop()
     active.waiter = waiter = loop.create_future()
-    active.task = task = loop.create_task(_held(_inline(opened)))
+    active.task = task = loop.create_task(_held(opened))
     caller = asyncio.current_task()
     if caller is not None:
         task.set_name(caller.get_name())
-    task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
+
+    def ended(_: object) -> None:
+        # ``asyncio.run`` cancels what is left while the exception that ends it is on its way.
+        active.ending = sys.exc_info()[1]
+        if not waiter.done():
+            waiter.set_result(None)
+
+    task.add_done_callback(ended)
     try:
         await waiter
     except asyncio.CancelledError:
         task.cancel()
         await _until_done(task)
+        if active.detached:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)  # until the callback above was called
         raise
     except BaseException:  # the caller's coroutine is closed: nothing can be awaited any more
         task.cancel()
@@ -136,10 +162,11 @@ async def _in_task(opened: Opened[Awaited]) -> Any:
     return value
 
 
-async def _held(workflow: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+async def _held(opened: Opened[Awaited]) -> tuple[Any, BaseException | None]:
     """What ends the process leaves the event loop from the caller's task, and once."""
     try:
-        return await workflow, None
+        # Made in here: a task that is cancelled before it begins would leave it unawaited.
+        return await _inline(opened), None
     except (KeyboardInterrupt, SystemExit) as interrupt:
         return None, interrupt
 

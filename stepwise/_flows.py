@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any, NamedTuple
 
 from stepwise import _tasks
 from stepwise._notices import notice
 
-__all__ = ["Flows", "Worker"]
+__all__ = ["Flows", "Unawaited", "Worker"]
 
 _TELL_AFTER = 5.0  # seconds
 _DEPTH = 4  # calls inside each other, at most; almost always
@@ -43,6 +44,18 @@ class Worker:
         self.flows.end(self)
 
 
+class Unawaited(NamedTuple):
+    """A call that nobody has awaited yet.
+
+    Args:
+        give_up: ends it, since nobody will.
+    """
+
+    what: str
+    site: str
+    give_up: Callable[[], None]
+
+
 class Flows:
     """Which calls are being executed, which wait, and a bell for those that wait."""
 
@@ -50,8 +63,8 @@ class Flows:
         self._mutex = threading.RLock()
         self._working: dict[int, int] = {}  # number of a call being executed -> its flow
         self._workers: set[Worker] = set()
-        # Of each waiting call, its flow and the calls around it.
-        self._blocked: dict[int, tuple[int, tuple[int, ...]]] = {}
+        # Of each waiting call, its flow, the calls around it, itself, and what it waits for.
+        self._blocked: dict[int, tuple[int, tuple[int, ...], Any, Any]] = {}
         self._changes = 0
         self._bells: list[Callable[[], None]] = []
 
@@ -105,17 +118,25 @@ class Flows:
             self._workers.discard(worker)
         self.change()
 
-    def block(self, call: object, around: tuple[int, ...]) -> None:
-        """A call waits, in this flow, for what others do; ``around`` are the calls it is made in.
+    def block(self, call: object, around: tuple[int, ...], match: object = None) -> None:
+        """A call waits, in this flow, for what others do.
 
         Others that wait are told, once: they may now be waiting for one another.
+
+        Args:
+            around: the calls it is made in.
+            match: what it waits for.
         """
-        blocked = (_tasks.who(), around)
         with self._mutex:
-            known = self._blocked.get(id(call)) == blocked
-            self._blocked[id(call)] = blocked
+            known = id(call) in self._blocked
+            self._blocked[id(call)] = (_tasks.who(), around, call, match)
         if not known:
             self.change()
+
+    def blocked(self) -> list[tuple[Any, Any]]:
+        """The calls that wait, and what they wait for."""
+        with self._mutex:
+            return [(call, match) for _, _, call, match in self._blocked.values()]
 
     def unblock(self, call: object) -> None:
         """It waits no longer."""
@@ -128,7 +149,7 @@ class Flows:
             return False
         here = _tasks.who()
         with self._mutex:
-            waiting = {number for _, around in self._blocked.values() for number in around}
+            waiting = {number for _, around, *_ in self._blocked.values() for number in around}
             return any(
                 flow != here and number not in waiting and (among is None or flow in among)
                 for number, flow in self._working.items()
@@ -163,7 +184,7 @@ class Flows:
     def idle(self) -> set[int]:
         """The flows that make no call before this one's does: itself, and those that wait."""
         with self._mutex:
-            return {_tasks.who(), *(flow for flow, _ in self._blocked.values())}
+            return {_tasks.who(), *(flow for flow, *_ in self._blocked.values())}
 
     def join(self, whose: str) -> None:
         """Wait until no other thread executes a body; tasks have ended by then."""

@@ -13,7 +13,6 @@ from stepwise._checkpoint_list import checkpoints_of
 from stepwise._checkpoints import Loaded, State
 from stepwise._journal import Lost, Position, facts_of, read
 from stepwise._records import (
-    Call,
     Entry,
     Handled,
     Intent,
@@ -22,12 +21,13 @@ from stepwise._records import (
     Resumed,
     Settled,
     Started,
+    call_of,
 )
 from stepwise._seal import Seal
 from stepwise.errors import CodeChangedError, CorruptStoreError, RunNotFoundError, StepNotFoundError
 from stepwise.stores import Store
 
-__all__ = ["Change", "Source", "call_of", "point_of"]
+__all__ = ["Change", "Source", "point_of"]
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,6 @@ class Source:
         found = checkpoints_of(self.store, self.seal, self.facts.run_id)
         verified = [loaded for _, loaded in found if loaded is not None]
         return [each for each in reversed(verified) if each.state.journal[0] <= cut]
-
-
-def call_of(entry: Entry) -> Call | None:
-    return entry.record.call if isinstance(entry.record, (Intent, Outcome)) else None
 
 
 def point_of(

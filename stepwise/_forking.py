@@ -17,7 +17,7 @@ from stepwise import _codec
 from stepwise._checkpoints import Loaded, sealed
 from stepwise._codec import Codec
 from stepwise._counts import key_of
-from stepwise._fork_point import Change, Source, call_of, point_of
+from stepwise._fork_point import Change, Source, point_of
 from stepwise._history import program_of
 from stepwise._identity import random_id
 from stepwise._inspection import look_into
@@ -37,6 +37,7 @@ from stepwise._records import (
     Record,
     RunFacts,
     Started,
+    call_of,
 )
 from stepwise._seal import Seal
 from stepwise._summary import sealed_summary

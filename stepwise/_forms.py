@@ -8,10 +8,15 @@
   no longer follows the dictionary.
 - A match of a regular expression; a generator, a coroutine, a task, a future or a thread that has
   ended.
+- An object that a module holds under a name and that is compared with ``is`` (``_sentinels``).
+- An array whose memory is a file (``np.memmap``, opened for writing): pickle would make a copy, and
+  what is written to that does not reach the file.  It is refused.
+- What is cleaned up when the object goes or the process ends (``TemporaryDirectory``): a copy would
+  stand for something that is no more.  It is refused.
 - The running event loop; a semaphore, an event or a queue of asyncio that has met it: after a
   restart it is another one.
 
-Imports nothing of ours.
+Imports: sentinels.
 """
 
 from __future__ import annotations
@@ -21,9 +26,12 @@ import re
 import sys
 import threading
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
+
+from stepwise._sentinels import form_of
 
 __all__ = ["Forms"]
 
@@ -54,8 +62,9 @@ class Forms:
         cls = type(obj)
         if issubclass(cls, BaseException):
             return _exception(obj, cls)
-        if cls.__name__ == "ndarray" and cls.__module__ == "numpy":
-            return self._array(obj)
+        if cls.__module__ == "numpy" and cls.__name__ in ("ndarray", "memmap"):
+            _refuse_mapped(obj)
+            return self._array(obj) if cls.__name__ == "ndarray" else NotImplemented
         if cls.__module__ in _ASYNCIO and getattr(obj, "_loop", None) is not None:
             state = {name: value for name, value in vars(obj).items() if name != "_loop"}
             return _new, (cls,), state
@@ -65,7 +74,7 @@ class Forms:
         if asyncio is not None and isinstance(obj, asyncio.AbstractEventLoop):
             return (_running_loop, ()) if obj is asyncio._get_running_loop() else NotImplemented
         make = _MADE.get(cls)
-        return NotImplemented if make is None else make(obj)
+        return form_of(obj) if make is None else make(obj)
 
     def _array(self, array: Any) -> Any:
         """An array by itself; a view of one that is met again elsewhere as a view of it."""
@@ -82,6 +91,19 @@ class Forms:
         start = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
         shape = array.dtype, array.shape, array.strides
         return _view, (owner, start, *shape, array.flags.writeable)
+
+
+def _refuse_mapped(array: Any) -> None:
+    """Refuse an array through which a file is written."""
+    if not array.flags.writeable:
+        return
+    memory = array
+    while getattr(memory, "base", None) is not None:
+        if getattr(memory, "mode", None) == "c":
+            return  # copied on write: the file never sees it
+        memory = memory.base
+    if type(memory).__name__ == "mmap":
+        raise TypeError("it is mapped to a file, which what is written to a copy would not reach")
 
 
 def _view(owner: Any, start: int, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
@@ -237,6 +259,16 @@ def _ended_async_generator() -> AsyncGenerator[None, None]:
     raise AssertionError  # pragma: no cover
 
 
+def _finalizer(finalizer: weakref.finalize[Any, Any]) -> Any:
+    found = finalizer.peek()
+    if found is None:
+        return NotImplemented
+    raise TypeError(
+        f"it is cleaned up, by {getattr(found[1], '__qualname__', found[1])}, when it goes or the "
+        "process ends, and a copy would stand for something that is no more"
+    )
+
+
 _DICTS: tuple[Any, ...] = ({}, OrderedDict())
 _WAYS = ("keys", "values", "items")
 _VIEWS = {type(getattr(each, way)()): way for each in _DICTS for way in _WAYS}
@@ -247,6 +279,7 @@ _MADE: dict[Any, Any] = {
     types.MappingProxyType: _mapping_proxy,
     re.Match: _match,
     threading.Thread: _thread,
+    weakref.finalize: _finalizer,
     types.GeneratorType: _generator,
     types.CoroutineType: _coroutine,
     types.AsyncGeneratorType: _async_generator,

@@ -5,32 +5,37 @@ Imports: run, origin, checkpoints, snapshot, resources, rewrite.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
 from stepwise._checkpoints import Checkpoints, Loaded, State
+from stepwise._complaints import Complaints
 from stepwise._going_on import state_of
 from stepwise._known import Looked
-from stepwise._notices import file_name, notice, warn
+from stepwise._module_state import ModuleState, is_global
+from stepwise._notices import file_name, notice, reports
 from stepwise._origin import Helper
-from stepwise._others import name_of_another, others_alive
+from stepwise._others import others_alive
 from stepwise._pieces import Data
+from stepwise._previews import error_text
+from stepwise._reach import Outlooks, Reach, outlook
 from stepwise._records import Record, holds_plainly
 from stepwise._references import HEAVY, References
 from stepwise._resources import LetGo, is_reenterable
 from stepwise._run import ActiveRun
 from stepwise._snapshot import UnpicklableError, dump_few, dump_values, load_values
 from stepwise._surroundings import Surroundings
-from stepwise.errors import RunWarning
-from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint
+from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint, renamed
 
 __all__ = ["RestoreFailedError", "WorkflowFrame", "Workplace"]
 
 _MANY = 20  # steps in one statement, by one helper
-_PATIENCE = 3  # boundaries skipped in a row before somebody is told
+_ALLOWED = 0.05  # seconds for checkpoints before what only may call a step; more in a long run
 _SHARE, _COST, _SETTLED = 0.05, 0.002, 5.0  # of the run's time; seconds each; seconds of running
 _NO_ITERATORS = ("generator", "async_generator", "coroutine")
 
@@ -45,6 +50,7 @@ class Workplace(NamedTuple):
     Args:
         bound, instance: the arguments by name, and ``self``.
         every: a checkpoint after this many steps.
+        secret: the secrets of the call by name.
     """
 
     rewritten: Rewritten
@@ -52,6 +58,7 @@ class Workplace(NamedTuple):
     bound: Mapping[str, Any]
     instance: Any
     every: int
+    secret: Mapping[str, Any]
 
 
 class WorkflowFrame(Frame):
@@ -66,23 +73,32 @@ class WorkflowFrame(Frame):
     __slots__ = (
         "active",
         "around",
+        "asked",
         "begun",
         "checkpoints",
         "complaints",
         "cost",
         "count",
-        "culprits",
+        "drawn",
+        "entered",
         "file",
+        "guessed",
+        "guesses",
         "helped",
         "known",
+        "last",
         "loaded",
         "managers",
+        "module",
+        "outlooks",
         "place",
         "prefixes",
         "references",
-        "skipped",
+        "refused",
+        "seen",
         "started",
         "taken",
+        "tried",
         "wanted",
     )
 
@@ -104,14 +120,23 @@ class WorkflowFrame(Frame):
         self.loaded = loaded
         self.target = target
         self.around = Surroundings()
-        self.known = checkpoints.known_values()
+        self.known = checkpoints.known_values(active.secrets)
         self.references = References(self.known)
+        self.module = ModuleState(active, place.rewritten.function, place.rewritten.assigned)
         self.managers: dict[int, tuple[int, bool]] = {}  # steps done before it, is it enterable
-        self.complaints: set[str] = set()
-        self.culprits: dict[str, Any] = {}
+        self.complaints = Complaints(active, self.file, place.rewritten)
         self.prefixes: dict[tuple[int, int], str | None] = {}
-        self.count = self.skipped = self.taken = 0
-        self.cost = 0.0
+        self.asking = place.rewritten.ahead.keys() - {0}
+        self.asked = 0  # the last point before which something may have called a step
+        self.seen: set[int] = set()  # points after which a step was called
+        self.tried: set[int] = set()  # points after which one might have been
+        self.refused: set[int] = set()
+        self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
+        self.outlooks = Outlooks(place.rewritten, self.entered)
+        self.guesses = False
+        self.drawn = False  # whether something executed may come to other values the next time
+        self.count = self.taken = 0
+        self.cost = self.guessed = self.last = 0.0
         self.wanted = False  # a checkpoint, at the next boundary where one can be taken
         self.helped: dict[CodeType, int] = {}  # steps that helpers made since the last boundary
         self.started = time.perf_counter()
@@ -124,24 +149,46 @@ class WorkflowFrame(Frame):
         """
         super().begin(captured)
         place, function = self.place, self.place.rewritten.function
-        self.around = Surroundings.of(function, captured, place.bound, place.instance)
+        self.around = Surroundings.of(function, captured, place.bound, place.instance, place.secret)
+        self.around.note_assigned(place.rewritten.stored)
         self.around.references = self.references
+        self.around.subjects = self.active.subjects
+        if self.active.progress.resumed_from == 0:
+            self.module.replayed()
+        values = place.bound
         if self.loaded is not None:
             state = self.loaded.state
             self.around = self.around.only(state.arguments)
             reader = self.loaded.reader()
             try:
-                self.values = load_values(self.loaded.payload, self.around, reader)
+                self.values = load_values(
+                    self.loaded.payload, self.around, reader, named=self._of_today
+                )
                 self.known.adopt(reader)
                 self.values.update(self.loaded.changes())
                 self.references.restored(self.values.values(), self.around.arguments.values())
+                self.module.restore(self.values)
             except Exception as error:
-                raise RestoreFailedError(f"{type(error).__name__}: {error}") from error
+                raise RestoreFailedError(f"{type(error).__name__}: {error_text(error)}") from error
             blocks = place.rewritten.blocks
             self.visited.update(blocks.index(path) for path in state.visited if path in blocks)
-            self.loaded = None
+            self.loaded, values = None, self.values
+        first = place.rewritten.ahead.get(self.target)  # no checkpoint is asked for before it
+        if first is not None:
+            self.drawn = outlook(first, values, place.rewritten, ()).drawn
         self.begun()
         return self.target
+
+    def _of_today(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the variables of a checkpoint under the names that this version gives them.
+
+        Raises:
+            LookupError: the iterator of a loop is missing.
+        """
+        named = renamed(values)
+        if not named.keys() >= {*self.place.rewritten.points[self.target].loops}:
+            raise LookupError("another version of stepwise wrote them")
+        return named
 
     def look(self, result: object) -> Looked | None:
         """What a result looks like before it is recorded; ``None`` if it is not referred to."""
@@ -155,49 +202,46 @@ class WorkflowFrame(Frame):
     def done(self, *, effect: bool, helper: Helper | None) -> None:
         """A step of the workflow's own code, or of a helper that it calls, ended."""
         self.count += 1
+        if effect or self.place.every == 1:
+            self.seen.add(self.asked)
         if effect or self.count >= self.place.every:
             self.due = self.wanted = True
+        if self.refused:
+            self.asking |= self.refused
+            self.refused.clear()
         if helper is not None:
             self.due = True  # the next boundary is the end of this statement
             self.helped[helper.code] = calls = self.helped.get(helper.code, 0) + 1
             if calls == _MANY:
-                self._suggest(helper)
-
-    def _suggest(self, helper: Helper) -> None:
-        if helper.place in self.complaints:
-            return
-        self.complaints.add(helper.place)
-        warn(
-            f"{_MANY} steps were called in {helper.place} by one statement of the workflow "
-            f"({self._where(helper.line)}). Run {self.active.run_id!r} cannot resume inside it: it "
-            "would be called again, and its steps answered from the journal. Decorate "
-            f"{helper.code.co_name}() with @workflow to have the run resume inside",
-            RunWarning,
-        )
+                self.complaints.helped(helper, calls)
 
     # -- saving ----------------------------------------------------------------------------------
 
     def save(self, number: int, values: dict[str, Any]) -> None:
-        """Take a checkpoint at this point, if it can be taken here; else ``due`` stays."""
+        """Take a checkpoint here, if one is wanted and can be taken; else ``due`` stays."""
         self.helped.clear()
-        if not self.wanted or self.active.stopped is not None:
+        began = time.perf_counter()
+        tells = self.wanted  # not of a checkpoint that nobody waits for
+        if self.active.stopped is not None or not self._wants(number, values):
             # What stopped the run may have been swallowed, in a thread: nothing after it counts.
-            self.due = False
+            self.due = self.wanted and self.active.stopped is None
             values.clear()
             return
-        began = time.perf_counter()
         point = self.place.rewritten.points[number]
         kept = self._state_of(values, point)
         values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops
-        if not self._can_be_taken(point, kept):
+        if not self._can_be_taken(point, kept, tells=tells):
             return
         if others_alive(self.active):
-            self._skip(point)
+            if tells:
+                self.complaints.skipped(point.line)
             return
         try:
             payload = self._referring(kept)
+            self._refuse_secrets(kept, payload)
         except UnpicklableError as error:
-            self._complain(error, point)
+            if tells:
+                self.complaints.unpicklable(error, point.line)
             return
         self.active.note_handled()
         state = self._state(number)
@@ -207,9 +251,46 @@ class WorkflowFrame(Frame):
         self.active.facts = self.checkpoints.write(state, payload, facts, self.references)
         self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
-        self.skipped = self.count = 0
-        self.cost += time.perf_counter() - began
+        self.complaints.in_a_row = self.count = 0
+        self.entered.update((*point.withs, *point.loops))
+        self.last = time.perf_counter() - began
+        self.cost += self.last
+        if self.guesses:
+            self.guessed += self.last
         self._weigh(kept)
+
+    def _wants(self, number: int, values: dict[str, Any]) -> bool:
+        """Whether a checkpoint is to be taken before the statement that comes next.
+
+        Before what certainly calls a step, or did before: what was executed since the last
+        checkpoint flows into that.  One that is due need not wait for that where nothing does.
+        """
+        rewritten, before = self.place.rewritten, self.drawn
+        ahead = rewritten.ahead[number]
+        reach, drawn = self.outlooks.at(number, ahead, values)
+        self.drawn = before or drawn
+        self.guesses, seen, new = False, number in self.seen, number not in self.tried
+        if reach > Reach.UNSURE:
+            self.asked = number
+            self.tried.add(number)
+        if self.wanted:
+            if reach is Reach.NOTHING and not (ahead.ends or ahead.escapes):
+                return not self.drawn  # else there would be a second one
+            if reach is not Reach.PERHAPS or seen or new:
+                return True
+        elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.place.every > 1 and not seen):
+            self.asking.discard(number)
+            return False
+        elif not before:  # what was executed comes to the same again
+            return False
+        elif (seen or reach >= Reach.STEP) and not self.active.pool:
+            return True
+        elapsed = time.perf_counter() - self.started
+        self.guesses = self.guessed + self.last <= max(_ALLOWED, _SHARE * elapsed)
+        if not self.guesses:
+            self.asking.discard(number)
+            self.refused.add(number)  # until a step was done
+        return self.guesses
 
     def _state_of(self, values: dict[str, Any], point: Point) -> dict[str, Any]:
         """The variables that are state.
@@ -219,13 +300,14 @@ class WorkflowFrame(Frame):
         withs = self.place.rewritten.withs
         again = {name for number in point.withs for name in withs[number].names}
         again.update(self.place.rewritten.function.__code__.co_freevars)
-        return {
+        kept = {
             name: value
             for name, value in values.items()
             if (name[0] != "@" or name in point.loops) and name not in again
         }
+        return {**kept, **self.module.kept()}
 
-    def _can_be_taken(self, point: Point, values: dict[str, Any]) -> bool:
+    def _can_be_taken(self, point: Point, values: dict[str, Any], *, tells: bool) -> bool:
         for number in point.withs:
             _, enterable = self.managers.get(number, (0, True))
             if not enterable:
@@ -233,10 +315,13 @@ class WorkflowFrame(Frame):
         for name in point.loops:
             if type(values.get(name)).__name__ in _NO_ITERATORS:
                 why = f"cannot pickle {type(values[name]).__name__!r} object"
-                self._complain(UnpicklableError({name: (values[name], why)}), point)
+                error = UnpicklableError({name: (values[name], why)})
+                if tells:
+                    self.complaints.unpicklable(error, point.line)
                 return False
         # What did not pickle the last time and is still there will not now.
-        return all(values.get(name) is not value for name, value in self.culprits.items())
+        culprits = self.complaints.culprits
+        return all(values.get(name) is not value for name, value in culprits.items())
 
     def _referring(self, values: dict[str, Any]) -> Data:
         """The variables, without what is stored already or is put into chunks now."""
@@ -250,17 +335,33 @@ class WorkflowFrame(Frame):
             return self._dump(values)
         return payload
 
+    def _refuse_secrets(self, values: dict[str, Any], payload: Data) -> None:
+        """Refuse a checkpoint that holds a secret which the call of the workflow does not give."""
+        secrets = self.active.secrets
+        name = secrets.found_in(payload)
+        if not name:
+            return
+        why = (
+            f"it holds the secret {name!r}, which is stored nowhere; name it in secret= of the "
+            "workflow, too, whose call then gives it again"
+        )
+        alone = replace(self.around, references=None, arguments={})
+        found = {n: v for n, v in values.items() if secrets.found_in(dump_values({n: v}, alone))}
+        raise UnpicklableError({n: (v, why) for n, v in (found or {"?": None}).items()})
+
     def _dump(self, values: dict[str, Any]) -> Data:
         try:
             return dump_values(values, self.around)
         except UnpicklableError as error:
             # What a ``with`` bound that is over by now (a closed file, a client) is let go.
             over = {name for each in self.place.rewritten.withs for name in each.released}
-            culprits = {n: found for n, found in error.culprits.items() if n not in over}
+            found = error.culprits.items()
+            culprits = {n: each for n, each in found if n not in over and not is_global(n)}
             if culprits:
                 raise UnpicklableError(culprits) from error
-            gone = {name: LetGo(type(values[name]).__name__) for name in error.culprits}
-            return dump_values({**values, **gone}, self.around)
+            kept = {n: value for n, value in values.items() if n not in error.culprits}
+            gone = {n: LetGo(type(values[n]).__name__) for n in error.culprits if n in over}
+            return dump_values({**kept, **gone}, self.around)
 
     def _state(self, number: int) -> State | None:
         rewritten, source = self.place.rewritten, self.place.source
@@ -295,85 +396,38 @@ class WorkflowFrame(Frame):
         done, enterable = self.managers[number]
         if enterable and (not is_reenterable(manager) or self.active.progress.done != done):
             self.managers[number] = done, False
-            line = self.place.rewritten.withs[number].line
-            kind = type(manager).__name__
-            self._tell(
-                f"with {number}",
-                f"a run cannot resume inside the with block at {self._where(line)}: "
-                f"{self._why_not(manager, done)}. It would go back to before the block. If a "
-                f"{kind} can simply be made and entered again, write "
-                "`with stepwise.reenterable(...)`",
-            )
+            calls = self.active.progress.done != done
+            self.complaints.no_entry(number, type(manager).__name__, calls=calls)
         return manager
 
-    def _why_not(self, manager: Any, done: int) -> str:
-        if self.active.progress.done != done:
-            return "its head calls a step"
-        return f"this {type(manager).__name__}, entered again, would not be what it was"
+    # -- what it costs ---------------------------------------------------------------------------
 
-    # -- saying why not --------------------------------------------------------------------------
-
-    def _where(self, line: int) -> str:
-        return f"{self.file}:{line}"
-
-    def _tell(self, about: str, text: str) -> None:
-        if about not in self.complaints:
-            self.complaints.add(about)
-            notice(f"{self.active.run_id}: {text}")
-
-    def _complain(self, error: UnpicklableError, point: Point) -> None:
-        rewritten = self.place.rewritten
-        for name, (value, reason) in error.culprits.items():
-            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            if name in rewritten.loops:
-                where = self._where(rewritten.loops[name])
-                self._tell(
-                    name,
-                    f"a run cannot resume inside the loop at {where}: the {kind} that it iterates "
-                    f"over cannot be recorded ({reason}). It would go back to before the loop. "
-                    "Iterate over a list of plain data to have it resume inside",
-                )
-                continue
-            self.culprits[name] = value
-            if name not in self.complaints:
-                self.complaints.add(name)
-                warn(
-                    f"no checkpoint of run {self.active.run_id!r} at {self._where(point.line)}: "
-                    f"the variable {name!r} is a {kind}, which cannot be recorded ({reason}). The "
-                    "run would resume at the checkpoint before it. Three ways out: make it inside "
-                    "the step that uses it; make it in a @stepwise.resource factory, which is "
-                    "called again on resume; or `del` it before the next step",
-                    RunWarning,
-                )
-
-    def _skip(self, point: Point) -> None:
-        self.skipped += 1
-        if self.skipped == _PATIENCE and "tasks" not in self.complaints:
-            self.complaints.add("tasks")
-            another = name_of_another(self.active)
-            warn(
-                f"no checkpoint of run {self.active.run_id!r} at {self._where(point.line)} and "
-                f"the {_PATIENCE - 1} boundaries before it: {another} is still running, and "
-                "what it would do is not in the local variables. Await it, or start what is not "
-                "part of the run under `with stepwise.background():`",
-                RunWarning,
-            )
-
+    @reports
     def _weigh(self, values: dict[str, Any]) -> None:
-        """Say once that checkpoints cost more than they should, and which variable weighs most."""
+        """Say once that checkpoints cost more than they should, and which variable weighs most.
+
+        In a notice: a warning could be made an error, and a busy machine would fail the run.
+        """
         self.taken += 1
         elapsed = time.perf_counter() - self.started
         dear = self.cost > _SHARE * elapsed and self.cost / self.taken > _COST
-        if elapsed < _SETTLED or not dear or "cost" in self.complaints:
+        if elapsed < _SETTLED or not dear or not self.complaints.first("cost"):
             return
-        self.complaints.add("cost")
-        whole = replace(self.around, references=None)
-        sizes = {n: len(dump_values({n: value}, whole)) for n, value in values.items()}
-        heaviest = max(sizes, key=lambda name: sizes[name])
-        warn(
+        heaviest, size = self._heaviest(values)
+        most = f"; of its variables {heaviest!r} weighs most ({size / 1e6:.1f} MB)"
+        notice(
             f"checkpoints take {self.cost / elapsed:.0%} of the time of run "
-            f"{self.active.run_id!r}; of its variables {heaviest!r} weighs most "
-            f"({sizes[heaviest] / 1e6:.1f} MB). Take fewer, @workflow(checkpoint_every=10), or "
-            "keep large data in a file and its path in the variable",
-            RunWarning,
+            f"{self.active.run_id!r}{most if size else ''}. Take fewer, "
+            "@workflow(checkpoint_every=10), or keep large data in a file and its path in the "
+            "variable"
         )
+
+    def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
+        """The variable that takes most of a checkpoint, and its bytes; 0 if there is none."""
+        whole, found = replace(self.around, references=None, arguments={}), ("", 0)
+        for name, value in values.items():
+            with contextlib.suppress(UnpicklableError):  # it was let go
+                found = max(
+                    found, (name, len(dump_values({name: value}, whole))), key=itemgetter(1)
+                )
+        return found

@@ -14,11 +14,12 @@ from stepwise._counts import Ordinals, Progress
 from stepwise._journal import Position
 from stepwise._matching import Pool
 from stepwise._process import command as process_command
-from stepwise._records import Entry, Resumed
+from stepwise._records import Compensated, Compensating, Entry, Resumed
 from stepwise._run import ActiveRun
 from stepwise._steps import known_steps
+from stepwise._subjects import Subjects
 
-__all__ = ["go_on_at", "go_on_from_the_top", "record_resumed", "state_of"]
+__all__ = ["go_on_at", "go_on_from_the_top", "is_undone", "record_resumed", "state_of"]
 
 
 def state_of(active: ActiveRun, **place: Any) -> State:
@@ -32,9 +33,12 @@ def state_of(active: ActiveRun, **place: Any) -> State:
             children=children,
             journal=[at.last, (at.link or b"").hex(), at.effects],
             unused=[
-                [each.origin.number, each.entry.number, *each.flags] for each in active.pool.all
+                *([e.origin.number, e.entry.number, *e.flags] for e in active.pool.all),
+                *([number, number, False, False, False] for number in active.pool.rulings.records),
             ],
             at=time.time(),
+            state=sorted(map(list, active.subjects.state)),
+            serial=active.subjects.last,
             **place,
         )
 
@@ -45,10 +49,27 @@ def go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
     flags = {entry.number: known for entry, known in earlier}
     children = {(name, digest): count for name, digest, count in state.children}
-    active.pool = Pool([*(entry for entry, _ in earlier), *entries], known_steps, flags)
+    active.subjects = Subjects(
+        active.run_id, ((whose, part) for whose, part in state.state), state.serial
+    )
+    active.pool = Pool(
+        [*(entry for entry, _ in earlier), *entries], known_steps, flags, active.subjects.state
+    )
+    active.subjects.go_on_after(max(state.serial, active.pool.highest))
     active.ordinals = Ordinals(state.ordinals, children)
     active.progress = Progress(skipped=state.step, resumed_from=state.step)
     journal.calls = max(journal.calls, state.calls)
+
+
+def is_undone(state: State, entries: Iterable[Entry]) -> bool:
+    """Whether a call made before a checkpoint was undone after it, so that it is to be made anew.
+
+    A tool is announced before it is undone; of a child run it is recorded afterwards.
+    """
+    undone = (Compensating, Compensated)
+    return any(
+        isinstance(entry.record, undone) and entry.record.number <= state.calls for entry in entries
+    )
 
 
 def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None) -> int:
@@ -62,7 +83,9 @@ def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None
     """
     if entries is None:
         entries = active.journal.load(Position())
-    active.pool = Pool(entries, known_steps)
+    active.subjects = Subjects(active.run_id)
+    active.pool = Pool(entries, known_steps, state=active.subjects.state)
+    active.subjects.go_on_after(active.pool.highest)
     active.ordinals = Ordinals()
     active.progress = Progress(resumed_from=0)
     return sum(each.answers for each in active.pool.all)
@@ -73,7 +96,7 @@ def record_resumed(
 ) -> None:
     """Record that the run goes on, in words, and after how many steps; see :class:`Resumed`."""
     now = time.time()
-    command, cwd = process_command() if active.parent is None else ((), "")
+    command, cwd = process_command(active.secrets.mask) if active.parent is None else ((), "")
     active.facts = active.facts._replace(
         status="running", end=0, error="", code=code, updated_at=now
     )

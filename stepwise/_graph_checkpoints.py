@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from stepwise._checkpoints import Retention, State
-from stepwise._classic import Checkpoint, CheckpointStore
+from stepwise._classic import CheckpointStore
 from stepwise._notices import notice
+from stepwise._options import check_kind, check_values
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
 from stepwise.stores import Store
 
@@ -49,7 +50,7 @@ class CheckpointConfig:
         retention_strategy: ``"latest_only"``, ``"prune_old"`` or ``"all"``.
 
     Raises:
-        ConfigurationError: there is no such frequency or retention, or a number is below 1.
+        ConfigurationError: a value cannot mean anything; says which, and what it takes.
     """
 
     enabled: bool = True
@@ -60,19 +61,7 @@ class CheckpointConfig:
     retention_strategy: Retention = "latest_only"
 
     def __post_init__(self) -> None:
-        choices = {
-            "save_frequency": ("every_node", "every_n_nodes"),
-            "retention_strategy": ("latest_only", "prune_old", "all"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)!r}: it is {' or '.join(map(repr, allowed))}"
-                )
-        for name in ("n_nodes", "max_checkpoints_per_run"):
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ConfigurationError(f"{name}={number!r}: it is a number, 1 or more")
+        check_values("CheckpointConfig", **vars(self))
 
     @property
     def keep(self) -> int:
@@ -215,6 +204,7 @@ class CheckpointManager:
         self._store = CheckpointStore(storage)
         self.storage = self._store.store
         self.config = config if config is not None else CheckpointConfig()
+        check_kind("config", self.config, CheckpointConfig, "write CheckpointConfig(...)")
 
     def save_checkpoint(
         self,
@@ -236,11 +226,13 @@ class CheckpointManager:
 
         Raises:
             NotRecordableError: the memory holds what cannot be pickled; says what.
-            RunOwnedError: another process is executing the run.
+            RunBusyError: another process is executing the run.
         """
         if not self.config.enabled:
             return None
         read_all = getattr(memory, "read_all", None)
+        if read_all is None:
+            check_kind("memory", memory, Mapping, "give a mapping, or what has read_all()")
         kind = ExecutorType(executor_type)
         by_id = "current_node_id" if kind is ExecutorType.GRAPH else "current_step_id"
         more = dict(metadata or {})
@@ -262,14 +254,15 @@ class CheckpointManager:
 
     def _save(self, checkpoint: GraphCheckpoint, place: State | None, **how: Any) -> str:
         """Keep a checkpoint; ``place`` is where the run can go on with it."""
-        kept = Checkpoint(
-            checkpoint.id,
-            checkpoint.run_id,
-            checkpoint.step_number,
-            state=checkpoint.model_dump(mode="json"),
-            timestamp=checkpoint.created_at,
-        )
-        self._store._save(kept, place, keep=self.config.keep, checksum=False, **how)
+        facts = {
+            "checkpoint_id": checkpoint.id,
+            "run_id": checkpoint.run_id,
+            "step_number": checkpoint.step_number,
+            "state": checkpoint.model_dump(mode="json"),
+            "timestamp": checkpoint.created_at,
+        }
+        step, keep = checkpoint.step_number, self.config.keep
+        self._store._save(checkpoint.run_id, step, facts, place, keep=keep, **how)
         return checkpoint.id
 
     def save_if_possible(self, checkpoint: GraphCheckpoint, place: State | None) -> bool:

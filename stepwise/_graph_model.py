@@ -5,12 +5,14 @@ Imports: attempts, digest, identity, errors.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise import _attempts, _digest, _identity
 from stepwise._attempts import Backoff, RetryOn
+from stepwise._options import check_kind, check_takes, check_values
 from stepwise.errors import ConfigurationError
 
 __all__ = ["Edge", "Graph", "Memory", "Node"]
@@ -87,13 +89,9 @@ class Node:
     join: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id:
-            raise ConfigurationError(f"the id of a node is a text, not {self.id!r}")
-        if self.function is not None and not callable(self.function):
-            raise ConfigurationError(
-                f"the function of node {self.id!r} is a function of the memory, "
-                f"not {self.function!r}"
-            )
+        check_values("a node", id=self.id)
+        if self.function is not None:
+            check_takes(f"the function of node {self.id!r}", self.function, "memory")
         _attempts.check(self.retries, self.retry_on, self.backoff, f"node {self.id!r}")
 
 
@@ -113,6 +111,10 @@ class Edge:
     when: Callable[[Memory], Any] | None = None
     on_failure: bool = False
 
+    def __post_init__(self) -> None:
+        if self.when is not None:
+            check_takes(f"when of the edge from {self.source!r}", self.when, "memory")
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -123,9 +125,12 @@ class Graph:
         entry: id of the node to begin with.
         name: tells graphs apart; with the goal and the input it makes the run's id.
         max_steps: how many visits of nodes an execution may take.
+        ignore: names of captured variables, defaults and attributes of the nodes' functions that do
+            not tell executions apart; texts, numbers, functions and classes among them else do.
 
     Raises:
-        ConfigurationError: an id is there twice, or an edge names a node that is not there.
+        ConfigurationError: an id is there twice, an edge names a node that is not there, or an
+            argument is of another kind.
     """
 
     nodes: Iterable[Node]
@@ -133,6 +138,7 @@ class Graph:
     entry: str = ""
     name: str = "graph"
     max_steps: int = 1000
+    ignore: Iterable[str] = ()
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
     _order: dict[str, int] = field(init=False, repr=False, compare=False)
     _from: dict[str, list[Edge]] = field(init=False, repr=False, compare=False)
@@ -140,21 +146,28 @@ class Graph:
 
     def __post_init__(self) -> None:
         nodes, edges = tuple(self.nodes), tuple(self.edges)
+        for node in nodes:
+            check_kind("each of the nodes", node, Node, "write Node('name', function)")
+        for edge in edges:
+            check_kind("each of the edges", edge, Edge, "write Edge('from', 'to')")
+        check_values("a graph", name=self.name, max_steps=self.max_steps)
         by_id = {node.id: node for node in nodes}
         ids = ", ".join(map(repr, by_id))
-        if not nodes or len(by_id) < len(nodes):
-            raise ConfigurationError(f"a graph has nodes, each with an id of its own; got {ids}")
+        if not nodes:
+            raise ConfigurationError(f"graph {self.name!r} has no nodes; it needs at least one")
+        twice = [node for node, times in Counter(node.id for node in nodes).items() if times > 1]
+        if twice:
+            raise ConfigurationError(f"graph {self.name!r} has two nodes called {twice[0]!r}")
         entry = self.entry or nodes[0].id
         for named in (entry, *(name for edge in edges for name in (edge.source, edge.target))):
             if named not in by_id:
                 raise ConfigurationError(f"graph {self.name!r} has no node {named!r}; it has {ids}")
-        if self.max_steps < 1:
-            raise ConfigurationError(f"max_steps={self.max_steps!r} of {self.name!r} is 1 or more")
         order = {node.id: number for number, node in enumerate(nodes)}
         leaving: dict[str, list[Edge]] = {node: [] for node in by_id}
         for edge in edges:
             leaving[edge.source].append(edge)
-        facts = {"nodes": nodes, "edges": edges, "entry": entry, "_from": leaving}
+        facts: dict[str, Any] = {"nodes": nodes, "edges": edges, "entry": entry, "_from": leaving}
+        facts["ignore"] = (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore)
         for name, value in {**facts, "_by_id": by_id, "_order": order, "_reach": {}}.items():
             object.__setattr__(self, name, value)
 

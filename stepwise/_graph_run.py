@@ -5,35 +5,43 @@ Imports: graph walk, visits, checkpoints and model; lifecycle, execute, resume, 
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepwise import _digest, _identity
 from stepwise._classic import place_of
 from stepwise._execute import execute_async
-from stepwise._going_on import go_on_at, go_on_from_the_top, record_resumed
+from stepwise._going_on import go_on_at, go_on_from_the_top, is_undone, record_resumed
 from stepwise._graph_checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
 from stepwise._graph_model import Graph
 from stepwise._graph_result import ExecutionResult
 from stepwise._graph_tokens import Token, Written, copied
 from stepwise._graph_visits import Visits
 from stepwise._graph_walk import Answer, Paused, Walk
+from stepwise._held_parts import HeldParts
 from stepwise._journal import facts_of, holds, seal_for
 from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._notices import count, notice
 from stepwise._opened import NothingGiven, Opened
+from stepwise._options import check_values
+from stepwise._places import file_of, other_names
+from stepwise._previews import error_text
 from stepwise._process import memory as process
 from stepwise._records import RunFacts
+from stepwise._renamed import is_of_file
 from stepwise._resume import Body
 from stepwise._seal import DamagedError
-from stepwise.errors import ConfigurationError
+from stepwise.errors import ConfigurationError, DigestError
 from stepwise.rewrite import Source
 
-__all__ = ["Execution", "session_for"]
+__all__ = ["Execution", "check_session", "session_for"]
 
 _PAUSE = "graph/pause"
+_ORDER = "its", "nobody's", "another's"
+_SESSION = ("run_id", "memory", "frontier", "paused_visit")
 
 
 @dataclass
@@ -66,7 +74,7 @@ class Execution:
         else:
             result = await self._recorded(opened, self.manager)
         if result.status == "completed" and not self.session.get("run_id"):
-            process.completed(self.manager.storage.url, self._base, result.run_id)
+            process.completed(self.manager.storage.url, result.run_id, result.run_id)
         if self.answer is not None and not self.answer.used and not isinstance(opened, Recall):
             notice(
                 f"{result.run_id}: that pause was answered before, and what was answered then "
@@ -98,15 +106,16 @@ class Execution:
     def _open(self, manager: CheckpointManager) -> Recall | Opened[Body]:
         store = manager.storage
         digest = digest_of(self.goal, self.data)
+        self._parts = parts = HeldParts(self._functions(), set(self.graph.ignore))
         function = next((n.function for n in self.graph.nodes if n.function is not None), None)
         module = getattr(function, "__module__", None) or __name__
+        self._module = module
         name = f"{_identity.place_of(module)}:{self.graph.name}"
         run_id = self.session.get("run_id", "")
         explicit = bool(run_id)
         if not explicit:
-            self._base = run_id = _identity.derived_id(name, self.graph.name, digest)
-            ordinal = process.ordinal(store.url, run_id)
-            run_id += f"-{ordinal + 1}" if ordinal else ""
+            names = name, *other_names(module, self.graph.name)
+            run_id = self._derived(names, digest)
         facts = facts_of(store, seal_for(store), run_id)
         if facts is not None:
             self._check_recovery(facts, manager)
@@ -118,17 +127,62 @@ class Execution:
                 name=name,
                 label=self.graph.name,
                 function=Execution.run,
-                source=Source("", "", 0, []),
+                source=Source(file_of(module), "", 0, []),
+                other_names=other_names(module, self.graph.name),
+                file=file_of(module),
                 code=self.graph.fingerprint,
                 bound={"goal": self.goal, "input_data": self.data},
                 instance=None,
                 digest=digest,
+                parts=parts,
                 store=store,
                 run_id=run_id,
                 explicit=explicit,
                 fsync=True,
             )
         )
+
+    def _functions(self) -> dict[str, Any]:
+        functions = {f"node {node.id!r}": node.function for node in self.graph.nodes}
+        for edge in self.graph.edges:
+            functions[f"edge {f'{edge.source} -> {edge.target}'!r}"] = edge.when
+        return {where: function for where, function in functions.items() if function is not None}
+
+    def _derived(self, names: Sequence[str], digest: str) -> str:
+        """The id of this run: the first one of this input that was not handed out here.
+
+        It is made of the graph's name and the input.  Where that run is another's, whose nodes
+        hold something else, it is made of what they hold, too.
+        """
+        assert self.manager is not None
+        url, label = self.manager.storage.url, self.graph.name
+        for nth in itertools.count(1):
+            number = f"-{nth}" if nth > 1 else ""
+            found = []
+            for digests in dict.fromkeys([(digest,), (digest, *self._parts.digests())]):
+                ids = [_identity.derived_id(name, label, *digests) + number for name in names]
+                found.append(self._known(names, ids))
+            # A run that is there comes first, then an id that no other run has.
+            _, run_id = min(found, key=lambda each: _ORDER.index(each[0]))
+            if not process.ordinal(url, run_id):
+                return run_id
+        raise AssertionError
+
+    def _known(self, names: Sequence[str], ids: Sequence[str]) -> tuple[str, str]:
+        """The one of these ids that the run has, else the first; before it, whose that is."""
+        assert self.manager is not None
+        store, whose = self.manager.storage, "nobody's"
+        for name, run_id in zip(names, ids, strict=True):
+            facts = facts_of(store, seal_for(store), run_id) if store.head(run_id) else None
+            if facts is None:
+                continue
+            if self._parts.differing(facts.parts):
+                whose = "another's" if name == names[0] else whose
+            elif name == names[0] or is_of_file(
+                store, seal_for(store), facts, names, file_of(self._module)
+            ):
+                return "its", run_id
+        return whose, ids[0]
 
     def _check_recovery(self, facts: RunFacts, manager: CheckpointManager) -> None:
         if manager.config.auto_recovery or facts.status == "completed" or self.session:
@@ -147,6 +201,8 @@ class Execution:
             return body.result()
         except Exception as error:
             return body.result(error)
+        finally:
+            self._parts.note_assigned()
         return ExecutionResult(**value)
 
 
@@ -170,7 +226,7 @@ def result_of(
         status="failed" if error is not None else status,
         run_id=run_id,
         output=walk.memory,
-        error=f"{type(error).__name__}: {error}" if error is not None else None,
+        error=f"{type(error).__name__}: {error_text(error)}" if error is not None else None,
         exception=error,
         path=walk.path,
         steps_executed=len(walk.path),
@@ -265,7 +321,10 @@ class _Body(NothingGiven):
             if place is None:  # taken beside a node in progress: records from before are needed
                 continue
             if holds(journal.store, journal.seal, journal.run_id, place.start):
-                go_on_at(active, place, journal.load(place.start))
+                entries = journal.load(place.start)
+                if is_undone(place, entries):
+                    continue
+                go_on_at(active, place, entries)
                 self._visits.since = place.start
                 return checkpoint
             notice(
@@ -311,6 +370,22 @@ class _Body(NothingGiven):
         self._active.journal.put(_PAUSE, pause, b"", durable=True)
 
 
+def check_session(session: Mapping[str, Any]) -> None:
+    """Refuse a session state that says nothing.
+
+    Raises:
+        ConfigurationError: it has none of the keys that count, or a run id that is no text.
+    """
+    if session and not any(key in session for key in _SESSION):
+        raise ConfigurationError(
+            f"session_state has the keys {', '.join(map(repr, session))}, of which none counts: "
+            "give the session_state of a result, the to_session_state() of a checkpoint, or "
+            "{'run_id': ...}"
+        )
+    if session.get("run_id"):  # without a manager, and so in its results, there is none
+        check_values("session_state", run_id=session["run_id"])
+
+
 def session_for(
     manager: CheckpointManager, run_id: str, goal: Any, given: Mapping[str, Any] | None
 ) -> Written:
@@ -328,5 +403,20 @@ def session_for(
 
 
 def digest_of(goal: Any, given: Mapping[str, Any]) -> str:
-    """What tells two executions of a graph apart."""
-    return _digest.combine(_digest.digest(goal), _digest.digest(dict(given)))
+    """Return what tells two executions of a graph apart.
+
+    Raises:
+        DigestError: the goal or the input holds what is no data; says where.
+    """
+    numbering, parts = _digest.Numbering(), []
+    for name, each in (("goal", goal), ("input_data", dict(given))):
+        try:
+            parts.append(_digest.digest(each, numbering))
+        except DigestError as error:
+            raise DigestError(
+                f"{name}{error.path}: {str(error).rpartition(' (at ')[0] or error}. Give clients "
+                "and the like as runtime= to the executor; nodes find them as memory.runtime",
+                path=f"{name}{error.path}",
+                type_name=error.type_name,
+            ) from None
+    return _digest.combine(*parts)

@@ -26,6 +26,7 @@ from stepwise._graph_tokens import Token, Written, copied, same
 from stepwise._journal import Position, read
 from stepwise._matching import Pool
 from stepwise._operations import Result
+from stepwise._previews import error_text
 from stepwise._records import Entry, Forgotten
 from stepwise._run import ActiveRun, current_scope
 from stepwise._steps import Step, known_steps
@@ -42,7 +43,7 @@ class NodeFailedError(Exception):
     """
 
     def __init__(self, error: Exception, calls: list[int]) -> None:
-        super().__init__(str(error))
+        super().__init__(error_text(error))
         self.error = error
         self.calls = calls
 
@@ -208,7 +209,7 @@ class Visits:
         delay = visit.attempts.next_delay(error)
         record = self._record(memory, begun)
         visit.error = error
-        record["error"] = told = f"{type(error).__name__}: {error}"
+        record["error"] = told = f"{type(error).__name__}: {error_text(error)}"
         record["until"] = time.time() + delay if delay is not None else None
         record["call"] = 0
         if delay is None:
@@ -300,8 +301,9 @@ class Visits:
         scope = current_scope()
         if self._active is None or scope is None:
             return make()
+        self._make = make  # a captured variable would be a part of the call
+        step = Step(self._began_with, kind="step", name="began_with")
+        return (await adrive(step.core(scope, (), {}))).unwrap()
 
-        def began_with() -> Any:
-            return make()
-
-        return (await adrive(Step(began_with, kind="step").core(scope, (), {}))).unwrap()
+    def _began_with(self) -> Any:
+        return self._make()

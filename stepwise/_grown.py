@@ -12,27 +12,30 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwise._trees import Watch, same, walk
 
-__all__ = ["LONG", "digest_grown", "forget", "is_held"]
+__all__ = ["LONG", "digest_grown", "forget", "held"]
+
+StateT = TypeVar("StateT")
 
 LONG = 64
 """Items of a list that is worth it."""
 
-_MOST = 4  # lists
+_MOST = 16  # lists
 _lock = threading.Lock()
-_grown: dict[int, _Grown] = {}
+_grown: dict[tuple[int, object], _Grown] = {}
 
 
 class _Grown:
     """What was digested of a list: its items, with what they hold, and the hash of them."""
 
-    __slots__ = ("classes", "hash", "items", "value", "watch")
+    __slots__ = ("classes", "hash", "items", "state", "value", "watch")
 
-    def __init__(self, value: list[Any], front: bytes) -> None:
+    def __init__(self, value: list[Any], front: bytes, state: Any) -> None:
         self.value = value
+        self.state = state
         self.items: list[Any] = []
         self.watch = Watch()
         self.classes: set[type] = set()
@@ -46,24 +49,30 @@ class _Grown:
 def digest_grown(
     value: list[Any],
     front: bytes,
-    encode: Callable[[list[Any]], bytes],
+    encode: Callable[[list[Any], StateT], bytes],
     around: Container[int],
-) -> bytes | None:
+    *,
+    kind: object,
+    state: Callable[[], StateT],
+) -> tuple[bytes, StateT] | None:
     """The SHA-256 over ``front`` and what ``encode`` makes of the items of a list.
 
     Args:
-        encode: of several items what it makes of each, joined.
+        encode: of several items what it makes of each, joined; it gets the state that it left.
         around: ids of the objects that hold the list, and its own.
+        kind: of the encoding: what was digested by another one does not count.
+        state: makes that with which it begins.
 
     Returns:
-        ``None`` if it holds what no tree may hold, or another thread is at it.
+        the digest and the state; ``None`` if it holds what no tree may hold, or another thread is
+        at it.
     """
     if not _lock.acquire(blocking=False):
         return None
     try:
-        grown = _grown.pop(id(value), None)  # what is interrupted is not kept
+        grown = _grown.pop((id(value), kind), None)  # what is interrupted is not kept
         if grown is None or not grown.stands():
-            grown = _Grown(value, front)
+            grown = _Grown(value, front, state())
         new = value[len(grown.items) :]
         if new:
             tree = walk(new, refused=around)
@@ -71,22 +80,23 @@ def digest_grown(
                 return None
             watch = Watch(tree.nodes[1:])
             classes = set(tree.classes) - grown.classes
-            watch.extend(Watch.of_classes(classes))  # what instances do not hold is theirs
-            grown.hash.update(encode(new))
+            if classes:  # what instances do not hold is theirs
+                watch.extend(Watch.of_classes(classes))
+            grown.hash.update(encode(new, grown.state))
             grown.watch.extend(watch)
             grown.classes |= classes
             grown.items += new
-        _grown[id(value)] = grown
+        _grown[id(value), kind] = grown
         while len(_grown) > _MOST:
             del _grown[next(iter(_grown))]
-        return grown.hash.digest()
+        return grown.hash.digest(), grown.state
     finally:
         _lock.release()
 
 
-def is_held(value: list[Any]) -> bool:
-    """Whether a list is one of those that are held here."""
-    return id(value) in _grown
+def held(value: list[Any]) -> int:
+    """How often a list is held here."""
+    return sum(each.value is value for each in _grown.values())
 
 
 def forget() -> None:

@@ -12,15 +12,17 @@ from stepwise._records import (
     Ended,
     Entry,
     Forgotten,
+    Interrupted,
     Quarantined,
+    Restored,
     Resumed,
     RunFacts,
     Started,
 )
 from stepwise._seal import DamagedError, Seal
-from stepwise.stores import Head
+from stepwise.stores import Head, Store
 
-__all__ = ["derive_facts", "open_head", "seal_head"]
+__all__ = ["derive_facts", "is_ready", "open_head", "read_head", "seal_head"]
 
 
 def seal_head(seal: Seal, facts: RunFacts) -> Head:
@@ -36,6 +38,18 @@ def open_head(seal: Seal, head: Head) -> RunFacts | None:
         return RunFacts(**seal.open(f"head/{head.run_id}", head.data).header)
     except (DamagedError, TypeError):
         return None
+
+
+def read_head(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
+    """What the head of a run says; ``None`` if there is none, or it is not that of this run."""
+    head = store.head(run_id)
+    return open_head(seal, head) if head is not None and head.run_id == run_id else None
+
+
+def is_ready(facts: RunFacts) -> bool:
+    """Whether it is a fork that nobody has executed yet."""
+    # Whoever executes it writes when that began.
+    return bool(facts.forked_from) and facts.updated_at <= facts.created_at
 
 
 def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
@@ -54,9 +68,14 @@ def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
                 code=record.code,
                 parent=record.parent,
                 forked_from=record.forked_from,
+                secrets=record.secrets,
+                hidden=record.hidden,
                 created_at=record.at,
                 updated_at=record.at,
+                parts=record.parts,
             )
+        elif facts is not None and isinstance(record, Restored):
+            facts = facts._replace(restored=True)
         elif facts is not None:
             facts = _after(facts, entry)
     return facts
@@ -66,12 +85,15 @@ def _after(facts: RunFacts, entry: Entry) -> RunFacts:
     record = entry.record
     if isinstance(record, Ended):
         return facts._replace(status=record.status, end=entry.number, updated_at=record.at)
+    if isinstance(record, Interrupted):
+        return facts._replace(status="interrupted", error=record.why, updated_at=record.at)
     if isinstance(record, Compensating):
         undone = facts.undone + (not facts.undoing)
         return facts._replace(
             status="failed", end=0, undoing=True, undone=undone, updated_at=record.at
         )
-    if isinstance(record, (Resumed, Forgotten, Quarantined)):
-        undoing = facts.undoing and not isinstance(record, Resumed)
-        return facts._replace(status="running", end=0, undoing=undoing, updated_at=record.at)
+    if isinstance(record, Resumed):
+        return facts._replace(status="running", end=0, undoing=False, updated_at=record.at)
+    if isinstance(record, (Forgotten, Quarantined)):
+        return facts.reopened(record.at)
     return facts

@@ -27,6 +27,7 @@ from stepwise._records import (
     Settled,
     Started,
 )
+from stepwise._stops import differing
 
 __all__ = [
     "Program",
@@ -36,6 +37,7 @@ __all__ = [
     "step_record",
     "steps_of",
     "steps_with",
+    "to_settle",
 ]
 
 
@@ -54,6 +56,9 @@ class StepRecord:
         side_effect: it was announced before it ran.
         site: ``file:line`` it was called from.
         child: run id of a child workflow.
+        instead: number of the step that was recorded as this one at an earlier start, and did not
+            answer the call; 0 if there was none.
+        differs: the parts of the call (arguments by name) in which it differs from that step.
     """
 
     number: int
@@ -69,6 +74,8 @@ class StepRecord:
     site: str
     child: str
     _entry: Entry = field(repr=False)
+    instead: int = 0
+    differs: tuple[str, ...] = ()
 
     @property
     def duration(self) -> float | None:
@@ -98,7 +105,7 @@ class StepRecord:
         if isinstance(record, Outcome) and record.status != "completed":
             told = (self._entry.payload, record.form)
             if record.changed:
-                told = look_into_value(*told, record.changed)
+                told = look_into_value(*told, record.changed, failed=True)
             return _codec.decode_error(*told)
         return None
 
@@ -117,7 +124,20 @@ StepRecord.__module__ = "stepwise"  # tracebacks and pickles show the public nam
 
 def in_doubt(entries: Iterable[Entry]) -> list[Recorded]:
     """The calls of which it is not known whether their side effect happened."""
-    return [each for each in Pool(filter(_concerns_effects, entries)).all if each.in_doubt]
+    return [each for each in _effects(entries) if each.in_doubt]
+
+
+def to_settle(entries: Iterable[Entry]) -> list[Recorded]:
+    """The same, and those that were cancelled in their course, which the workflow handled."""
+    return [
+        each
+        for each in _effects(entries)
+        if each.in_doubt or (each.cancelled and each.may_have_happened and not each.call.child)
+    ]
+
+
+def _effects(entries: Iterable[Entry]) -> list[Recorded]:
+    return Pool(filter(_concerns_effects, entries)).all
 
 
 def _concerns_effects(entry: Entry) -> bool:
@@ -164,13 +184,19 @@ def steps_with(run_id: str, entries: list[Entry], doubtful: Iterable[int]) -> li
                 calls.pop(number, None)
     derived = {**dict.fromkeys(doubtful, "in_doubt"), **dict.fromkeys(undone, "compensated")}
     return [
-        step_record(run_id, call, last[number], derived.get(number))
+        step_record(run_id, call, last[number], derived.get(number), calls.get(call.instead))
         for number, call in sorted(calls.items())
     ]
 
 
-def step_record(run_id: str, call: Call, entry: Entry, derived: str | None) -> StepRecord:
-    """A call, its last record, and what follows from others."""
+def step_record(
+    run_id: str, call: Call, entry: Entry, derived: str | None, other: Call | None = None
+) -> StepRecord:
+    """A call, its last record, and what follows from others.
+
+    Args:
+        other: the recorded call that did not answer it.
+    """
     record = entry.record
     status, shown, attempts, finished = "started", "", 1, None
     if isinstance(record, Outcome):
@@ -196,6 +222,8 @@ def step_record(run_id: str, call: Call, entry: Entry, derived: str | None) -> S
         site=call.site,
         child=call.child,
         _entry=entry,
+        instead=call.instead,
+        differs=tuple(differing(call, other)) if other is not None else (),
     )
 
 

@@ -2,7 +2,7 @@
 
 A class, function or resource that is not there stands as a placeholder, and nothing is called that
 the program would call (no factory, no ``__reduce__`` of its own modules).  Imports: snapshot,
-checkpoints, pickling.
+checkpoints, journal, codec, pickling.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from collections.abc import Mapping
 from types import CellType
 from typing import Any
 
+from stepwise import _codec
 from stepwise._checkpoints import Loaded
 from stepwise._chunks import Reader
+from stepwise._codec import JSON, decode
+from stepwise._journal import read_one
 from stepwise._pickling import PYTHON
+from stepwise._previews import error_text
+from stepwise._records import Ended, RunFacts
+from stepwise._seal import Seal
+from stepwise._secrets import HIDDEN
 from stepwise._snapshot import FrameUnpickler, load_values
 from stepwise._surroundings import Surroundings
 from stepwise.errors import UnreadableValueError
+from stepwise.stores import Store
 
-__all__ = ["Placeholder", "look_into", "look_into_value"]
+__all__ = ["Placeholder", "error_of", "look_into", "look_into_value", "result_of"]
 
 _EMPTY: dict[str, Any] = {
     "builtins:list": list,
@@ -30,7 +38,10 @@ _EMPTY: dict[str, Any] = {
     "builtins:bytearray": bytearray,
     "collections:deque": deque,
 }
-_OURS = ("stepwise._snapshot", "stepwise._resources", "stepwise._pickling", "stepwise._forms")
+_OURS = tuple(
+    f"stepwise.{name}"
+    for name in ("_snapshot", "_resources", "_pickling", "_forms", "_chained", "_sentinels")
+)
 
 
 class Placeholder:
@@ -74,6 +85,13 @@ class _Unpickler(FrameUnpickler):
         if module in _OURS:
             return _STANDING_IN.get(name, getattr(sys.modules[module], name))
         return _found(module, name)
+
+    def secret(self, pid: Any) -> Any:
+        _, form, parts = pid
+        texts = (
+            [HIDDEN] if form == "whole" else [p if isinstance(p, str) else HIDDEN for p in parts]
+        )
+        return "".join(texts).encode() if form == "bytes" else "".join(texts)
 
 
 def _found(module: str, name: str) -> Any:
@@ -140,11 +158,46 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.startswith("@")}
 
 
-def look_into_value(payload: bytes, python: str | None, kinds: Mapping[str, str]) -> Any:
-    """The value of a call that changed its arguments, which are of these kinds."""
-    if python not in (None, PYTHON):
-        raise UnreadableValueError(f"the value was recorded by Python {python}")
+def look_into_value(
+    payload: bytes, form: str | None, kinds: Mapping[str, str], *, failed: bool = False
+) -> Any:
+    """The value of a call that changed its arguments, which are of these kinds.
+
+    If the call raised: the pieces of an encoded exception.
+    """
+    if form == JSON:
+        from stepwise._contents import take_apart
+
+        inner, _, _ = take_apart(payload)
+        return (inner, form) if failed else decode(inner, form)
+    if form not in (None, PYTHON):
+        raise UnreadableValueError(f"the value was recorded by Python {form}")
     return _load(payload, kinds)["value"]
+
+
+def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
+    """Return the result of a run; ``None`` while it has not completed."""
+    ended, payload = _ended(store, seal, facts)
+    if ended is None or ended.status != "completed" or not ended.recorded:
+        return None
+    if ended.changed:
+        return look_into_value(payload, ended.form, ended.changed)
+    return _codec.decode(payload, ended.form)
+
+
+def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
+    """Return the error that a run raised, if it failed."""
+    ended, payload = _ended(store, seal, facts)
+    if ended is None or ended.status != "failed":
+        return None
+    return _codec.decode_error(payload, ended.form)
+
+
+def _ended(store: Store, seal: Seal, facts: RunFacts) -> tuple[Ended, bytes] | tuple[None, bytes]:
+    entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
+    if entry is None or not isinstance(entry.record, Ended):
+        return None, b""
+    return entry.record, entry.payload
 
 
 def _load(payload: bytes, kinds: Mapping[str, str], reader: Reader | None = None) -> dict[str, Any]:
@@ -156,5 +209,5 @@ def _load(payload: bytes, kinds: Mapping[str, str], reader: Reader | None = None
         return load_values(payload, Surroundings(_Cells(), arguments), reader, _Unpickler)
     except Exception as error:
         raise UnreadableValueError(
-            f"the variables cannot be loaded here: {type(error).__name__}: {error}"
+            f"the variables cannot be loaded here: {type(error).__name__}: {error_text(error)}"
         ) from error

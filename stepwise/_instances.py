@@ -8,7 +8,7 @@
 
 Whatever else an object may be is not known here, and so it is part of no tree (see ``_trees``).
 
-Imports nothing of ours.
+Imports: sentinels.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import types
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Protocol
+
+from stepwise._sentinels import held_as
 
 __all__ = ["Kind", "by_name", "kind_of"]
 
@@ -108,6 +110,8 @@ class _Instance:
         self._has_dict = has_dict
 
     def parts(self, value: Any) -> Sequence[Any] | None:
+        if held_as(value) is not None:
+            return None  # compared with ``is``: stored by the name that its module has for it
         try:
             inside = [slot.__get__(value) for slot in self._slots]
         except AttributeError:  # which one is set could not be told by what it refers to

@@ -1,13 +1,73 @@
-"""Ctrl-C, held back while something must be done whole.  Imports nothing of ours."""
+"""Ctrl-C, held back while something must be done whole; SIGTERM, noted.
+
+Imports nothing of ours.
+"""
 
 from __future__ import annotations
 
 # The functions themselves: signal.signal makes three enum members each time.
 import _signal  # type: ignore[import-not-found]
+import sys
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
-__all__ = ["Uninterrupted"]
+__all__ = ["Ending", "SigtermWatch", "Uninterrupted", "ending", "sigterms"]
+
+
+class Ending:
+    """Whether the interpreter is ending, and whether because of a Ctrl-C."""
+
+    begun = False
+    by_ctrl_c = False
+
+    def begin(self) -> None:
+        """The interpreter has executed the program."""
+        self.begun = True
+        # What ended the program was printed, and is kept there.
+        self.by_ctrl_c = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+
+
+ending = Ending()
+"""Set only where something was started that the interpreter has to wait for."""
+
+
+class SigtermWatch:
+    """Counts the SIGTERMs that the program handles itself, while runs are in progress.
+
+    A server that is told to end cancels what it executes.  Without the signal, that would look like
+    callers that gave up.  The program's handler stays in charge: it is called as ever.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._handler: Any = None
+
+    def begin(self) -> None:
+        """A run begins: the handler that is installed now is watched."""
+        handler = _signal.getsignal(_signal.SIGTERM)
+        # Without one the process just ends.  Only the main thread may install another.
+        if callable(handler) and handler != self._note and _in_main_thread():
+            self._handler = handler
+            _signal.signal(_signal.SIGTERM, self._note)
+
+    def end(self) -> None:
+        """No run is in progress any more."""
+        # The handler is kept: somebody may have put the note aside, and may put it back.
+        if _in_main_thread() and _signal.getsignal(_signal.SIGTERM) == self._note:
+            _signal.signal(_signal.SIGTERM, self._handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self._handler(number, frame)
+
+
+sigterms = SigtermWatch()
+"""Of this process."""
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class Uninterrupted:
@@ -23,10 +83,7 @@ class Uninterrupted:
 
     def __enter__(self) -> None:
         self._noted = self._installed = False
-        if (
-            threading.current_thread() is threading.main_thread()
-            and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
-        ):
+        if _in_main_thread() and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, self._note)
             self._installed = True
 

@@ -17,9 +17,9 @@ from typing import Any
 from stepwise import _records
 from stepwise._chain import Lost, Position, holds, identity, read, read_one
 from stepwise._group import Group, Share
-from stepwise._heads import derive_facts, open_head, seal_head
+from stepwise._heads import derive_facts, read_head, seal_head
 from stepwise._interrupts import Uninterrupted
-from stepwise._marks import mark, newest_mark
+from stepwise._marks import is_another_history, mark, newest_mark
 from stepwise._notices import notice
 from stepwise._pieces import Data
 from stepwise._records import (
@@ -111,6 +111,7 @@ class Journal:
         self._known = True  # whether _at is where the store is
         self._told: set[str] = set()
         self._tolerant = False
+        self._other = False  # the marks tell of another history
 
     @property
     def position(self) -> Position:
@@ -129,6 +130,7 @@ class Journal:
         self._at = start or Position()
         self.lost = []
         self.tail = self.unknown_effects = 0
+        self._other = False
         self._tolerant = tolerant
         entries: list[Entry] = []
         for entry, at in read(self.store, self.seal, self.run_id, start):
@@ -313,8 +315,17 @@ class Journal:
 
     def _compare_marks(self) -> None:
         at = self._at
-        last, effects = newest_mark(self.store, self.seal, self.run_id)
+        marked = newest_mark(self.store, self.seal, self.run_id)
+        last, effects, _ = marked
         self.tail = max(0, last - at.last)
+        if not self.tail and is_another_history(self.store, self.seal, self.run_id, marked, at):
+            self.tail, self._other = last, True  # none of it is what was acknowledged
+            if not self._tolerant:
+                raise self._effects_lost(
+                    f"run {self.run_id!r}: {self.store.url} holds another history of it than the "
+                    f"one that was acknowledged, up to record {last}: an older copy, perhaps of a "
+                    "run that was deleted since. Nothing tells which side effects are missing"
+                )
         if not self.tail:
             return
         where = f"run {self.run_id!r}: the journal in {self.store.url} ends at record {at.last}"
@@ -334,9 +345,9 @@ class Journal:
             if isinstance(e.record, Outcome) and e.record.call.effect
         } - intents
         seen = sum(isinstance(entry.record, ANNOUNCES) for entry in entries)
-        marked_last, marked = newest_mark(self.store, self.seal, self.run_id)
+        marked_last, marked, _ = newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
-        self.unknown_effects = max(0, total - seen - len(orphans) - given_up)
+        self.unknown_effects = max(int(self._other), total - seen - len(orphans) - given_up)
         if not self.lost:
             return
         if not marked_last and (self._at.link is None or self.lost[-1] > self._at.last):
@@ -361,10 +372,12 @@ class Journal:
 
     def _effects_lost(self, what: str) -> JournalLostError:
         return JournalLostError(
-            f"{what}; running on could repeat it. Restore the store from a backup; or look outside "
-            "what happened, and if repeating the rest is harmless, go on with what is left: "
+            f"{what}; running on could repeat it. Look outside what happened; if repeating the "
+            "rest is harmless, go on with what is left: "
             f"stepwise verify {self.run_id} --repair --accept-loss; or start over: "
-            f"stepwise forget {self.run_id}",
+            f"stepwise forget {self.run_id}. A backup does not know what was done after it was "
+            "made: put the whole folder back, and say so: stepwise restore; each side effect that "
+            "it does not know is then asked about",
             run_id=self.run_id,
             path=self.store.url,
             errno=None,
@@ -381,8 +394,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
 
     ``None`` if there is no such run.
     """
-    head = store.head(run_id)
-    facts = open_head(seal, head) if head is not None else None
+    facts = read_head(store, seal, run_id)
     if facts is not None:
         return facts
     return derive_facts(

@@ -69,6 +69,7 @@ class KnownValues:
         records: whether checkpoints refer to records; then these are never pruned.
         seal: seals a chunk under its number; its bytes and the link to it.
         next_chunk: a number for a new chunk.
+        refuses: says of bytes whether they must not be stored.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class KnownValues:
         records: bool,
         seal: Callable[[int, Chunk], tuple[Data, bytes]],
         next_chunk: Callable[[], int],
+        refuses: Callable[[Data], object] = lambda _: False,
     ) -> None:
+        self._refuses = refuses
         self._refers_to_records = records
         self._seal = seal
         self._next_chunk = next_chunk
@@ -272,7 +275,7 @@ class KnownValues:
 
         watch = Watch(tree.nodes)
         dumped = _dump(tree, watch, refer if tree.refers else None)
-        if dumped is None:
+        if dumped is None or self._refuses(dumped[0]):
             return None
         payload, tree = dumped
         number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
@@ -285,8 +288,10 @@ class KnownValues:
         """The large buffer with this SHA-256."""
         return self._buffers.get(content)
 
-    def make_buffer(self, data: Data, content: bytes) -> Known:
-        """A new chunk of a large buffer, whose SHA-256 is ``content``."""
+    def make_buffer(self, data: Data, content: bytes) -> Known | None:
+        """A new chunk of a large buffer, whose SHA-256 is ``content``; ``None`` if refused."""
+        if self._refuses(data):
+            return None
         number, sealed, chunk = self._sealed(Chunk([], [], data, content=content))
         known = Known.of_buffer(number, chunk)
         known.sealed = sealed

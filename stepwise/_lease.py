@@ -5,6 +5,7 @@ Imports: errors, interrupts, tasks, stores.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ import time
 
 from stepwise import _tasks
 from stepwise._interrupts import Uninterrupted
-from stepwise.errors import RunOwnedError
+from stepwise.errors import RunBusyError, RunOwnedError
 from stepwise.stores import Owner, Store
 
 __all__ = ["Lease", "describe_owner", "here"]
@@ -31,19 +32,24 @@ class Lease:
         self.run_id = run_id
         self._pid = os.getpid()
 
-    def acquire(self) -> Lease:
+    def acquire(self, *, child: bool = False) -> Lease:
         """Take it; gives itself.
 
+        Args:
+            child: code of a run asks for it, which must not go on without it.
+
         Raises:
-            RunOwnedError: somebody alive holds it; names process, machine, since when, and the
+            RunBusyError: somebody alive holds it; names process, machine, since when, and the
                 thread or task if it is this process.
+            RunOwnedError: the same, for a ``child``.
         """
         owner = Owner(self._pid, os.uname().nodename, time.time(), here())
         try:
             with Uninterrupted():
                 self.epoch = self.store.acquire(self.run_id, owner)
         except RunOwnedError as error:
-            raise RunOwnedError(
+            refusal = RunOwnedError if child else RunBusyError
+            raise refusal(
                 f"run {self.run_id!r} is being executed {describe_owner(error.owner)}; "
                 "wait for it, or give this one another id: .options(run_id=...)",
                 run_id=self.run_id,
@@ -80,7 +86,9 @@ def describe_owner(owner: Owner | None) -> str:
         return "by another process"
     since = ""
     if owner.since:
-        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(owner.since))
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # a damaged row
+            since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(owner.since))
     if owner.pid == os.getpid() and owner.host == os.uname().nodename:
         return f"by this process, in {owner.thread or 'another thread'},{since}"
-    return f"by process {owner.pid} on {owner.host}{since}"
+    process = f"process {owner.pid}" if owner.pid else "another process"
+    return f"by {process} on {owner.host}{since}"

@@ -8,38 +8,40 @@ Imports: run, renamed, runs, opened, resume, mutation, journal, origin.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stepwise._call_parts import Parts, spoken
 from stepwise._codec import Codec
 from stepwise._data import returned_type
+from stepwise._hiding import NO_HIDING, Hiding
+from stepwise._inputs import record_inputs
 from stepwise._journal import Journal, facts_of, read_one, seal_for
 from stepwise._lease import Lease
-from stepwise._mutation import (
-    record_arguments,
-    replay_changed,
-    surroundings,
-)
+from stepwise._marks import is_another_history, newest_mark
+from stepwise._mutation import record_arguments, surroundings
 from stepwise._notices import notice
 from stepwise._opened import Opened
 from stepwise._origin import Locator
+from stepwise._outcomes import reached
 from stepwise._pieces import Data
-from stepwise._previews import preview_arguments
 from stepwise._process import command as process_command
 from stepwise._records import Ended, RunFacts, Started
-from stepwise._renamed import is_call_of
+from stepwise._renamed import is_call_of, is_of_file
 from stepwise._reports import tell_of_unfinished
 from stepwise._resume import Body, CheckpointPolicy
-from stepwise._run import ActiveRun, live_runs
+from stepwise._run import ActiveRun, current_scope, live_runs
 from stepwise._seal import Seal
+from stepwise._secrets import Secrets
 from stepwise.errors import (
+    RunBusyError,
     RunConflictError,
     RunOwnedError,
 )
 from stepwise.rewrite import Points, Rewritten, Source
 from stepwise.stores import Store
 
-__all__ = ["Invocation", "Recall", "open_run"]
+__all__ = ["Invocation", "NotUnfinishedError", "Recall", "open_run"]
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -65,6 +67,14 @@ class Invocation(NamedTuple):
         codec: how its values are recorded; see :class:`stepwise._codec.Codec`.
         code: fingerprint of what it executes; empty if that is not known.
         cut_off: a crash came before its caller acted on how it ended, if it ended.
+        waited: until somebody else had executed it.
+        promised: somebody is told its id at once, and relies on it.
+        method: the parameter that gets ``instance``; empty if the workflow is no method.
+        hiding: what of its arguments is not stored, or not shown.
+        secret: its secrets by name.
+        parts: what tells the call apart; ``None`` if it has no parts.
+        only_unfinished: it is not meant any more if it has been completed or deleted.
+        other_names, file: the workflow's names where its file is started or imported otherwise.
     """
 
     name: str
@@ -88,6 +98,15 @@ class Invocation(NamedTuple):
     cut_off: bool = False
     codec: str = ""
     code: str = ""
+    waited: bool = False
+    promised: bool = False
+    method: str = ""
+    hiding: Hiding = NO_HIDING
+    secret: Mapping[str, Any] = _NOTHING
+    parts: Parts | None = None
+    only_unfinished: bool = False
+    other_names: Sequence[str] = ()
+    file: str = ""
 
     @property
     def returns(self) -> Any:
@@ -106,13 +125,18 @@ class Recall(NamedTuple):
     changed: bool = False
 
 
+class NotUnfinishedError(Exception):
+    """The run that is meant only while it is unfinished has been completed, or deleted."""
+
+
 def open_run(call: Invocation) -> Recall | Opened[Body]:
     """Take a run up: recall its result, resume it, or start it.
 
     Raises:
-        RunOwnedError: somebody is executing it.
+        RunBusyError, RunOwnedError: somebody is executing it.
         RunConflictError: its id belongs to a run with other arguments.
         JournalLostError: records of side effects are gone.
+        NotUnfinishedError: only an unfinished run was meant.
     """
     seal = seal_for(call.store)
     recall = _recall(call, seal)
@@ -120,7 +144,7 @@ def open_run(call: Invocation) -> Recall | Opened[Body]:
         return recall
     lease = Lease(call.store, call.run_id)
     try:
-        _acquire(lease)
+        _acquire(lease, child=current_scope() is not None)
         recall = _recall(call, seal)  # its owner may have completed it a moment ago
         if recall is None:
             return _take_up(call, seal, lease)
@@ -131,15 +155,15 @@ def open_run(call: Invocation) -> Recall | Opened[Body]:
     return recall
 
 
-def _acquire(lease: Lease) -> None:
+def _acquire(lease: Lease, *, child: bool) -> None:
     try:
-        lease.acquire()
-    except RunOwnedError:
+        lease.acquire(child=child)
+    except (RunBusyError, RunOwnedError):
         # A Ctrl-C in the very moment in which an attempt began or ended may have kept its lease.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
-                lease.acquire()
+                lease.acquire(child=child)
                 return
         raise
 
@@ -149,28 +173,38 @@ def _acquire(lease: Lease) -> None:
 
 def _recall(call: Invocation, seal: Seal) -> Recall | None:
     facts = facts_of(call.store, seal, call.run_id)
+    if call.only_unfinished and (facts is None or facts.status == "completed"):
+        raise NotUnfinishedError
     if facts is None:
         return None
     if call.explicit:
-        _check_conflict(call, facts)
+        _check_conflict(call, seal, facts)
     if facts.status != "completed":
         return None
     entry = read_one(call.store, seal, call.run_id, facts.end)
     if entry is None or not isinstance(entry.record, Ended) or not entry.record.recorded:
         return None  # the result could not be recorded, or read: its journal makes it again
-    if entry.record.changed:
-        around = surroundings(call.bound, call.instance)
-        Codec(call.codec).check(entry.record.form)
-        value = replay_changed(entry.payload, entry.record.form, around)
-    else:
-        value = Codec(call.codec).decode(entry.payload, entry.record.form, call.returns)
-    if call.parent is None:
+    marked = newest_mark(call.store, seal, call.run_id)
+    if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
+        return None  # an older database: its journal says what is lost
+    around = surroundings(call.bound, call.instance, call.function, call.secret)
+    value = reached(
+        Codec(call.codec),
+        entry.payload,
+        entry.record.form,
+        failed=False,
+        around=around if entry.record.changed else None,
+        kind=call.returns,
+    ).value
+    if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.record.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
+        ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
+        if call.parts is None:  # no @workflow is behind it
+            ways = "another run_id"
         notice(
             f"{call.run_id} already completed at {when}{change}; here is its recorded result. "
-            f"To run it afresh: .options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1, or: "
-            f"{_forget(call.run_id)}"
+            f"To run it afresh: {ways}, or: {_forget(call.run_id)}"
         )
     return Recall(value, bool(entry.record.changed))
 
@@ -179,18 +213,26 @@ def _has_changed(call: Invocation, code: str) -> bool:
     return bool(code and call.code) and code != call.code
 
 
-def _check_conflict(call: Invocation, facts: RunFacts) -> None:
-    if is_call_of(facts, call.name, call.digest, call.code):
+def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+    is_call = is_call_of(facts, call.name, call.digest, call.code) or (
+        facts.digest == call.digest
+        and is_of_file(call.store, seal, facts, call.other_names, call.file)
+    )
+    # A list that the instance holds may have grown since; what else it is was chosen.
+    differing = call.parts.differing(facts.parts, growing=False) if call.parts is not None else []
+    if is_call and not differing:
         return
-    given = f"{call.label}({preview_arguments(call.bound)})"
+    given = f"{call.label}({call.hiding.shown(call.bound, _secrets_of(call))})"
     recorded = f"{facts.label}({facts.arguments})"
-    detail = "" if facts.workflow == call.name else f" of {facts.workflow}"
+    detail = "" if is_call or facts.workflow == call.name else f" of {facts.workflow}"
+    option = call.parts.left_out_by(differing) if call.parts is not None else ""
+    leave = f"leave out of the identity what may differ ({option}), " if option else ""
     raise RunConflictError(
         f"run id {call.run_id!r} belongs to another call{detail}:\n"
         f"  recorded  {recorded}\n"
         f"  given     {given}\n"
-        "Give this one another run id, leave out of the identity what may differ "
-        f"(@workflow(ignore=...)), or delete that run: {_forget(call.run_id)}",
+        f"{f'  differing {spoken(differing)}{chr(10)}' if differing else ''}"
+        f"Give this one another run id, {leave}or delete that run: {_forget(call.run_id)}",
         run_id=call.run_id,
         recorded=recorded,
         given=given,
@@ -211,11 +253,13 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
     journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
     facts = facts_of(call.store, seal, call.run_id)
     is_new = facts is None
-    before = bytes(record_arguments(surroundings(call.bound, call.instance)))
+    secrets = _secrets_of(call)
+    around = surroundings(call.bound, call.instance, secret=call.secret)
+    before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
         journal.load()  # there is nothing, or it says what is lost
-        facts, began = _start(call, journal, before)
+        facts, began = _start(call, journal, secrets)
     facts = facts._replace(codec=call.codec)
     node = call.source.node()
     function = call.rewritten.function if call.rewritten is not None else call.function
@@ -225,6 +269,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
         facts=facts,
         locator=Locator(function.__code__, Points(node) if node is not None else None),
         parent=call.parent,
+        secrets=secrets,
     )
     if began is not None:
         active.written([1], began)
@@ -236,6 +281,8 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
         call=(call.args, call.kwargs),
         bound=call.bound,
         instance=call.instance,
+        function=call.function,
+        secret=call.secret,
         policy=call.policy,
         is_new=is_new,
         code=call.code,
@@ -245,26 +292,42 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
     return Opened(active, body, before, is_new, call.compensates, returns=call.returns)
 
 
+def _secrets_of(call: Invocation) -> Secrets:
+    """The secrets of the runs of which it is one."""
+    secrets = call.parent.secrets if call.parent is not None else Secrets()
+    secrets.add(call.secret)
+    return secrets
+
+
 def _start(
-    call: Invocation, journal: Journal, arguments: bytes
+    call: Invocation, journal: Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
     now = time.time()
+    codec = Codec(call.codec)
+    payload, form = record_inputs(
+        codec, call.function, call.bound, call.method, call.instance, call.secret
+    )
     facts = RunFacts(
         run_id=call.run_id,
         workflow=call.name,
         label=call.label,
         status="running",
-        arguments=preview_arguments(call.bound),
+        arguments=call.hiding.shown(call.bound, secrets),
         digest=call.digest,
         code=call.code,
         parent=call.parent.run_id if call.parent is not None else "",
         codec=call.codec,
         created_at=now,
         updated_at=now,
+        secrets=" ".join(sorted(n for n, v in call.secret.items() if v is not None)),
+        hidden=" ".join(call.hiding.names(call.bound)),
+        parts=call.parts.recorded if call.parts is not None else None,
+        restored=call.parent is not None and call.parent.facts.restored,
     )
     if call.parent is None:
-        tell_of_unfinished(call.store, journal.seal, facts, call.function.__module__)
-    command, cwd = process_command() if call.parent is None else ((), "")
+        module = call.function.__module__
+        tell_of_unfinished(call.store, journal.seal, facts, module, call.parts)
+    command, cwd = process_command(secrets.mask) if call.parent is None else ((), "")
     started = Started(
         workflow=call.name,
         digest=call.digest,
@@ -275,8 +338,13 @@ def _start(
         at=now,
         command=command,
         cwd=cwd,
+        form=form,
+        secrets=facts.secrets,
+        hidden=facts.hidden,
+        parts=facts.parts,
     )
-    # Not durable: nothing is lost with it, and the first step's commit takes it along.
-    payload = b"" if Codec(call.codec).data_only else arguments
-    journal.append((started, payload), durable=False, head=facts)
+    if secrets.found_in(payload):
+        payload = b""
+    # Mostly not durable: nothing is lost with it, and the first step's commit takes it along.
+    journal.append((started, payload), durable=call.promised, head=facts)
     return facts, (started, payload)

@@ -9,13 +9,17 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stepwise._drive import resume, start
-from stepwise._operations import Core
+from stepwise._drive import gives_awaitable, resume, start
+from stepwise._operations import Core, Operation, Result
 from stepwise._run import current_scope
 from stepwise._steps import step_of
+from stepwise._tracebacks import fold
 from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 __all__ = ["map"]
 
@@ -29,9 +33,15 @@ def map(  # type: ignore[overload-overlap]  # noqa: A001
 ) -> Coroutine[Any, Any, list[R]]: ...
 @overload
 def map(  # noqa: A001
-    step: Callable[[T], R], items: Iterable[T], *, max_workers: int = 8
+    step: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    max_workers: int = 8,
+    executor: Executor | None = None,
 ) -> list[R]: ...
-def map(step: Any, items: Iterable[Any], *, max_workers: int = 8) -> Any:  # noqa: A001
+def map(  # noqa: A001
+    step: Any, items: Iterable[Any], *, max_workers: int = 8, executor: Any = None
+) -> Any:
     """Call a step (or a child workflow) with each item, at most ``max_workers`` at a time.
 
     Plain functions run in threads, coroutine functions in tasks (the call is then awaited).  The
@@ -41,6 +51,11 @@ def map(step: Any, items: Iterable[Any], *, max_workers: int = 8) -> Any:  # noq
         step: a function of one argument.
         items: what to call it with.
         max_workers: how many at a time, 1 or more.
+        executor: executes the bodies: a ``ProcessPoolExecutor`` or another executor of
+            ``concurrent.futures``.  The journal is asked and written in this process, before and
+            after each body.  What the body is given and returns is pickled where it is executed in
+            another process; steps that it calls there are refused.  A worker that dies is a failure
+            of the calls it had, and leaves side effects in doubt.
 
     Returns:
         the results, in the order of the items.
@@ -51,9 +66,33 @@ def map(step: Any, items: Iterable[Any], *, max_workers: int = 8) -> Any:  # noq
     """
     if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
         raise ConfigurationError(f"max_workers={max_workers!r} of map(): it is 1 or more")
-    if inspect.iscoroutinefunction(step):
+    recorded = step_of(step)
+    if executor is not None:
+        _check_executor(step, executor)
+    elif inspect.iscoroutinefunction(step) or (recorded and gives_awaitable(recorded.function)):
         return _amap(step, list(items), max_workers)
-    return _map(step, list(items), max_workers)
+    try:
+        return _map(step, list(items), max_workers, executor)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+def _check_executor(step: Any, executor: Any) -> None:
+    from concurrent.futures import Executor
+
+    if not isinstance(executor, Executor):
+        raise ConfigurationError(
+            f"executor={executor!r} of map(): it is an executor of concurrent.futures, such as "
+            "ProcessPoolExecutor()"
+        )
+    recorded = step_of(step)
+    function = recorded.function if recorded is not None else step
+    if hasattr(step, "run_id_for") or gives_awaitable(function):
+        kind = "a workflow" if hasattr(step, "run_id_for") else "a coroutine function"
+        raise ConfigurationError(
+            f"executor= of map(): {step!r} is {kind}, which is executed by the process that "
+            "records it; leave executor= out, or give a plain step"
+        )
 
 
 class _Begun:
@@ -61,13 +100,14 @@ class _Begun:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self.run: Callable[[Operation], Result] | None = None
         self._operation = start(core)
         self._taken = threading.Lock()  # by who executes it, or keeps it from being
 
     def __call__(self) -> Any:
         """Execute it in this thread."""
         if self._taken.acquire(blocking=False):
-            return resume(self._core, self._operation).unwrap()
+            return resume(self._core, self._operation, self.run).unwrap()
         raise RuntimeError("the call was given up before it began")
 
     async def acall(self) -> Any:
@@ -76,6 +116,11 @@ class _Begun:
 
         self._taken.acquire(blocking=False)
         return (await aresume(self._core, self._operation)).unwrap()
+
+    @property
+    def answered(self) -> bool:
+        """Whether its outcome is known already."""
+        return isinstance(self._operation, Result)
 
     def close(self) -> None:
         """If nobody executes it, nobody will, and nothing of it stays open.
@@ -87,26 +132,54 @@ class _Begun:
             self._core.close()
 
 
-def _begin(step: Any, items: list[Any]) -> list[_Begun] | None:
+def _begin(step: Any, items: list[Any], executor: Any = None) -> list[_Begun] | None:
     """Have the journal asked for each item, in order; ``None`` where there is nothing to ask."""
     scope, recorded = current_scope(), step_of(step)
     if scope is None or recorded is None:
         return None
-    cores = [recorded.core(scope, (item,), {}) for item in items]
+    bound = () if getattr(step, "__self__", None) is None else (step.__self__,)
+    cores = [recorded.core(scope, (*bound, item), {}) for item in items]
     # What is recorded of a later item must not answer an earlier one, nor stand in its way.
     later = scope.run.flows.start("stepwise map", daemon=False)
     try:
-        return [_Begun(core) for core in cores]
+        begun = [_Begun(core) for core in cores]
     finally:
         later.leave()
+    if executor is not None:
+        _send(begun, executor, step, [(*bound, item) for item in items])
+    return begun
 
 
-def _map(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
+def _send(begun: list[_Begun], executor: Any, step: Any, calls: list[tuple[Any, ...]]) -> None:
+    """Have the bodies that are still to be executed run in an executor."""
+    from stepwise._workers import Elsewhere, ready
+
+    waiting = [(each, args) for each, args in zip(begun, calls, strict=True) if not each.answered]
+    try:
+        for each, args in waiting:
+            each.run = Elsewhere(executor, step, args)
+        if waiting:
+            executor.submit(ready)  # it starts its processes before there are more threads
+    except BaseException:
+        _close(begun)
+        raise
+
+
+def _map(
+    step: Callable[[Any], Any], items: list[Any], max_workers: int, executor: Any = None
+) -> list[Any]:
     from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
-    begun = _begin(step, items)
-    if begun is None:
-        jobs: list[Callable[[], Any]] = [_plain(step, item) for item in items]
+    begun = _begin(step, items, executor)
+    if executor is not None:
+        max_workers = min(max_workers, getattr(executor, "_max_workers", max_workers))
+    if begun is None and executor is not None:
+        jobs: list[Callable[[], Any]] = [
+            lambda item=item: executor.submit(step, item).result()  # type: ignore[misc]
+            for item in items
+        ]
+    elif begun is None:
+        jobs = [_plain(step, item) for item in items]
     else:
         jobs = [*begun]
     pool = ThreadPoolExecutor(max_workers, thread_name_prefix="stepwise map")
@@ -136,6 +209,13 @@ def _plain(step: Callable[[Any], Any], item: Any) -> Callable[[], Any]:
 
 
 async def _amap(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
+    try:
+        return await _awaited(step, items, max_workers)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+async def _awaited(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
     import asyncio
 
     begun = _begin(step, items)

@@ -43,7 +43,8 @@ from stepwise._run import ActiveRun, current_scope
 from stepwise._runs import Run
 from stepwise._seal import Seal
 from stepwise._steps import Step, known_steps
-from stepwise.errors import RunOwnedError
+from stepwise._subjects import Identity
+from stepwise.errors import RunBusyError
 from stepwise.rewrite import Source
 from stepwise.stores import Store, open_store
 
@@ -167,7 +168,7 @@ class Notebook:
         """Execute a cell, and record it.
 
         Raises:
-            RunOwnedError: another kernel executes a cell of this notebook; says which.
+            RunBusyError: another kernel executes a cell of this notebook; says which.
             NotRecordableError: its outputs cannot be recorded.
         """
         with self._shown(cell):
@@ -206,8 +207,8 @@ class Notebook:
                     fsync=True,
                 )
             )
-        except RunOwnedError as error:
-            raise RunOwnedError(
+        except RunBusyError as error:
+            raise RunBusyError(
                 f"a cell of this notebook is being executed {describe_owner(error.owner)}: "
                 "wait until it ends, or interrupt or shut down that kernel",
                 run_id=self.run_id,
@@ -305,7 +306,7 @@ class _Body(NothingGiven):
         assert scope is not None
         cell = self._cell
         step = _CellStep(self._inside(cell.body), cell.name)
-        return perform(step, scope, cell.digest, cell.inputs, (), {})
+        return perform(step, scope, Identity(cell.digest, {}), cell.inputs, (), {})
 
     def _inside(self, body: Callable[[], Any]) -> Callable[[], Any]:
         def inside() -> Any:

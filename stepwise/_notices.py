@@ -1,32 +1,89 @@
 """One-line notices to the person at the terminal, and warnings that point at the user's line.
 
 Notices go to stderr, beginning with ``stepwise:``, so that a program's own output stays clean, and
-to the logger ``stepwise`` at level DEBUG for whoever collects logs.  Imports: settings only.
+to the logger ``stepwise`` at level DEBUG for whoever collects logs.
+
+Everything that only reports is guarded by :func:`reports`: what fails in it (a closed stderr, a
+handler of a log, a ``__repr__``, a callback) never reaches the run that is reported on.  So the
+text of a report is made there, too, unless it is put together of texts and numbers.
+Imports: errors, settings.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 from stepwise import _config
+from stepwise.errors import RunStopped, StepwiseWarning
 
-__all__ = ["count", "file_name", "notice", "warn"]
+__all__ = ["caller", "count", "file_name", "notice", "reporters", "reports", "warn"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+reporters: set[str] = set()
+"""The functions that only report, by module and name; tests make each of them fail."""
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "asyncio", "concurrent.futures", "threading")
 _CELL = r"[/\\]ipykernel_\d+[/\\]|<ipython-input-"  # names that say nothing
 _logger = logging.getLogger("stepwise")
 
 
+def reports(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Guard a function that only reports: it never raises, and returns ``None`` if it failed.
+
+    A warning that the user made an error is raised all the same, as is what ends a program
+    (Ctrl-C, an exit, a cancellation).
+    """
+    reporters.add(f"{function.__module__}.{function.__qualname__}")
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return function(*args, **kwargs)
+        except StepwiseWarning:
+            raise
+        except (Exception, RunStopped) as error:
+            _failed(function.__qualname__, error)
+            return None
+
+    return guarded
+
+
+def _failed(what: str, error: BaseException) -> None:
+    """Say that a report failed, as far as that can be said."""
+    with contextlib.suppress(Exception, RunStopped):  # the log may be what failed
+        _logger.debug("%s failed, which only reports", what, exc_info=error)
+    with contextlib.suppress(Exception, RunStopped):
+        if what not in _told:
+            _told.add(what)
+            _put(f"a report failed ({type(error).__name__} in {what}); the run goes on")
+
+
+_told: set[str] = set()
+
+
+def _put(text: str) -> None:
+    if sys.stderr is not None and not _config.quiet():  # else print would take stdout
+        print(f"stepwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+@reports
 def notice(text: str) -> None:
     """Tell ``text`` once, now."""
-    _logger.debug("%s", text)
-    if not _config.quiet():
-        print(f"stepwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    try:
+        _put(text)
+    finally:
+        _logger.debug("%s", text)
 
 
 def count(number: int, noun: str) -> str:
@@ -39,11 +96,18 @@ def file_name(path: str) -> str:
     return "cell" if "ipy" in path and re.search(_CELL, path) else os.path.basename(path)
 
 
-def warn(text: str, category: type[Warning]) -> None:
-    """Warn; the place of the warning is the nearest code that is not ours."""
+def caller() -> FrameType | None:
+    """Return the frame of the nearest code that is not ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_OURS):
         frame = frame.f_back
+    return frame
+
+
+@reports
+def warn(text: str, category: type[StepwiseWarning]) -> None:
+    """Warn; the place of the warning is the nearest code that is not ours."""
+    frame = caller()
     if frame is None:
         warnings.warn(text, category, stacklevel=2)
         return

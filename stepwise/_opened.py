@@ -12,6 +12,7 @@ from stepwise._codec import Encoded
 from stepwise._mutation import encode_changed, surroundings
 from stepwise._notices import notice, warn
 from stepwise._operations import Core, Result
+from stepwise._previews import preview
 from stepwise._run import ActiveRun
 from stepwise._surroundings import Surroundings
 from stepwise.errors import NotRecordableError, RunWarning
@@ -108,7 +109,7 @@ class Opened(Generic[BodyT_co]):
             if result.error is not None:
                 warn(
                     f"run {active.run_id!r} failed, and undoing its side effects did too: "
-                    f"{result.error!r}. What is older than that one was not undone; call "
+                    f"{preview(result.error)}. What is older than that one was not undone; call "
                     f"stepwise.get_run({active.run_id!r}).compensate()",
                     RunWarning,
                 )
@@ -146,13 +147,16 @@ class Opened(Generic[BodyT_co]):
     def _encode(self, value: Any) -> tuple[Encoded | None, dict[str, str]]:
         """The result, if it can be recorded, and the objects that the run was given and changed."""
         codec, changed = self.active.codec, self.body.changed(self.before)
-        if changed and not codec.data_only:
-            encoded = encode_changed(value, self.body.arguments())
-            if encoded is not None:
-                return encoded, changed
+        label = self.active.facts.label
+
+        def plainly() -> Encoded:
+            return codec.encode(value, f"the result of {label!r}", self.returns)
+
         try:
-            label = self.active.facts.label
-            return codec.encode(value, f"the result of {label!r}", self.returns), {}
+            if not changed:
+                return plainly(), {}
+            around = self.body.arguments()
+            return encode_changed(codec, value, plainly, around, repr(label), {}), changed
         except NotRecordableError as problem:
             warn(
                 f"{problem}. The run is complete; when it is called again, its journal makes the "

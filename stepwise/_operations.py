@@ -34,13 +34,19 @@ class Result:
     """What came of an operation: a value, or an exception that is yet to be raised.
 
     Exceptions travel as values: thrown through a generator, a ``StopIteration`` would change type.
+
+    Args:
+        awaited: as what the body of a plain function handed it out; see :class:`Outcome`.
     """
 
-    __slots__ = ("error", "value")
+    __slots__ = ("awaited", "error", "value")
 
-    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
+    def __init__(
+        self, value: Any = None, error: BaseException | None = None, awaited: str = ""
+    ) -> None:
         self.value = value
         self.error = error
+        self.awaited = awaited
 
     def unwrap(self) -> Any:
         """The value; raises the exception."""
@@ -74,16 +80,24 @@ class Cancelled(NamedTuple):
 
     The value is true if that did not happen within ``seconds``.  What is not awaited cannot be
     cancelled, and has nothing to wait for.
+
+    Args:
+        awaited: as what the body of a plain function handed its outcome out.
     """
 
     seconds: float
+    awaited: str = ""
 
 
 class Change(NamedTuple):
-    """Wait until another flow of control of the run did something; the value says if one did."""
+    """Wait until another flow of control of the run did something; the value says if one did.
+
+    It is false if that did not happen within ``seconds``.
+    """
 
     flows: Flows
     seen: int
+    seconds: float
 
 
 class Ready(NamedTuple):
@@ -118,12 +132,13 @@ def cancelled_again(scope: Scope, recorded: Recorded) -> Generator[Cancelled, Re
     call, outcome = recorded.call, recorded.outcome
     assert outcome is not None
     took = max(0.0, outcome.at - call.at)
-    again = yield Cancelled(took + _LATE)
+    again = yield Cancelled(took + _LATE, outcome.awaited)
     if again.value and call.effect and not call.child:
         notice(
             f"run {scope.run.run_id}: {call.name} was cancelled the last time, after {took:.1f} s, "
-            "and is a side effect that is not repeated: it waits to be cancelled again. To have "
-            f"it run again: stepwise forget {scope.run.run_id} {call.number}"
+            "and is a side effect that is not repeated: it waits to be cancelled again. If nothing "
+            "cancels it any more, stop the program, look outside whether it happened, and say so: "
+            f"stepwise resolve {scope.run.run_id} {call.number} --landed JSON | --did-not-happen"
         )
-        again = yield Cancelled(math.inf)
+        again = yield Cancelled(math.inf, outcome.awaited)
     return again

@@ -5,7 +5,10 @@ Imports: attempts, errors.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
+import reprlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 from stepwise import _attempts
 from stepwise.errors import ConfigurationError
 
-__all__ = ["check", "no_function"]
+__all__ = ["check", "check_kind", "check_takes", "check_values", "no_function"]
 
 Allowed = tuple[Callable[[Any], bool], str]
 
@@ -62,6 +65,50 @@ def no_function(kind: str, given: object) -> str:
     else:
         way = f"options have names, as in @{kind}(name=...)"
     return f"@{kind} decorates a function, not {given!r}: {way}"
+
+
+def check_values(what: str, **given: Any) -> None:
+    """Refuse arguments of the classic API that cannot mean anything.
+
+    Raises:
+        ConfigurationError: names the argument, what it belongs to and what it takes.
+    """
+    for name, value in given.items():
+        allows, meaning = _OF_CLASSIC[name]
+        if not allows(value):
+            raise ConfigurationError(f"{name}={value!r} of {what}: it is {meaning}")
+
+
+def check_kind(what: str, value: object, kind: Any, way: str) -> None:
+    """Refuse an object of another kind.
+
+    Raises:
+        ConfigurationError: says what it is to be, what it is, and the way out.
+    """
+    if not isinstance(value, kind):
+        given = reprlib.repr(value)
+        raise ConfigurationError(f"{what}: expected a {kind.__name__}, got {given}; {way}")
+
+
+def check_takes(what: str, function: Any, argument: str) -> None:
+    """Refuse what cannot be called with one argument.
+
+    Raises:
+        ConfigurationError: says how it is called.
+    """
+    if not callable(function):
+        given = reprlib.repr(function)
+        raise ConfigurationError(f"{what} is a function of {argument}, not {given}")
+    with contextlib.suppress(TypeError, ValueError):  # a builtin may have no signature
+        signature = inspect.signature(function)
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{what} is called with one argument, {argument}, which its signature does not "
+                f"take: {error}. Write def f({argument}), and hand over anything else by "
+                "functools.partial"
+            ) from None
 
 
 _MEANT = {"retry": "retries"}  # by its letters it is nearer to retry_on
@@ -133,9 +180,19 @@ def _one_of(*values: str) -> Callable[[Any], bool]:
 
 _NAME: Allowed = (_or_none(_is_text), "a name, not empty")
 _SWITCH: Allowed = (lambda value: isinstance(value, bool), "True or False")
+_RETENTION: Allowed = (
+    _one_of("latest_only", "prune_old", "all"),
+    "'latest_only', 'prune_old' or 'all'",
+)
 
 # None: looked at where it is used, with other options or with the function's parameters.
-_OF_ALL: dict[str, Allowed | None] = {"name": _NAME, "key": None, "ignore": None}
+_OF_ALL: dict[str, Allowed | None] = {
+    "name": _NAME,
+    "key": None,
+    "ignore": None,
+    "secret": None,
+    "redact": None,
+}
 
 _OF_STEPS: dict[str, Allowed | None] = {
     **_OF_ALL,
@@ -165,11 +222,13 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
     **_OF_ALL,
     "run_id": (_or_none(_is_text), "a string, not empty"),
     "fresh": _SWITCH,
-    "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
-    "retention": (
-        _one_of("latest_only", "prune_old", "all"),
-        "'latest_only', 'prune_old' or 'all'",
+    "on_owned": (_one_of("raise", "wait", "skip"), "'raise', 'wait' or 'skip'"),
+    "start": (
+        _or_none(_one_of("same", "unfinished", "new")),
+        "'same', 'unfinished' or 'new'; None for what STEPWISE_START says",
     ),
+    "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
+    "retention": _RETENTION,
     "keep": (_is_count, "a number of checkpoints, 1 or more"),
     "prune_journal": _SWITCH,
     "compensate_on_failure": _SWITCH,
@@ -184,6 +243,31 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         _or_none(lambda value: isinstance(value, (str, os.PathLike)) or hasattr(value, "acquire")),
         "a URL ('disk:/path'), a path or a store object",
     ),
+}
+
+_NAME_GIVEN: Allowed = (_is_text, "a text, not empty")
+_NUMBER: Allowed = (_is_count, "a number, 1 or more")
+_FROM_ZERO: Allowed = (
+    lambda value: _is_count(value) or (value == 0 and type(value) is int),
+    "a number, 0 or more",
+)
+_OF_CLASSIC: dict[str, Allowed] = {
+    "id": _NAME_GIVEN,
+    "name": _NAME_GIVEN,
+    "run_id": _NAME_GIVEN,
+    "retention": _RETENTION,
+    "retention_strategy": _RETENTION,
+    "keep": _NUMBER,
+    "checkpoint_every_n": _NUMBER,
+    "max_recoveries": _FROM_ZERO,
+    "step_number": _FROM_ZERO,
+    "enabled": _SWITCH,
+    "auto_recovery": _SWITCH,
+    "save_frequency": (_one_of("every_node", "every_n_nodes"), "'every_node' or 'every_n_nodes'"),
+    "n_nodes": _NUMBER,
+    "max_checkpoints_per_run": _NUMBER,
+    "max_steps": _NUMBER,
+    "max_retries_per_step": _FROM_ZERO,
 }
 
 _KINDS: dict[str, dict[str, Allowed | None]] = {

@@ -1,6 +1,6 @@
 """Where in the user's code a call is made: its line, and its place in the workflow function.
 
-Imports: rewrite, notices.
+Imports: rewrite, notices, records.
 """
 
 from __future__ import annotations
@@ -8,17 +8,31 @@ from __future__ import annotations
 import dis
 import sys
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from stepwise._notices import file_name
+from stepwise._records import Record
 from stepwise.rewrite import Place, Points
 
-__all__ = ["Helper", "Locator", "Origin"]
+__all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "concurrent.futures")
 _LOOPS = ("asyncio.", "threading")
 _BELOW = 6  # our frames below any call: here to _drive.start, who drives it, who has it driven
 _MANY = 1000  # call sites that a run remembers
+
+
+class WatchesSteps(Protocol):
+    """The workflow function's frame."""
+
+    def look(self, result: object) -> Any:
+        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+
+    def recorded(self, number: int, record: Record, looked: Any) -> None:
+        """It is in the journal."""
+
+    def done(self, *, effect: bool, helper: Helper | None) -> None:
+        """A step of the workflow's own code, or of a helper that it calls, ended."""
 
 
 class Helper(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,11 +18,23 @@ from stepwise._checkpoint_list import newest_checkpoint
 from stepwise._codec import Codec
 from stepwise._course import Course
 from stepwise._display import RunShown
+from stepwise._heads import is_ready
 from stepwise._history import Program, StepRecord, step_record, steps_of, steps_with
 from stepwise._journal import Lost, Position, read, read_one
 from stepwise._lease import describe_owner
-from stepwise._records import Entry, Intent, Outcome, Quarantined, Resumed, RunFacts, Started
+from stepwise._records import (
+    Call,
+    Entry,
+    Intent,
+    Outcome,
+    Quarantined,
+    Resumed,
+    RunFacts,
+    Started,
+    call_of,
+)
 from stepwise._seal import Seal
+from stepwise._stops import Stop, stops_in
 from stepwise._summary import Summary, course_of, follow, kept_summary, with_unclear
 from stepwise.rewrite import following_line, function_like
 from stepwise.stores import Owner, Store
@@ -33,13 +45,12 @@ __all__ = [
     "RunStatus",
     "goes_on",
     "how_started",
-    "is_ready",
     "overview",
     "shown",
     "status_of",
 ]
 
-RunStatus = Literal["running", "completed", "failed", "crashed", "ready"]
+RunStatus = Literal["running", "completed", "failed", "interrupted", "crashed", "ready"]
 SHOWN = 50  # steps of a long run
 
 
@@ -53,6 +64,7 @@ class Overview:
         statuses: how many of each status.
         in_doubt: those of which nobody knows whether they happened.
         unreadable: how many of its records do not verify, or are missing.
+        stops: the calls at which it stopped, each with the recorded calls that it could be.
     """
 
     steps: list[StepRecord]
@@ -61,6 +73,7 @@ class Overview:
     in_doubt: list[StepRecord]
     course: Course
     unreadable: int = 0
+    stops: Sequence[tuple[Stop, list[Call]]] = ()
 
 
 def overview(
@@ -72,12 +85,32 @@ def overview(
         owned: somebody is executing it, so that what is open is not in doubt yet.
         count: how many of its steps; ``None`` for all.
     """
+    seen = None
     if count is not None:
         summary = kept_summary(store, seal, facts.run_id)
         followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
         if summary is not None and followed is not None:
-            return _from_summary(store, seal, facts, summary, followed, owned, count)
-    return _whole(store, seal, facts, owned, count)
+            seen = _from_summary(store, seal, facts, summary, followed, owned, count)
+    if seen is None:
+        seen = _whole(store, seal, facts, owned, count)
+    if owned or facts.status != "running" or not seen.course.stops:
+        return seen
+    return replace(seen, stops=_stops(store, seal, facts.run_id, seen.course.stops))
+
+
+def _stops(
+    store: Store, seal: Seal, run_id: str, numbers: list[int]
+) -> list[tuple[Stop, list[Call]]]:
+    """What these records tell of calls at which a run stopped."""
+
+    def records(numbers: Iterable[int]) -> list[Entry]:
+        found = (read_one(store, seal, run_id, number) for number in numbers)
+        return [each for each in found if each is not None]
+
+    return [
+        (stop, [call for each in records(stop.records) if (call := call_of(each)) is not None])
+        for stop in stops_in(records(numbers))
+    ]
 
 
 def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
@@ -192,12 +225,6 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     there = state.line if line is None else line
     text = lines[there - 1].strip() if there <= len(lines) else ""
     return (f"at {state.file}:{line}" if line is not None else f"after {state.where}"), text
-
-
-def is_ready(facts: RunFacts) -> bool:
-    """Whether it is a fork that nobody has executed yet."""
-    # Whoever executes it writes when that began.
-    return bool(facts.forked_from) and facts.updated_at <= facts.created_at
 
 
 def status_of(facts: RunFacts, *, owned: bool) -> RunStatus:

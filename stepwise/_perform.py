@@ -4,23 +4,23 @@
 yields as an operation, which ``_drive`` executes for synchronous functions and ``_adrive`` awaits
 for coroutine functions.  So both forms are one text.
 
-Imports: run, attempts, and what they import; on use doubt, since mostly there is none.
+Imports: run, attempts, claim, and what they import; on use doubt, since mostly there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Container, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise import _tasks
 from stepwise._attempts import Attempts
+from stepwise._claim import claim
 from stepwise._codec import Codec, Encoded
-from stepwise._matching import FRESH, Match, Verdict
-from stepwise._mutation import replay_changed
-from stepwise._notices import notice, warn
+from stepwise._matching import FRESH, Verdict
+from stepwise._mutation import Did, Watches, changed_by, did_to_subject
+from stepwise._notices import notice, reports, warn
 from stepwise._operations import (
     Attempt,
-    Change,
     Core,
     Ready,
     Result,
@@ -29,14 +29,14 @@ from stepwise._operations import (
     cancelled_again,
 )
 from stepwise._origin import Helper, Origin
-from stepwise._others import others_alive, others_may_claim
-from stepwise._outcomes import outcome, settled
+from stepwise._outcomes import outcome, reached, settled
 from stepwise._pieces import Data
-from stepwise._previews import preview_arguments
-from stepwise._recorded import Recorded
+from stepwise._recorded import Recorded, Status
 from stepwise._recording import Recording, intend, record_outcome, record_settled
-from stepwise._records import Call, Outcome
+from stepwise._records import Call, Entry, Intent, Outcome, StepStatus
 from stepwise._run import Scope
+from stepwise._secrets import Secrets
+from stepwise._subjects import Identity
 from stepwise._surroundings import Surroundings
 from stepwise.errors import (
     ArgumentMutatedWarning,
@@ -52,17 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["Performer", "perform"]
 
 
-class Watches(Protocol):
-    """Notices that a call changes its arguments."""
-
-    def changed(self) -> list[str]:
-        """The names of those that are not as they were."""
-
-    @property
-    def around(self) -> Surroundings:
-        """The arguments that may be changed."""
-
-
 class Performer(Protocol):
     """What is called: a step, a tool or a child workflow."""
 
@@ -73,10 +62,18 @@ class Performer(Protocol):
     in_doubt: InDoubt
     fails_cleanly: tuple[type[BaseException], ...]
     timeout: float | None
-    child: str  # run id, for a child workflow
+
+    def new_child(self, taken: Container[str]) -> str:
+        """Return the id of a new child run, none of the ``taken`` ones; empty for a step."""
+
+    def answered(self, call: Call) -> None:
+        """Called when a record answers the call."""
+
+    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
+        """The arguments as text, without what is not to be shown."""
 
     def watch(self, bound: Mapping[str, Any]) -> Watches:
-        """What notices that the call changes its arguments."""
+        """Return the watch that notices when the call changes its arguments."""
 
     def attempts(self) -> Attempts:
         """The attempts that one call may have."""
@@ -98,7 +95,7 @@ class Performer(Protocol):
 def perform(
     performer: Performer,
     scope: Scope,
-    digest: str,
+    identity: Identity,
     bound: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -106,82 +103,75 @@ def perform(
     """Answer a call from the journal, or execute it and record its outcome.
 
     Args:
-        digest: of the arguments.
+        identity: what tells it from other calls.
         bound: the arguments by parameter name.
     """
     active = scope.run
     active.check(performer.name)
-    call, origin = active.begin(
-        scope,
-        performer.name,
-        performer.module,
-        digest,
-        preview_arguments(bound),
-        effect=performer.effect,
-    )
-    match = (yield from _claim(scope, call, origin)) if active.pool else FRESH
-    recorded = match.recorded[0] if match.recorded else None
-    if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
-        if match.verdict is Verdict.CHANGED:
-            from stepwise._doubt import changed_text
-
-            warn(changed_text(call, recorded), ArgumentsChangedWarning)
-        again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
-        answer = None if again.value else _answer(performer, scope, recorded, bound, again.error)
-        if answer is not None:
-            return answer
-    if recorded is None and call.effect and active.journal.unknown_effects:
-        raise active.stop(active.journal.refuse_effect(call.name))
-    yield Ready()
-    call = active.number(call, recorded, performer.child)
-    if recorded is not None and match.verdict is Verdict.DOUBT:
-        settled = yield from _decide(performer, scope, call, recorded, bound)
-        if settled is not None:
-            return settled
-    if call.effect:
-        yield from intend(scope, call, performer.to_undo(bound, active.codec))
-    active.tell("step_started", call)
-    active.flows.begin(call.number)
+    active.subjects.begin(identity, scope.around)
     try:
-        return (yield from _execute(performer, scope, call, origin, bound, args, kwargs))
+        call, origin = active.begin(
+            scope,
+            performer.name,
+            performer.module,
+            identity,
+            performer.shown(bound, active.secrets),
+            effect=performer.effect,
+        )
+        match = (yield from claim(scope, call, origin, identity)) if active.pool else FRESH
+        recorded = match.recorded[0] if match.recorded else None
+        if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
+            if match.verdict is Verdict.CHANGED:
+                _warn_changed(call, recorded)
+            answer = yield from _recalled(performer, scope, recorded, identity, bound)
+            if answer is not None:
+                return answer
+        if recorded is None and call.effect and active.journal.unknown_effects:
+            raise active.stop(active.journal.refuse_effect(call.name))
+        yield Ready()
+        call = active.number(call, recorded, performer.new_child)
+        if match.instead:
+            call = call._replace(instead=match.instead)
+        identity.began(call.number)
+        if recorded is not None and match.verdict is Verdict.DOUBT:
+            settled = yield from _decide(performer, scope, call, recorded, bound)
+            if settled is not None:
+                return settled
+        if call.effect:
+            settled = yield from _announce(performer, scope, call, recorded, bound)
+            if settled is not None:
+                return settled
+        active.tell("step_started", call)
+        active.flows.begin(call.number)
+        try:
+            return (
+                yield from _execute(performer, scope, call, origin, identity, bound, args, kwargs)
+            )
+        finally:
+            active.flows.done(call.number)
     finally:
-        active.flows.done(call.number)
+        active.subjects.end(identity)
 
 
-def _claim(scope: Scope, call: Call, origin: Origin) -> Generator[Change, Result, Match]:
-    """Find what is recorded of the call, and take it out of the pool.
-
-    Where a recorded side effect could be this very call with other arguments, the other tasks and
-    threads of the run are first given the time to claim theirs.
-    """
-    active, flows = scope.run, scope.run.flows
-    blocked = False
-    try:
-        while True:
-            seen = flows.changes
-            match = active.match(call, origin, lambda: not others_alive(active))
-            if match.verdict is Verdict.BLOCKED:
-                blocked = True
-                flows.block(call, scope.around)
-                if others_may_claim(active):
-                    changed = yield Change(flows, seen)
-                    if changed.value or flows.others_working():
-                        active.check(call.name)
-                        continue
-                from stepwise._doubt import may_be_another
-
-                raise active.stop(may_be_another(active, call, match))
-            if not match.recorded or active.take(match.recorded[0]):
-                return match
-    finally:
-        if blocked:
-            flows.unblock(call)
+def _recalled(
+    performer: Performer,
+    scope: Scope,
+    recorded: Recorded,
+    identity: Identity,
+    bound: Mapping[str, Any],
+) -> Generator[Any, Result, Result | None]:
+    """The recorded outcome; ``None`` if the call is to run again."""
+    again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
+    if again.value:
+        return None
+    return _answer(performer, scope, recorded, identity, bound, again.error)
 
 
 def _answer(
     performer: Performer,
     scope: Scope,
     recorded: Recorded,
+    identity: Identity,
     bound: Mapping[str, Any],
     again: BaseException | None,
 ) -> Result | None:
@@ -194,30 +184,35 @@ def _answer(
     call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
     outcome = recorded.outcome
     failed = outcome is not None and outcome.status != "completed"
-    value, form = None, getattr(record, "form", None)
+    around = None
+    if outcome is not None and outcome.changed:
+        given = performer.watch(bound).around
+        around = active.subjects.around(identity, call, given, outcome.changed)
+    awaited = getattr(record, "awaited", "")
     try:
-        if outcome is not None and outcome.changed:
-            active.codec.check(form)
-            value = replay_changed(payload, form, performer.watch(bound).around)
-            if failed:
-                payload, form = value
-        elif not failed:
-            value = active.codec.decode(payload, form, performer.returns)
-        result = Result(value)
-        if failed:
-            result = Result(error=again or active.codec.decode_error(payload, form))
-            assert result.error is not None
-            active.unwinding.failed(call.number, result.error, pending=False)
-    except UnreadableValueError as error:
+        value, error, deltas = reached(
+            active.codec,
+            payload,
+            getattr(record, "form", None),
+            failed=failed,
+            around=around,
+            kind=performer.returns,
+        )
+    except UnreadableValueError as problem:
         if call.effect and not call.child:
             from stepwise._doubt import in_doubt
 
-            why = f"{call.name} returned, but {error}"
-            raise active.stop(in_doubt(active, recorded, why)) from error
-        notice(f"run {active.run_id}: {call.name} runs again, since {error}")
+            why = f"{call.name} {'raised' if failed else 'returned'}, but {problem}"
+            raise active.stop(in_doubt(active, recorded, why)) from problem
+        notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
         return None
-    active.answered(scope, recorded, result.value)
-    return result
+    performer.answered(call)
+    active.subjects.apply(identity, call, deltas)
+    if error is not None:
+        error = again or error
+        active.unwinding.failed(call.number, error, pending=False)
+    active.answered(scope, recorded, value)
+    return Result(value, error, awaited=awaited)
 
 
 def _execute(
@@ -225,6 +220,7 @@ def _execute(
     scope: Scope,
     call: Call,
     origin: Origin,
+    identity: Identity,
     bound: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -232,20 +228,23 @@ def _execute(
     active, around = scope.run, (*scope.around, call.number)
     function, watch = performer.body(call), performer.watch(bound)
     attempts: Attempts | None = None  # until one has failed
-    number = 1
+    number, awaited = 1, ""
     while True:
         inner = Scope(active, call, around, number, [], scope.branch)
         result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
+        awaited = result.awaited or awaited
         if result.error is None:
             looked = active.look(scope, result.value)
             try:
-                record = _completed(performer, call, watch, result.value, inner)
+                record = _completed(performer, call, watch, identity, result.value, inner)
             except NotRecordableError as error:
                 if call.child:  # its own journal can make the result again
                     return result
-                result = Result(error=error)
+                result = Result(error=error, awaited=awaited)
             else:
-                yield from record_outcome(scope, record, looked=looked, helper=origin.helper)
+                yield from record_outcome(
+                    scope, record, looked=looked, helper=origin.helper, awaited=awaited
+                )
                 return result
         assert result.error is not None
         clean = isinstance(result.error, performer.fails_cleanly)
@@ -259,9 +258,10 @@ def _execute(
             raise
         finally:
             if delay is None:
-                left = watch.around if call.child and watch.changed() else None
+                did = did_to_subject(active, call, identity)
+                left = changed_by(watch, active.codec)
                 yield from _record_failure(
-                    scope, inner, result.error, clean=clean, around=left, helper=origin.helper
+                    scope, inner, result, did, clean=clean, around=left, helper=origin.helper
                 )
         if delay is None:
             return result
@@ -271,16 +271,21 @@ def _execute(
 
 
 def _completed(
-    performer: Performer, call: Call, watch: Watches, value: object, inner: Scope
+    performer: Performer,
+    call: Call,
+    watch: Watches,
+    identity: Identity,
+    value: object,
+    inner: Scope,
 ) -> tuple[Outcome, Data]:
     """What is recorded of a call that returned.
 
     Raises:
         NotRecordableError: the value cannot be.
     """
-    changed = watch.changed()
-    if changed and not call.child:
-        _warn_mutated(call, changed)
+    around = changed_by(watch, inner.run.codec)
+    if around is not None and not call.child:
+        _warn_mutated(call, watch.changed())
     return outcome(
         inner.run.codec,
         call,
@@ -288,17 +293,25 @@ def _completed(
         value,
         inner=inner.inner,
         attempts=inner.attempt,
-        around=watch.around if changed else None,
+        around=around,
+        did=did_to_subject(inner.run, call, identity),
         kind=performer.returns,
     )
 
 
+@reports
+def _warn_changed(call: Call, recorded: Recorded) -> None:
+    from stepwise._doubt import changed_text  # on use
+
+    warn(changed_text(call, recorded), ArgumentsChangedWarning)
+
+
+@reports
 def _warn_mutated(call: Call, changed: list[str]) -> None:
-    names = ", ".join(map(repr, changed))
     warn(
-        f"{call.name!r} changed its argument {names}. What it became is recorded with the result, "
-        "and put back when the call is answered from the journal; return the change instead, which "
-        "costs less and is seen where it happens",
+        f"{call.name!r} changed its argument {', '.join(map(repr, changed))}. What it became is "
+        "recorded with the result, and put back when the call is answered from the journal; "
+        "return the change instead, which costs less and is seen where it happens",
         ArgumentMutatedWarning,
     )
 
@@ -306,7 +319,8 @@ def _warn_mutated(call: Call, changed: list[str]) -> None:
 def _record_failure(
     scope: Scope,
     inner: Scope,
-    error: BaseException,
+    result: Result,
+    did: Did | None,
     *,
     clean: bool,
     around: Surroundings | None,
@@ -316,33 +330,64 @@ def _record_failure(
 
     Args:
         inner: the scope of its last attempt.
+        did: what it did to its subject.
         around: the arguments, if it changed them.
         helper: through which the workflow made it.
     """
-    active, call = scope.run, inner.call
-    assert call is not None
+    active, call, error = scope.run, inner.call, result.error
+    assert call is not None and error is not None  # noqa: PT018
     if isinstance(error, RunStopped):
         active.stop(error)
     elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
         pass  # the call has no outcome: it runs again, or is in doubt
     else:
-        status: Literal["cancelled", "failed"] = (
-            "cancelled" if _tasks.is_cancellation(error) else "failed"
-        )
-        record = outcome(
-            active.codec,
-            call,
-            status,
-            error,
-            inner=inner.inner,
-            attempts=inner.attempt,
-            clean=clean,
-            around=around,
-        )
-        yield from record_outcome(scope, record, error=error, helper=helper)
+        status: StepStatus = "cancelled" if _tasks.is_cancellation(error) else "failed"
+        try:
+            record = outcome(
+                active.codec,
+                call,
+                status,
+                error,
+                inner=inner.inner,
+                attempts=inner.attempt,
+                clean=clean,
+                around=around,
+                did=did,
+            )
+        except NotRecordableError as problem:  # of the arguments: the call stays open
+            notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
+            return
+        yield from record_outcome(scope, record, error=error, helper=helper, awaited=result.awaited)
 
 
 # -- doubt ---------------------------------------------------------------------------------------
+
+
+def _announce(
+    performer: Performer,
+    scope: Scope,
+    call: Call,
+    recorded: Recorded | None,
+    bound: Mapping[str, Any],
+) -> Generator[Attempt | Write, Result, Result | None]:
+    """Announce a side effect; ``None`` if it is to run.
+
+    What a restored run does not know may have happened since: it is in doubt, under the idempotency
+    key that it had then.
+    """
+    yield from intend(scope, call, performer.to_undo(bound, scope.run.codec))
+    if recorded is not None or call.child or not scope.run.facts.restored:
+        return None
+    entry = Entry(0, Intent(call), b"")
+    why = (
+        f"run {scope.run.run_id!r} was restored from a backup, which does not know whether "
+        f"{call.name} happened after it was made"
+    )
+    return (
+        yield from _decide(
+            performer, scope, call, Recorded(call, Status.OPEN, entry, entry), bound, why
+        )
+    )
 
 
 def _decide(
@@ -351,14 +396,19 @@ def _decide(
     call: Call,
     recorded: Recorded,
     bound: Mapping[str, Any],
+    why: str = "",
 ) -> Generator[Attempt | Write, Result, Result | None]:
-    """Settle a call in doubt as its tool says; ``None`` if it is to run (again)."""
+    """Settle a call in doubt as its tool says; ``None`` if it is to run (again).
+
+    Args:
+        why: it is in doubt, if not for the usual reason.
+    """
     from stepwise._doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed, in_doubt
 
     active, policy = scope.run, performer.in_doubt
     active.tell("step_in_doubt", call)
     if policy == "raise":
-        raise active.stop(in_doubt(active, recorded))
+        raise active.stop(in_doubt(active, recorded, why))
     if policy == "retry":
         return None
     if policy == "skip":

@@ -8,7 +8,9 @@ import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-__all__ = ["preview", "preview_arguments"]
+__all__ = ["error_text", "preview", "preview_arguments"]
+
+Mask = Callable[[str], str]
 
 _SHORT = frozenset({type(None), bool, float})
 _SMALL = 10**18
@@ -21,10 +23,12 @@ class _Repr(reprlib.Repr):
 
     Args:
         text: characters of a text.
+        mask: replaces what must not be shown in a text, before that is shortened.
     """
 
-    def __init__(self, text: int) -> None:
+    def __init__(self, text: int, mask: Mask | None = None) -> None:
         super().__init__()
+        self.mask = mask
         self.maxlevel = 4
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
         self.maxdict = 8
@@ -35,6 +39,8 @@ class _Repr(reprlib.Repr):
     def repr1(self, x: Any, level: int) -> str:
         kind = type(x)  # what follows is many times as fast as the inherited way to it
         if kind is str:
+            if self.mask is not None:
+                x = self.mask(x)
             if len(x) <= self.maxstring and len(text := repr(x)) <= self.maxstring:
                 return text
         elif kind in _SHORT or (kind is int and -_SMALL < x < _SMALL):
@@ -60,7 +66,7 @@ class _Repr(reprlib.Repr):
             return f"{cls.__name__}({self.repr_dict(x, level)})"
         if getattr(cls, "__repr__", None) is object.__repr__:
             return f"<{cls.__name__}>"
-        text = repr(x)
+        text = repr(x) if self.mask is None else self.mask(repr(x))
         half = self.maxother // 2
         return text if len(text) <= self.maxother else f"{text[:half]}...{text[-half:]}"
 
@@ -85,7 +91,9 @@ class _Repr(reprlib.Repr):
         return f"{{{', '.join(shown + ['...'] * (len(x) > self.maxdict))}}}"
 
     def repr_bytes(self, x: bytes, level: int) -> str:
-        return repr(x) if len(x) <= 40 else f"<{len(x)} bytes>"
+        if len(x) > 40:
+            return f"<{len(x)} bytes>"
+        return repr(x) if self.mask is None else self.mask(repr(x))
 
     def repr_function(self, x: Any, level: int) -> str:
         return f"<function {x.__qualname__}>"
@@ -109,14 +117,51 @@ _FORMS: dict[type, Callable[[_Repr, Any, int], str]] = {
 _alone, _inside = _Repr(_TEXT), _Repr(_INNER_TEXT)
 
 
-def preview(value: object, limit: int = 200) -> str:
-    """``repr(value)``, shortened to ``limit`` characters; never raises."""
+def preview(value: object, limit: int = 200, *, mask: Mask | None = None) -> str:
+    """``repr(value)``, shortened to ``limit`` characters; never raises.
+
+    Args:
+        mask: replaces what must not be shown in a text.
+    """
     short = _alone if type(value) is str else _inside
-    text = short.repr1(value, short.maxlevel)
+    if mask is not None:
+        short = _Repr(short.maxstring, mask)
+    try:
+        text = short.repr1(value, short.maxlevel)
+        if mask is not None:
+            text = mask(text)  # of numbers, of keys
+    except Exception as error:  # too deep to be told even that
+        text = f"<{type(error).__name__} in repr>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def preview_arguments(arguments: Mapping[str, object], limit: int = 400) -> str:
-    """``name=value, name=value``, shortened."""
-    text = ", ".join([f"{name}={preview(value, _TEXT)}" for name, value in arguments.items()])
+def error_text(error: BaseException) -> str:
+    """``str(error)``; never raises."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__qualname__}, whose text cannot be shown>"
+
+
+def preview_arguments(
+    arguments: Mapping[str, object],
+    limit: int = 400,
+    *,
+    instead: Callable[[str, object], str | None] | None = None,
+    mask: Mask | None = None,
+) -> str:
+    """``name=value, name=value``, shortened.
+
+    Args:
+        instead: gives the text of an argument that is not to be shown as it is.
+        mask: replaces what must not be shown in a text.
+    """
+    if instead is None and mask is None:
+        shown = [f"{name}={preview(value, _TEXT)}" for name, value in arguments.items()]
+    else:
+        shown = []
+        for name, value in arguments.items():
+            text = instead(name, value) if instead is not None else None
+            shown.append(f"{name}={preview(value, _TEXT, mask=mask) if text is None else text}")
+    text = ", ".join(shown)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,26 +1,28 @@
 """What this process remembers of the runs it executed.
 
-Two things decide which run a call means and are in no store: how many runs with equal arguments
-have completed here (a loop that calls a workflow five times means five runs), and which objects a
-run was given that stopped (it may have changed them; a call with the same objects means that run).
+Some things decide which run a call means and are in no store: how many runs with equal arguments
+have completed here (a loop that calls a workflow five times means five runs), which objects a run
+was given that stopped (it may have changed them; a call with the same objects means that run), and
+which runs were executed here.
 
-Imports: digest, identity.
+Imports: forks, digest, identity.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from stepwise._forks import process_lock
 from stepwise.errors import DigestError
 
 __all__ = ["Given", "Memory", "command", "memory"]
 
 _STOPPED = 32  # runs whose objects are held
+_EXECUTED = 1000  # runs whose ids are
 _NONE = 0, None
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -49,12 +51,48 @@ def _same(one: object, other: object) -> bool:
 class Memory:
     """See the module."""
 
+    _mutex = process_lock()
+
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
         # How many, and what stands for the last one.
         self._completed: dict[tuple[str, str], tuple[int, object]] = {}
         self.resumed: str = ""  # the run that STEPWISE_RESUME named, once it has been taken up
+        self.globals: dict[tuple[str, str], object] = {}
+        """What stands for the value of a global, by module and name; see ``_module_state``."""
+        self.runs: dict[str, dict[str, object]] = {}
+        """The same for the globals as runs left them whose functions were entered here."""
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
+        self._executed: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._taken: dict[tuple[str, str], str] = {}
+        self._warned: set[str] = set()
+
+    def executes(self, store: str, run_id: str) -> None:
+        """A run is executed here."""
+        with self._mutex:
+            self._executed[store, run_id] = None
+            while len(self._executed) > _EXECUTED:
+                self._executed.popitem(last=False)
+
+    def has_executed(self, store: str, run_id: str) -> bool:
+        """Whether a run was executed here, not long ago."""
+        return (store, run_id) in self._executed
+
+    def takes(self, store: str, run_id: str, base: str) -> None:
+        """Calls that are counted by ``base`` were given a run whose id is not derived from it."""
+        with self._mutex:
+            self._taken[store, run_id] = base
+
+    def is_taken(self, store: str, run_id: str, base: str) -> bool:
+        """Whether calls that are counted otherwise were given that run."""
+        return self._taken.get((store, run_id), base) != base
+
+    def is_first_warning(self, workflow: str) -> bool:
+        """Whether nobody was warned yet that this workflow was answered by another process."""
+        with self._mutex:
+            if workflow in self._warned:
+                return False
+            self._warned.add(workflow)
+            return True
 
     def ordinal(self, store: str, base: str) -> int:
         """How many runs of this derived id have completed here."""
@@ -103,11 +141,14 @@ class Memory:
 memory = Memory()
 
 
-def command() -> tuple[tuple[str, ...], str]:
+def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
     """How this process was started, to be started again, and in which folder.
 
     Empty if a command line does not tell: an interpreter at a prompt, a notebook's kernel, a
     process that another one spawned.
+
+    Args:
+        mask: replaces the secrets in a text.
     """
     given = getattr(sys, "orig_argv", [])[1:]
     spawned = "--multiprocessing-fork" in given
@@ -115,6 +156,6 @@ def command() -> tuple[tuple[str, ...], str]:
     if spawned or not main or not sys.executable or "ipykernel" in sys.modules:
         return (), ""
     try:
-        return (sys.executable, *given), os.getcwd()
+        return (sys.executable, *map(mask, given)), os.getcwd()
     except FileNotFoundError:  # the folder is gone
         return (), ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from stepwise import _config
 from stepwise._doing import Doing
 from stepwise._events import on_event
+from stepwise._notices import reports
 
 if TYPE_CHECKING:
     from stepwise._event import Event
@@ -58,6 +59,7 @@ class Display:
         threading.Thread(target=run, args=(self._tick,), name=name, daemon=True).start()
 
     @classmethod
+    @reports
     def of(cls, doing: Doing, wanted: bool | None, *, unasked: bool = False) -> Display | None:
         """One of a run, if it is wanted, and there is a place for it.
 
@@ -78,6 +80,7 @@ class Display:
             return cls(doing, Line(doing, sys.stderr))
         return None
 
+    @reports
     def close(self) -> None:
         """End it."""
         self._end()
@@ -88,6 +91,7 @@ class Display:
         if self._doing.hear(event):
             self._place.news()
 
+    @reports
     def _tick(self) -> None:
         while not self._over.wait(self._place.tick):
             self._place.ticked()

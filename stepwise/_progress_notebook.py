@@ -29,7 +29,13 @@ _PATIENCE = 1.0  # seconds that a run takes until it is shown
 _AGAIN = 1.0  # seconds after which the time at least is another
 _LATE = 5  # seconds without a newer version: what it says may be over
 _CALLS, _LONG = 3, 160  # how many calls are named, and characters of each
-_SHOWN_AS = {"completed": "good", "failed": "bad", "running": "now", "stopped": "doubt"}
+_SHOWN_AS = {
+    "completed": "good",
+    "failed": "bad",
+    "running": "now",
+    "interrupted": "doubt",
+    "stopped": "doubt",
+}
 _logger = logging.getLogger("stepwise")
 
 _STYLE = """<style>

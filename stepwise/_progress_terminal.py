@@ -14,7 +14,7 @@ from typing import Any
 
 from stepwise._display import printable
 from stepwise._doing import Doing
-from stepwise._notices import count
+from stepwise._notices import count, reports
 
 __all__ = ["Line", "is_free_terminal"]
 
@@ -98,11 +98,13 @@ class Line:
         """Draw it again."""
         self.news()
 
+    @reports
     def _erase(self) -> None:
         if self._drawn:
             self._drawn = False
             self._put(_ERASE)
 
+    @reports
     def _draw(self) -> None:
         if self._midline or self._over:
             return

@@ -48,6 +48,7 @@ def record_outcome(
     error: BaseException | None = None,
     looked: Any = None,
     helper: Helper | None = None,
+    awaited: str = "",
 ) -> Recording:
     """Record how a call ended.
 
@@ -55,13 +56,16 @@ def record_outcome(
         error: what it raised, if it did.
         looked: what its value looked like; see :meth:`ActiveRun.look`.
         helper: through which the workflow made it.
+        awaited: see :class:`Outcome`.
 
     Raises:
         CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
     """
-    active, (record, _) = scope.run, outcome
+    active, (record, payload) = scope.run, outcome
+    if awaited:
+        record = record._replace(awaited=awaited)
     durable = record.call.effect or record.status != "cancelled"
-    number, cancelled = _written(active, (yield Write(active, outcome, durable)))
+    number, cancelled = _written(active, (yield Write(active, (record, payload), durable)))
     active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
     if cancelled is not None:
         # What the call raised is part of what the run may end with then, and is tried again.

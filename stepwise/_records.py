@@ -20,13 +20,18 @@ __all__ = [
     "Forgotten",
     "Handled",
     "Intent",
+    "Interrupted",
     "Outcome",
     "Quarantined",
     "Record",
+    "Restored",
     "Resumed",
+    "Ruled",
     "RunFacts",
     "Settled",
     "Started",
+    "Stopped",
+    "call_of",
     "from_header",
     "holds_plainly",
     "to_header",
@@ -60,6 +65,9 @@ class Call(NamedTuple):
         child: run id, for a child workflow.
         at: when it began, seconds since 1970.
         branch: of the branches that an executor runs side by side, the one that makes the call.
+        serial: number in the run of the instance that is called; 0 for a plain function.
+        parts: short digests of what tells the call from others, by name; see ``_parts``.
+        instead: number of the recorded call of its name and ordinal, which did not answer it.
     """
 
     number: int
@@ -77,6 +85,9 @@ class Call(NamedTuple):
     child: str = ""
     at: float = 0.0
     branch: str = ""
+    serial: int = 0
+    parts: Mapping[str, str] = _NOTHING
+    instead: int = 0
 
 
 class Started(NamedTuple):
@@ -85,6 +96,10 @@ class Started(NamedTuple):
     Args:
         forked_from: the run that this one is a fork of.
         command, cwd: how the program was started, and where; empty if that is not known.
+        form: of the payload; see :func:`stepwise._inputs.record_inputs`.  ``None`` for one that
+            holds the mutable arguments only.
+        secrets, hidden: as of :class:`RunFacts`.
+        parts: what tells its call apart, by name; ``None`` if that is not known.
     """
 
     workflow: str
@@ -98,6 +113,10 @@ class Started(NamedTuple):
     forked_from: str = ""
     command: tuple[str, ...] = ()
     cwd: str = ""
+    form: str | None = None
+    secrets: str = ""
+    hidden: str = ""
+    parts: Mapping[str, str] | None = None
 
 
 class Resumed(NamedTuple):
@@ -138,6 +157,9 @@ class Outcome(NamedTuple):
         changed: objects that it was given, name and kind, if it changed any; the payload then
             holds what they became, too.
         form: see :class:`stepwise._codec.Encoded`.
+        state: parts of the call's identity that turned out to be state, since it changed them.
+        awaited: ``coroutine`` or ``task`` if a function that is no coroutine function returned
+            such, which was awaited for the outcome.
     """
 
     call: Call
@@ -150,6 +172,8 @@ class Outcome(NamedTuple):
     changed: Mapping[str, str] = _NOTHING
     form: str | None = None
     at: float = 0.0
+    state: tuple[str, ...] = ()
+    awaited: str = ""
 
 
 class Handled(NamedTuple):
@@ -166,6 +190,35 @@ class Settled(NamedTuple):
     landed: bool
     preview: str = ""
     form: str | None = None
+    at: float = 0.0
+
+
+class Stopped(NamedTuple):
+    """The run stopped at a call, which could be a recorded side effect with other arguments.
+
+    Args:
+        steps: numbers of the recorded calls that it could be.
+        records: numbers of the records that hold the arguments of those.
+    """
+
+    call: Call
+    steps: tuple[int, ...] = ()
+    records: tuple[int, ...] = ()
+    at: float = 0.0
+
+
+class Ruled(NamedTuple):
+    """Somebody said which act a stopped call is.
+
+    Args:
+        call: as it was when the run stopped at it.
+        steps: the recorded call that it is; or those that it is not.
+        same: which of these.
+    """
+
+    call: Call
+    steps: tuple[int, ...]
+    same: bool
     at: float = 0.0
 
 
@@ -189,6 +242,12 @@ class Compensated(NamedTuple):
 
     number: int
     preview: str = ""
+    at: float = 0.0
+
+
+class Restored(NamedTuple):
+    """The journal was put back from a backup: what was done after it was made is not in it."""
+
     at: float = 0.0
 
 
@@ -223,6 +282,17 @@ class Ended(NamedTuple):
     at: float = 0.0
 
 
+class Interrupted(NamedTuple):
+    """Somebody stopped the attempt on purpose, so that nothing brings the run back by itself.
+
+    Args:
+        why: in words: Ctrl-C, a cancellation, a caller that takes no more items.
+    """
+
+    why: str = ""
+    at: float = 0.0
+
+
 Record = (
     Started
     | Resumed
@@ -230,11 +300,15 @@ Record = (
     | Outcome
     | Handled
     | Settled
+    | Stopped
+    | Ruled
     | Forgotten
     | Compensating
     | Compensated
     | Quarantined
+    | Restored
     | Ended
+    | Interrupted
 )
 
 ANNOUNCES = (Intent, Compensating)
@@ -258,18 +332,23 @@ class RunFacts(NamedTuple):
         code: fingerprint of the workflow's code.
         parent: run id of the run that called it; empty for none.
         forked_from: run id of the run that this one is a fork of; empty for none.
+        error: what a failed run raised, or what interrupted it.
         end: number of the record that ended it; 0 while there is none.
         pruned: number of the last record that was pruned.
         undoing: its side effects are being undone.
         undone: how often they were, or are.
         codec: how its values are recorded; see :class:`stepwise._codec.Codec`.
         created_at, updated_at: seconds since 1970.
+        secrets: names of the arguments that are not recorded, with spaces between them.
+        hidden: names of the arguments that are not shown as they are.
+        parts: what tells its call apart, by name, as short digests; ``None`` if not known.
+        restored: it was put back from a backup; side effects that it does not know are in doubt.
     """
 
     run_id: str
     workflow: str
     label: str
-    status: Literal["running", "completed", "failed"]
+    status: Literal["running", "completed", "failed", "interrupted"]
     arguments: str
     digest: str
     code: str = ""
@@ -283,6 +362,15 @@ class RunFacts(NamedTuple):
     updated_at: float = 0.0
     forked_from: str = ""
     undone: int = 0
+    secrets: str = ""
+    hidden: str = ""
+    parts: Mapping[str, str] | None = None
+    restored: bool = False
+
+    def reopened(self, at: float) -> "RunFacts":
+        """The run has no end any more; one that somebody stopped stays so until it is called."""
+        status: Any = "interrupted" if self.status == "interrupted" else "running"
+        return self._replace(status=status, end=0, updated_at=at)
 
 
 class Entry(NamedTuple):
@@ -293,6 +381,11 @@ class Entry(NamedTuple):
     payload: bytes
 
 
+def call_of(entry: Entry) -> Call | None:
+    """The call that a record announces, or whose outcome it is."""
+    return entry.record.call if isinstance(entry.record, (Intent, Outcome)) else None
+
+
 # -- headers -------------------------------------------------------------------------------------
 
 _KINDS: dict[str, Any] = {cls.__name__.lower(): cls for cls in get_args(Record)}
@@ -301,7 +394,7 @@ _TUPLES = {
     cls: [place for place, kind in enumerate(cls.__annotations__.values()) if "tuple[" in str(kind)]
     for cls in _KINDS.values()
 }
-_OF_CALLS = (Intent, Outcome)
+_OF_CALLS = (Intent, Outcome, Stopped, Ruled)
 
 
 def to_header(record: Record) -> list[Any]:

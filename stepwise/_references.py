@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from stepwise._chunks import Known, Needs, digest_of
-from stepwise._grown import is_held
+from stepwise._grown import held
 from stepwise._known import KnownValues, Names
 from stepwise._pieces import Data, Pieces, stable
 from stepwise._resources import ids_of_made
@@ -205,7 +205,7 @@ class References:
         once.append([])  # held by nothing else
         *counts, alone = map(sys.getrefcount, once)
         return [
-            each for each, count in zip(once, counts, strict=False) if count > alone + is_held(each)
+            each for each, count in zip(once, counts, strict=False) if count > alone + held(each)
         ]
 
     def _find(self, values: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:

@@ -1,19 +1,23 @@
 """Whether a run is of a workflow that has another name by now, or is in another file.
 
 A run belongs to a workflow by its name: the script's path, and the function's.  A name that is gone
-is told, since the new one begins from the start.  Imports: definition, records, identity.
+is told, since the new one begins from the start.  Imports: definition, journal, identity.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Container
 
 from stepwise._definition import is_defined
 from stepwise._identity import place_of
-from stepwise._records import RunFacts
+from stepwise._journal import read_one
+from stepwise._records import RunFacts, Started
+from stepwise._seal import Seal
+from stepwise.stores import Store
 
-__all__ = ["is_call_of", "place_of_run", "was_moved", "was_renamed"]
+__all__ = ["is_call_of", "is_of_file", "place_of_run", "was_moved", "was_renamed"]
 
 
 def place_of_run(facts: RunFacts) -> str:
@@ -32,6 +36,23 @@ def is_call_of(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
     return (old.workflow, old.digest) == (workflow, digest) or was_moved(
         old, workflow, digest, code
     )
+
+
+def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
+    """Whether a run is of the workflow that a file defines, and was started or imported otherwise.
+
+    Args:
+        names: the full names that the workflow may have had.
+        file: where it is defined, resolved.
+    """
+    if not file or old.workflow not in names:
+        return False
+    if place_of_run(old) == file:
+        return True
+    entry = read_one(store, seal, old.run_id, 1)
+    if entry is None or not isinstance(entry.record, Started) or not entry.record.file:
+        return False
+    return os.path.realpath(os.path.join(entry.record.cwd, entry.record.file)) == file
 
 
 def was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:

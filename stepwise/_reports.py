@@ -9,8 +9,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
+from stepwise._call_parts import Parts, spoken
 from stepwise._heads import open_head
-from stepwise._notices import notice, warn
+from stepwise._notices import notice, reports, warn
 from stepwise._records import RunFacts
 from stepwise._renamed import place_of_run, was_moved, was_renamed
 from stepwise._run import ActiveRun
@@ -22,13 +23,17 @@ from stepwise.stores import Store
 __all__ = ["report_unused", "tell_of_unfinished"]
 
 
-def tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
+@reports
+def tell_of_unfinished(
+    store: Store, seal: Seal, new: RunFacts, module: str, parts: Parts | None = None
+) -> None:
     """A new run starts beside an unfinished one of the same workflow: that may be a mistake.
 
     Or beside one of a workflow that is gone, with the same arguments: perhaps it was renamed.
 
     Args:
         module: that of the workflow.
+        parts: what tells the new run's call apart.
     """
     unfinished = list(_unfinished(store, seal, new.workflow))
     if unfinished:
@@ -36,11 +41,30 @@ def tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, module: str) -> 
         more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
         notice(
             f"{new.run_id} starts; unfinished beside it: {_told(store, seal, newest)}{more}. "
-            "Same arguments would resume it; stepwise forget deletes it"
+            f"{_difference(new, newest, parts)}; stepwise forget deletes it"
         )
     elif new.workflow not in _looked_for:
         _looked_for.add(new.workflow)
         _tell_of_renamed(store, seal, new, module)
+
+
+def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
+    """In what an unfinished run differs from a new one, and how to go on with it."""
+    differing = parts.differing(old.parts, momentary=True) if parts is not None else []
+    edited = ", its code has changed" if old.code and new.code and old.code != new.code else ""
+    if differing:
+        return f"It differs in {spoken(differing)}{edited}; called as it was, it goes on"
+    if old.digest != new.digest:
+        return f"Its arguments differ{edited}; called with them, it goes on"
+    if old.parts is None and parts is not None and parts.has_instance:
+        return (
+            f"Its arguments are equal{edited}; what its instance held is not recorded. To go on "
+            f"with it: .options(run_id={old.run_id!r})"
+        )
+    return (
+        f"Its arguments are equal{edited}. To go on with it: .options(run_id={old.run_id!r}), or "
+        "start='unfinished'"
+    )
 
 
 _looked_for: set[str] = set()  # workflows, under another name
@@ -87,6 +111,7 @@ def _told(store: Store, seal: Seal, facts: RunFacts) -> str:
     return f"{facts.run_id}({facts.arguments}){f' with side effects {told}' if told else ''}"
 
 
+@reports
 def report_unused(active: ActiveRun) -> None:
     """Tell of the recorded calls that a completed run did not meet again."""
     unused = active.pool.unused

@@ -10,12 +10,21 @@ from typing import Any, NamedTuple
 
 from stepwise._checkpoints import Checkpoints, Loaded, Retention, State
 from stepwise._frames import RestoreFailedError, WorkflowFrame, Workplace
-from stepwise._going_on import go_on_at, go_on_from_the_top, record_resumed
+from stepwise._going_on import go_on_at, go_on_from_the_top, is_undone, record_resumed
+from stepwise._inputs import JSON
 from stepwise._journal import Position, holds
 from stepwise._mutation import record_arguments, surroundings
 from stepwise._notices import count, notice
 from stepwise._pickling import PYTHON
-from stepwise._records import Compensating, Ended, Entry, Forgotten, Outcome, Resumed, Started
+from stepwise._records import (
+    Ended,
+    Entry,
+    Forgotten,
+    Outcome,
+    Record,
+    Resumed,
+    Started,
+)
 from stepwise._run import ActiveRun
 from stepwise._snapshot import load_values
 from stepwise._surroundings import Surroundings
@@ -29,7 +38,7 @@ class CheckpointPolicy(NamedTuple):
     """When checkpoints are taken and how many are kept.
 
     Args:
-        every: after this many steps, and after every side effect.
+        every: after this many steps, and before and after every side effect.
         keep: how many, for the retention ``prune_old``.
         prune_journal: delete the records that no kept checkpoint needs.
     """
@@ -48,6 +57,8 @@ class Body:
         rewritten: the function that can be entered in the middle; ``None`` if there is none.
         why: it is not there, for the warning.
         call: with what the rewritten function is called.
+        function: the plain function.
+        secret: the secrets of the call by name.
         arguments_changed: the objects it is called with are not as they were in the beginning.
         cut_off: if it ended as failed, its caller had not acted on that when the crash came: it
             goes on to the same end, and is not tried again.
@@ -63,6 +74,8 @@ class Body:
         call: tuple[tuple[Any, ...], Mapping[str, Any]],
         bound: Mapping[str, Any],
         instance: Any,
+        function: Callable[..., Any],
+        secret: Mapping[str, Any],
         policy: CheckpointPolicy,
         is_new: bool,
         code: str,
@@ -74,7 +87,8 @@ class Body:
         self._rewritten = rewritten
         self._source = source
         self._call = call
-        self._bound, self._instance = bound, instance
+        self._bound, self._instance, self._function = bound, instance, function
+        self._secret = secret
         self._policy = policy
         self._is_new = is_new
         self._code = code
@@ -90,7 +104,7 @@ class Body:
 
     def arguments(self) -> Surroundings:
         """The mutable objects that the function was called with."""
-        return surroundings(self._bound, self._instance)
+        return surroundings(self._bound, self._instance, self._function, self._secret)
 
     def changed(self, before: bytes) -> dict[str, str]:
         """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
@@ -107,7 +121,7 @@ class Body:
             except RestoreFailedError as error:
                 self._restore_failed(error)
             finally:
-                pending.set(None)
+                self._left()
 
     async def arun(self) -> Any:
         """The same for a coroutine function."""
@@ -117,7 +131,13 @@ class Body:
             except RestoreFailedError as error:
                 self._restore_failed(error)
             finally:
-                pending.set(None)
+                self._left()
+
+    def _left(self) -> None:
+        pending.set(None)
+        frame = self.active.frame
+        if isinstance(frame, WorkflowFrame):
+            frame.module.left()
 
     def _enter(self) -> Any:
         """Prepare what fits best; the call itself is left to the function's own first line."""
@@ -129,7 +149,12 @@ class Body:
             return self._plain()
         target = self._rewritten.number(loaded.state.position) if loaded is not None else 0
         place = Workplace(
-            self._rewritten, self._source, self._bound, self._instance, self._policy.every
+            self._rewritten,
+            self._source,
+            self._bound,
+            self._instance,
+            self._policy.every,
+            self._secret,
         )
         frame = WorkflowFrame(
             self.active, place, self._checkpoints, self._begun, loaded, target or 0
@@ -177,7 +202,7 @@ class Body:
                 self._reasons.append(f"the journal before {state.where} is damaged")
                 continue
             entries = self._load(state.start)
-            if not _redoes(state, entries):
+            if not (_redoes(state, entries) or is_undone(state, entries)):
                 self._fill(state, entries)
                 return loaded
         return None
@@ -240,9 +265,11 @@ class Body:
     def _put_arguments_back(self, entries: list[Entry]) -> None:
         started = next((entry for entry in entries if isinstance(entry.record, Started)), None)
         around = self.arguments()
-        if started is not None and started.payload:
+        if not around.arguments:
+            return
+        if started is not None and started.payload and _is_pickle(started.record):
             load_values(started.payload, around)
-        elif around.arguments:
+        else:
             notice(
                 f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
                 "the stopped attempt did to them stays"
@@ -269,17 +296,19 @@ class Body:
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
 
 
+def _is_pickle(record: Record) -> bool:
+    return isinstance(record, Started) and record.form != JSON
+
+
 def _redoes(state: State, entries: list[Entry]) -> bool:
     """Whether a step done before the checkpoint is to be done again."""
     tried_again: set[int] = set()  # as the last attempt that ended says
-    undone: set[int] = set()  # for good: made anew, a call gets another number
+    forgotten: set[int] = set()  # for good: made anew, a call gets another number
     for entry in entries:
         if isinstance(entry.record, Ended):
             tried_again = set(entry.record.retry)
         elif isinstance(entry.record, Outcome):
             tried_again.discard(entry.record.call.number)
         elif isinstance(entry.record, Forgotten):
-            undone.update(entry.record.numbers)
-        elif isinstance(entry.record, Compensating):
-            undone.add(entry.record.number)
-    return any(number <= state.calls for number in tried_again | undone)
+            forgotten.update(entry.record.numbers)
+    return any(number <= state.calls for number in tried_again | forgotten)

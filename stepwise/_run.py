@@ -13,22 +13,22 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextvars import ContextVar
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from stepwise import _codec, _grown, _outcomes, _tasks
-from stepwise._counts import Ordinals, Progress, counted_as
+from stepwise import _codec, _grown, _interrupts, _outcomes, _tasks
+from stepwise._callers import Asks
+from stepwise._counts import Ordinals, Progress, apart, counted_as
 from stepwise._events import emit, heard
-from stepwise._flows import Flows
+from stepwise._flows import Flows, Unawaited
 from stepwise._identity import idempotency_key
 from stepwise._journal import Journal
 from stepwise._lease import Lease
 from stepwise._matching import Match, Pool
-from stepwise._origin import Helper, Locator, Origin
+from stepwise._origin import Helper, Locator, Origin, WatchesSteps
 from stepwise._pieces import Data
-from stepwise._previews import preview
 from stepwise._recorded import Recorded
 from stepwise._records import (
     Call,
@@ -38,6 +38,8 @@ from stepwise._records import (
     RunFacts,
     StepStatus,
 )
+from stepwise._secrets import Secrets
+from stepwise._subjects import Identity, Subjects
 from stepwise._summary import SummaryKeeper
 from stepwise._unwinding import Unwinding
 from stepwise.errors import OutsideRunError, RunStopped
@@ -78,26 +80,13 @@ current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
 
 
-class WatchesSteps(Protocol):
-    """The workflow function's frame."""
-
-    def look(self, result: object) -> Any:
-        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
-
-    def recorded(self, number: int, record: Record, looked: Any) -> None:
-        """It is in the journal."""
-
-    def done(self, *, effect: bool, helper: Helper | None) -> None:
-        """A step of the workflow's own code, or of a helper that it calls, ended."""
-
-
 class ActiveRun:
     """A run that this process is executing.
 
     Args:
         facts: what a listing shows of it.
         locator: finds the workflow's statement that makes a call.
-        parent: the run that called it.
+        parent: the run that called it, whose secrets are its own, too.
     """
 
     def __init__(
@@ -108,11 +97,13 @@ class ActiveRun:
         facts: RunFacts,
         locator: Locator,
         parent: ActiveRun | None,
+        secrets: Secrets | None = None,
     ) -> None:
         self.lease = lease
         self.journal = journal
         self.facts = facts
-        self.codec = _codec.Codec(facts.codec)
+        self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
+        self.codec = _codec.Codec(facts.codec, self.secrets)
         self.pool = Pool()
         self.parent = parent
         self.progress = Progress()
@@ -122,17 +113,22 @@ class ActiveRun:
         self.stopped: RunStopped | None = None
         self.begun = False  # its function has been entered
         self.ended = False
-        self.thread = threading.get_ident()  # in which a plain workflow function runs
+        self.home = self.thread = threading.get_ident()  # in which a plain workflow function runs
         self.executor: FrameType | None = None  # below which it does
         self.task: Any = None  # in which an asynchronous workflow runs
         self.waiter: Any = None  # the future at which its caller waits
+        self.detached = False  # nobody waits in its caller's place: it was started
+        self.ending: BaseException | None = None  # what ended the event loop around it
+        self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
         self._locator = locator
         self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
         self.ordinals = Ordinals()
+        self.subjects = Subjects(facts.run_id)
+        self.told: set[str] = set()  # steps of which it was said that calls cannot be told apart
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         live_runs.add(self)
 
     @property
@@ -141,22 +137,27 @@ class ActiveRun:
         return self.facts.run_id
 
     @property
+    def root(self) -> ActiveRun:
+        """The run that no other one called."""
+        run = self
+        while run.parent is not None:
+            run = run.parent
+        return run
+
+    @property
     def interrupted(self) -> bool:
         """Whether the caller of an asynchronous run was cancelled (Ctrl-C, a shutdown).
 
         A cancellation inside the run (a timeout, a task group) leaves the caller alone.
         """
-        run = self
-        while run.parent is not None:
-            run = run.parent
-        waiter = run.waiter
+        waiter = self.root.waiter
         return waiter is not None and waiter.cancelled()
 
     # -- whether a call may be made --------------------------------------------------------------
 
     def check(self, name: str) -> None:
         """Raise if no call may be made now: the run stopped, ended, or is being interrupted."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             raise OutsideRunError(
                 f"{name} was called in a forked process of run {self.run_id!r}, which only the "
                 "process that started it can record. Call it there, or start a workflow in here",
@@ -175,6 +176,8 @@ class ActiveRun:
             raise interrupt
         if self.interrupted:
             raise _tasks.cancellation()
+        if _interrupts.ending.by_ctrl_c and self.root.detached:
+            raise KeyboardInterrupt
 
     def stop(self, error: RunStopped) -> RunStopped:
         """Make ``error`` what every later call of this run, and of those around it, raises."""
@@ -194,7 +197,14 @@ class ActiveRun:
             self.write((Handled(handled, time.time()), b""), durable=False)
 
     def begin(
-        self, scope: Scope, name: str, module: str, digest: str, arguments: str, *, effect: bool
+        self,
+        scope: Scope,
+        name: str,
+        module: str,
+        identity: Identity,
+        arguments: str,
+        *,
+        effect: bool,
     ) -> tuple[Call, Origin]:
         """A call is about to be made: its identity, as yet without a number."""
         self.note_handled()
@@ -203,6 +213,7 @@ class ActiveRun:
         origin = self._locator.origin(effect=effect, helped=helped)
         counted = counted_as(name, branch)
         ordinal, undone = self.ordinals.of_call(counted), self.facts.undone
+        digest = identity.digest
         return Call(  # by position: names take longer, and it is made for every call
             0,
             name,
@@ -219,12 +230,27 @@ class ActiveRun:
             "",
             time.time(),
             branch,
+            identity.serial,
+            identity.parts,
         ), origin
 
-    def match(self, call: Call, origin: Origin, alone: Callable[[], bool]) -> Match:
+    def match(
+        self,
+        call: Call,
+        origin: Origin,
+        identity: Identity,
+        caller: Asks,
+        alone: Callable[[], bool],
+    ) -> Match:
         """What is recorded of this call; see :meth:`Pool.match`."""
         with self.lock:
-            return self.pool.match(call, directly=origin.directly, alone=alone)
+            return self.pool.match(
+                call,
+                directly=origin.directly,
+                alone=alone,
+                caller=caller,
+                older=lambda: identity.as_older(call),
+            )
 
     def take(self, recorded: Recorded) -> bool:
         """Use a record; False if another task or thread was faster."""
@@ -237,8 +263,7 @@ class ActiveRun:
 
     def answered(self, scope: Scope, recorded: Recorded, value: Any = None) -> None:
         """A call was answered from the journal: it returned ``value``."""
-        outcome = recorded.outcome
-        frame = self.frame if scope.call is None else None
+        outcome, frame = recorded.outcome, self.frame if scope.call is None else None
         looked = frame.look(value) if frame is not None else None
         if frame is not None:
             frame.recorded(recorded.entry.number, recorded.entry.record, looked)
@@ -248,16 +273,22 @@ class ActiveRun:
             self.progress.skipped += 1
         self.tell("step_answered", recorded.call, getattr(recorded.entry.record, "preview", ""))
 
-    def number(self, call: Call, recorded: Recorded | None, child: str) -> Call:
+    def number(
+        self, call: Call, recorded: Recorded | None, new_child: Callable[[Container[str]], str]
+    ) -> Call:
         """Give a call its number: that of the record it continues, else a new one."""
         if recorded is not None:
             old = recorded.call
             if not recorded.retry:
                 self.cut_off.add(old.number)
-            key, child = old.key or call.key, old.child or child
-            return call._replace(number=old.number, key=key, child=child)
+            key = old.key or call.key
+            child, serial = old.child or new_child(self.pool.children), old.serial or call.serial
+            return call._replace(number=old.number, key=key, child=child, serial=serial)
+        child = new_child(self.pool.children)
         if child:
             call = call._replace(child=child)
+        if self.pool.taken:
+            call = apart(call, self.run_id, self.facts.undone, self.pool.taken)
         return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
 
     def look(self, scope: Scope, value: Any) -> Any:
@@ -352,13 +383,14 @@ class ActiveRun:
         changed: dict[str, str] | None = None,
     ) -> None:
         """Record how this attempt ended: ``value`` is what it returned or raised."""
-        error = value if status == "failed" else None
+        error, secrets = value if status == "failed" else None, self.secrets
         retry, handled = self.unwinding.end(error)
         record, payload = _outcomes.ended(
             status,
             value,
             encoded,
             self.progress,
+            secrets,
             changed=changed or {},
             retry=retry,
             spent=self.unwinding.spent(error) if error is not None else (),
@@ -368,7 +400,7 @@ class ActiveRun:
             items.insert(0, (Handled(handled, record.at), b""))
         self.facts = self.facts._replace(
             status=status,
-            error=preview(error) if error is not None else "",
+            error=secrets.preview(error) if error is not None else "",
             end=self.journal.position.last + len(items),
             updated_at=record.at,
         )
@@ -389,9 +421,11 @@ class ActiveRun:
     def close(self) -> None:
         """Nothing more is recorded; the lease is given up."""
         if self.begun and self.facts.status == "running" and not self.ended:
-            self.tell("run_stopped", detail=preview(self.stopped) if self.stopped else "")
+            detail = self.secrets.preview(self.stopped) if self.stopped else ""
+            self.tell("run_stopped", detail=detail)
         self.ended = True
         self.executor = None
+        self.subjects.leave(completed=self.facts.status == "completed")
         live_runs.discard(self)
         _grown.forget()  # its lists
         self._locator.close()

@@ -11,36 +11,36 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from stepwise import _codec
-from stepwise._checkpoint_list import Checkpoint, checkpoints_of, newest_checkpoint
+from stepwise._checkpoint_list import RunCheckpoint, checkpoints_of, newest_checkpoint
 from stepwise._codec import Codec
 from stepwise._compensation import compensate
 from stepwise._display import RunShown, run_html, run_text
 from stepwise._doubt import DidNotHappen, Landed
 from stepwise._drive import drive
 from stepwise._forking import Change, fork
-from stepwise._heads import open_head
-from stepwise._history import Program, StepRecord, in_doubt, steps_of
-from stepwise._inspection import look_into, look_into_value
-from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one, seal_for
+from stepwise._heads import is_ready, open_head
+from stepwise._hiding import NOT_SHOWN
+from stepwise._history import Program, StepRecord, steps_of
+from stepwise._inputs import load_inputs
+from stepwise._inspection import error_of, look_into, result_of
+from stepwise._journal import Journal, Lost, Position, facts_of, read, seal_for
 from stepwise._lease import Lease
 from stepwise._matching import Pool
-from stepwise._outcomes import settled
 from stepwise._overview import (
     SHOWN,
     Overview,
     RunStatus,
     goes_on,
     how_started,
-    is_ready,
     overview,
     shown,
     status_of,
 )
-from stepwise._records import Ended, Entry, Forgotten, RunFacts
-from stepwise._run import live_runs
+from stepwise._records import Entry, Forgotten, RunFacts
+from stepwise._registry import known_workflow
+from stepwise._run import current_scope, live_runs
 from stepwise._seal import Seal
-from stepwise._settling import UNSET, answer_given, choose
+from stepwise._settling import UNSET, choose, said_of, to_record
 from stepwise._verification import Verification, repair, verify
 from stepwise.errors import RunNotFoundError, StepNotFoundError
 from stepwise.stores import Owner, Store
@@ -117,6 +117,11 @@ class Run:
         return self._facts().arguments
 
     @property
+    def secrets(self) -> tuple[str, ...]:
+        """The names of the arguments that are stored nowhere: who resumes the run gives them."""
+        return tuple(self._facts().secrets.split())
+
+    @property
     def parent(self) -> str | None:
         """The run that called this one as a child workflow."""
         return self._facts().parent or None
@@ -155,6 +160,18 @@ class Run:
         """When its status last changed, in seconds since 1970."""
         return self._facts().updated_at
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments that it was called with, by the names of the parameters.
+
+        As they were when it began, ``self`` included; those left at their default are not in it.
+
+        Raises:
+            UnreadableValueError: an argument could not be recorded, or cannot be loaded here; says
+                which, and why.
+        """
+        return load_inputs(self.store, self._seal, self._facts()).whole()
+
     # -- what happened ---------------------------------------------------------------------------
 
     def _entries(self) -> Iterator[Entry]:
@@ -169,9 +186,13 @@ class Run:
         return steps_of(self.id, list(self._entries()), owned=self.owner is not None)
 
     @property
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> list[RunCheckpoint]:
         """Its checkpoints, the oldest first; it resumes at the newest that is verified."""
         return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
+
+    def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
+        hidden = self._facts().hidden.split()
+        return {n: NOT_SHOWN if n in hidden else v for n, v in self.locals(at).items()}
 
     def locals(self, at: int | None = None) -> dict[str, Any]:
         """The local variables at a checkpoint.
@@ -201,26 +222,12 @@ class Run:
     @property
     def result(self) -> Any:
         """What it returned; ``None`` while it has not completed."""
-        ended = self._ended()
-        if ended is None or not isinstance(ended.record, Ended):
-            return None
-        if ended.record.status != "completed" or not ended.record.recorded:
-            return None
-        if ended.record.changed:
-            return look_into_value(ended.payload, ended.record.form, ended.record.changed)
-        return _codec.decode(ended.payload, ended.record.form)
+        return result_of(self.store, self._seal, self._facts())
 
     @property
     def error(self) -> BaseException | None:
         """What it raised, if it failed."""
-        ended = self._ended()
-        if ended is None or not isinstance(ended.record, Ended) or ended.record.status != "failed":
-            return None
-        return _codec.decode_error(ended.payload, ended.record.form)
-
-    def _ended(self) -> Entry | None:
-        end = self._facts().end
-        return read_one(self.store, self._seal, self.id, end) if end else None
+        return error_of(self.store, self._seal, self._facts())
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -240,7 +247,24 @@ class Run:
         """How many steps its last attempt did not execute, since they were done."""
         return self._seen(1).course.skipped
 
-    # -- settling and forgetting -----------------------------------------------------------------
+    # -- going on, settling and forgetting -------------------------------------------------------
+
+    def resume(self, /, **inputs: Any) -> Any:
+        """Continue the run in this process, with the arguments that it was called with.
+
+        Args:
+            inputs: arguments to use instead of the recorded ones, by name (``self`` too): those
+                that could not be recorded, such as clients.
+
+        Returns:
+            a handle, as ``start()`` gives: ``.result()`` waits for the result, or is awaited.
+
+        Raises:
+            ConfigurationError: this process does not know its workflow, or it is a child run.
+            UnreadableValueError: an argument is not known, and not given here.
+            RunBusyError: it is being executed.
+        """
+        return known_workflow(self.workflow).resume(self, inputs)
 
     def resolve(
         self,
@@ -249,24 +273,36 @@ class Run:
         *,
         landed: Any = UNSET,
         did_not_happen: bool = False,
+        same: bool = False,
+        another: bool = False,
+        stop: int | None = None,
     ) -> None:
-        """Settle a step in doubt; the next call of the workflow goes on with it.
+        """Settle a step in doubt, or say which act a stopped call is, for the next call to go on.
+
+        The run stops at a call that could be a recorded side effect with other arguments.  What is
+        said of such a call is bound to its call site and to how many-th call of its name it is, so
+        that it holds although its arguments are others at every start.
 
         Args:
-            step: its number, or its name if only one call of that name is in doubt.
+            step: its number, or its name if only one call of that name is in question.
             landed: it happened, and returned this.
             did_not_happen: it did not, and may run.
             answer: the same as an object: ``Landed(value)`` or ``DidNotHappen``.
+            same: the stopped call is this recorded one, whose outcome answers it.
+            another: they are two acts: the record stays, and the stopped call runs, once.
+            stop: which stopped call, if several could be this step; ``stepwise show`` lists them.
 
         Raises:
-            StepNotFoundError: no such step is in doubt.
-            RunOwnedError: the run is being executed.
+            StepNotFoundError: no such step is in doubt; no stopped call could be this step.
+            ConfigurationError: not exactly one thing is said.
+            RunBusyError: the run is being executed.
         """
-        happened, value = answer_given(answer, landed, did_not_happen)
+        said = said_of(answer, landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
-            recorded = choose(self.id, step, in_doubt(entries), "in doubt")
             codec = Codec(self._facts().codec)
-            journal.append(settled(codec, recorded.call, landed=happened, value=value))
+            items = to_record(self.id, step, entries, said, codec)
+            if items:
+                journal.append(*items)
 
     def fork(
         self,
@@ -306,16 +342,15 @@ class Run:
 
         Raises:
             StepNotFoundError: there is no such step.
-            RunOwnedError: the run is being executed.
+            RunBusyError: the run is being executed.
         """
         with self._journal() as (journal, entries):
             recorded = choose(self.id, step, Pool(entries).all, "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time())
-            facts = self._facts()._replace(status="running", end=0)
-            if not is_ready(facts):
-                facts = facts._replace(updated_at=time.time())
+            facts = self._facts()
+            facts = facts.reopened(facts.updated_at if is_ready(facts) else time.time())
             journal.append((forgotten, b""), head=facts)
 
     def compensate(self) -> int:
@@ -330,7 +365,7 @@ class Run:
 
         Raises:
             StepInDoubtError: a compensation was started and never finished.
-            RunOwnedError: the run is being executed.
+            RunBusyError: the run is being executed.
             ConfigurationError: a tool that is to be undone is not defined in this program.
         """
         with self._journal() as (journal, _):
@@ -350,7 +385,7 @@ class Run:
                 then may be repeated.  Look outside first.
 
         Raises:
-            RunOwnedError: the run is being executed.
+            RunBusyError: the run is being executed.
         """
         return repair(self.store, self._seal, self.id, fsync=True, accept_loss=accept_loss)
 
@@ -358,13 +393,13 @@ class Run:
         """Delete the run, its journal and its child runs; calling the workflow starts afresh.
 
         Raises:
-            RunOwnedError: it, or a child run of it, is being executed.
+            RunBusyError: it, or a child run of it, is being executed.
         """
         for head in list(self.store.heads()):
             facts = open_head(self._seal, head)
             if facts is not None and facts.parent == self.id:
                 Run(self.store, facts.run_id).delete()
-        lease = Lease(self.store, self.id).acquire()
+        lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
         try:
             self.store.delete(self.id, lease.epoch)
         finally:
@@ -373,7 +408,7 @@ class Run:
     @contextmanager
     def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
         self._facts()  # a run that is not there is not made by looking at it
-        lease = Lease(self.store, self.id).acquire()
+        lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
         try:
             journal = Journal(self.store, self._seal, self.id, lease.epoch, fsync=True)
             yield journal, journal.load(Position(self._facts().pruned, None))

@@ -20,13 +20,11 @@ over this digest in the place of the payload, so that nothing is read twice.
 
 The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
 record is refused in any place but its own.  The key is made at first use and lives outside the
-store's folder.  Imports: errors, settings, cipher, pieces.
+store's folder.  Imports: errors, settings, cipher, pieces, trust.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import hmac
 import json
@@ -38,7 +36,9 @@ from typing import Any, NamedTuple
 
 from stepwise import _config
 from stepwise._cipher import decrypt, encrypt
+from stepwise._forks import cached
 from stepwise._pieces import Data, Pieces
+from stepwise._trust import check_folder, read_trusted
 from stepwise.errors import ConfigurationError, StoreError
 
 __all__ = [
@@ -92,7 +92,7 @@ class Seal:
     keys: tuple[bytes, ...]
     encrypts: bool = False
 
-    @functools.cached_property
+    @cached
     def key_id(self) -> bytes:
         """Eight bytes that tell keys apart and say nothing about them."""
         return _key_id(self.keys[0])
@@ -263,11 +263,7 @@ def _from_text(text: str) -> bytes:
 
 
 def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
-    mode = path.stat().st_mode
-    if mode & 0o077:
-        with contextlib.suppress(OSError):  # on a read-only disk it stays as it is
-            path.chmod(0o600)  # made readable for others by a copy or a restore
-    lines = path.read_bytes().decode("ascii", "replace").split()
+    lines = read_trusted(path).decode("ascii", "replace").split()
     try:
         keys = tuple(bytes.fromhex(line) for line in lines)
     except ValueError:
@@ -283,6 +279,7 @@ def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
 def _make(path: pathlib.Path) -> None:
     """Create the key file whole or not at all, and only one, however many processes try."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_folder(path.parent)
     draft = path.with_name(f"key.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

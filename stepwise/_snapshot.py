@@ -8,14 +8,12 @@ One pickle of all of them, so that what is shared stays shared.  By reference, n
   identity and get their contents back in place; attributes of ``self`` that do not pickle keep the
   value of the fresh object;
 - functions of the workflow's own modules run on the live globals, not on a copy of them;
-- instances that do not pickle but that a global of the workflow's module names (a client): the
-  resumed run gets today's object;
-- what a ``@stepwise.resource`` factory made: the factory is called again.
+- instances that do not pickle but that a global of the module names (a client): today's object;
+- what a ``@stepwise.resource`` factory made: the factory is called again;
+- the secrets of the call, also inside texts: the call that resumes the run gives them again.
 
 What is stored already (see ``_references``) is referred to as well: the journal or a chunk has it.
-
-Bytes are only ever loaded after their envelope was verified.  Imports: pickling, identity, chunks,
-surroundings.
+Bytes are loaded after their envelope was verified.  Imports: pickling, secrets, surroundings.
 """
 
 from __future__ import annotations
@@ -25,21 +23,32 @@ import pickle
 import sys
 import types
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+from stepwise import _secrets
+from stepwise._chained import raised_form
 from stepwise._chunks import Reader
 from stepwise._identity import attributes
 from stepwise._instances import by_name
 from stepwise._pickling import PROTOCOL, Reducers, dump
 from stepwise._pieces import Data
+from stepwise._previews import error_text
 from stepwise._resources import made_by
 from stepwise._surroundings import COLLECTIONS, NATIVE, Surroundings
 from stepwise._trees import few
 
-__all__ = ["FrameUnpickler", "UnpicklableError", "dump_few", "dump_values", "load_values"]
+__all__ = [
+    "FrameUnpickler",
+    "UnpicklableError",
+    "content_of",
+    "dump_few",
+    "dump_values",
+    "load_values",
+    "refill",
+]
 
 
 class UnpicklableError(Exception):
@@ -53,11 +62,15 @@ class UnpicklableError(Exception):
 # -- out -----------------------------------------------------------------------------------------
 
 
+class _Numbered:
+    """Stands for the instances in a pickle of which the run knows the calls, with their numbers."""
+
+
 class _FrameReducers(Reducers):
     """Takes the variables of a frame apart.
 
-    An argument is a name, and where it is met first also what it holds: like any other object of a
-    pickle it is complete before something is made that depends on it (an iterator over it, say).
+    An argument is a name, and where it is met first also what it holds: it is complete before
+    something is made that depends on it (an iterator over it, say).
 
     Args:
         with_contents: of the arguments; else they are names alone.
@@ -74,17 +87,26 @@ class _FrameReducers(Reducers):
         # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
         native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
         self.identifies = native or bool(self.references)
+        self.secrets = _secrets.References(around.secret) if around.secret else None
+        self.identifies_all = self.secrets is not None
         self.with_contents = with_contents
         self.met: set[str] = set()
+        self.subjects = around.subjects
+        self.numbered: list[tuple[tuple[int, ...], Any]] = []
 
     def begin(self) -> None:
         self.met.clear()
+        self.numbered.clear()
         if self.references is not None:
             self.references.begin()
 
     def identity(self, obj: Any) -> Any:
+        if self.secrets is not None and (secret := self.secrets.of(obj)) is not None:
+            return secret
         name = self.arguments.get(id(obj))
         if name is not None:
+            if name not in self.met:
+                self.note(obj)
             return name, _class_of(obj), self.content(name, obj)
         return self.references.identity(obj) if self.references is not None else None
 
@@ -99,10 +121,19 @@ class _FrameReducers(Reducers):
         self.met.add(name)
         if type(obj) is list and self.references is not None:
             return self.references.content(obj)
-        return _content(name, obj, self.around)
+        return content_of(name, obj, self.around)
+
+    def note(self, obj: Any) -> None:
+        """Remember an instance of which the run knows the calls."""
+        serials = self.subjects.serials(obj) if self.subjects is not None else ()
+        if serials:
+            self.numbered.append((serials, obj))
 
     def special(self, obj: Any) -> Any:
         cls = type(obj)
+        if cls is _Numbered:  # the last: all others have been met
+            return list, (), None, iter(self.numbered)
+        self.note(obj)
         if cls is types.CellType:
             return self.cell(obj)
         if cls is types.FunctionType:
@@ -111,9 +142,15 @@ class _FrameReducers(Reducers):
         if name is not None:
             form: Any = _argument, (name, _class_of(obj)), self.content(name, obj)
             return (*form, None, None, _refill)
+        if isinstance(obj, BaseException):
+            return raised_form(obj)
+        return self.resource(obj, cls)
+
+    def resource(self, obj: Any, cls: type) -> Any:
+        """A lock, what a factory made, or what a global names and does not pickle."""
         if cls.__module__ == "asyncio.locks" and cls.__name__ == "Lock":
             return cls, ()  # whoever holds it now is inside a block, and enters that again
-        form = made_by(obj)
+        form: Any = made_by(obj)
         if form is None and not isinstance(obj, (type, types.ModuleType)):
             name = self.global_name(obj)
             if name is not None and not _pickles(obj):
@@ -170,7 +207,7 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
 
     ``None`` for others; what :func:`dump_values` makes of them is read alike.
     """
-    if around.arguments or not few(values.values()):
+    if around.arguments or around.secret or not few(values.values()):
         return None
     return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
 
@@ -182,16 +219,18 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
         UnpicklableError: variables that do not pickle; says which, and why.
     """
     for _ in range(2):
-        whole = (dict(values), list(around.arguments.values()), _links(values, around.namespace))
+        links = _links(values, around.namespace)
+        whole = (dict(values), list(around.arguments.values()), links, _Numbered())
         try:
             return dump(whole, _FrameReducers(around))
         except Exception as error:
-            contents = {n: _content(n, value, around) for n, value in around.arguments.items()}
+            contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
             found = _culprits(values, around)
             kept = _culprits(_attributes(contents), around)
+            found.update({n: each for n, each in kept.items() if not around.is_fresh(n, each[0])})
             found.update(_culprits(_collections(contents), around))
             if found or not kept.keys() - around.kept.keys():
-                raise UnpicklableError(found or {"?": (None, str(error))}) from error
+                raise UnpicklableError(found or {"?": (None, error_text(error))}) from error
             around.kept.update(kept)
     raise AssertionError  # pragma: no cover
 
@@ -202,7 +241,7 @@ def _class_of(argument: Any) -> Any:
     return cls if by_name(cls, cls.__module__) is not None else None
 
 
-def _content(name: str, value: Any, around: Surroundings) -> Any:
+def content_of(name: str, value: Any, around: Surroundings) -> Any:
     """What an argument holds, as a value of its own: a copy of a collection.
 
     Of an instance: its attributes, the names of those that keep the value of the fresh object, and
@@ -250,7 +289,7 @@ def _culprits(values: Mapping[str, Any], around: Surroundings) -> dict[str, tupl
         try:
             dump(value, _FrameReducers(around, with_contents=False))
         except Exception as error:
-            found[name] = value, str(error) or type(error).__name__
+            found[name] = value, error_text(error) or type(error).__name__
     return found
 
 
@@ -266,7 +305,9 @@ class FrameUnpickler(pickle.Unpickler):
     reader: Reader | None = None
 
     def persistent_load(self, pid: Any) -> Any:
-        """The argument of that name, with its contents; or what the reader knows."""
+        """The argument of that name, with its contents; a secret; or what the reader knows."""
+        if pid[0] == _secrets.REFERENCE:
+            return self.secret(pid)
         if type(pid[0]) is not str:
             assert self.reader is not None
             return self.reader.load(pid)
@@ -276,22 +317,29 @@ class FrameUnpickler(pickle.Unpickler):
             _refill(argument, content)
         return argument
 
+    def secret(self, pid: Any) -> Any:
+        """A secret of the call, or a text that contains one."""
+        return _secrets.restored(pid, _around().secret)
+
 
 def load_values(
     data: bytes,
     around: Surroundings,
     reader: Reader | None = None,
     unpickler: type[FrameUnpickler] = FrameUnpickler,
+    *,
+    named: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Local variables for a live frame, from verified bytes; arguments get their contents back.
 
     Args:
         reader: gives what they refer to.
+        named: gives them the names that they have today.
 
     Raises:
-        Exception: whatever unpickling raises; nothing was changed then.
+        Exception: whatever unpickling or ``named`` raises; nothing was changed then.
     """
-    before = {name: _content(name, value, around) for name, value in around.arguments.items()}
+    before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
     token = _restoring.set(replace(around, arguments=dict(around.arguments)))
     try:
         buffers = reader.buffers() if reader is not None else None
@@ -299,7 +347,8 @@ def load_values(
         loading.reader = reader
         if reader is not None:
             reader.find = loading.find_class
-        values, _, links = loading.load()
+        values, _, links, *numbered = loading.load()
+        values = named(values)
     except BaseException:
         for name, content in before.items():
             _refill(around.arguments[name], content)
@@ -310,6 +359,8 @@ def load_values(
         today = around.namespace.get(other)
         if type(today) is type(values[name]) and today == values[name]:
             values[name] = today
+    if numbered and around.subjects is not None:
+        around.subjects.adopt(numbered[0])
     loaded: dict[str, Any] = values
     return loaded
 
@@ -355,7 +406,7 @@ def _set_attributes(function: types.FunctionType, state: dict[str, Any]) -> None
 
 
 def _refill(live: Any, content: Any) -> None:
-    """Give a mutable object what :func:`_content` took from it."""
+    """Give a mutable object what :func:`content_of` took from it."""
     if type(live) in (list, bytearray):
         live[:] = content
     elif type(live) in (dict, set):
@@ -377,3 +428,6 @@ def _refill(live: Any, content: Any) -> None:
             object.__delattr__(live, name)
         for name, value in held.items():
             object.__setattr__(live, name, value)
+
+
+refill = _refill  # pickles name it

@@ -19,6 +19,7 @@ from typing import Any
 from stepwise._course import Course
 from stepwise._journal import Journal, Lost, Position, holds, read, read_one
 from stepwise._matching import Pool
+from stepwise._notices import reports
 from stepwise._pieces import Data
 from stepwise._recorded import Recorded
 from stepwise._records import (
@@ -33,6 +34,7 @@ from stepwise._records import (
     Settled,
 )
 from stepwise._seal import DamagedError, Seal
+from stepwise.errors import RunStopped
 from stepwise.stores import Store
 
 __all__ = [
@@ -264,6 +266,7 @@ class SummaryKeeper:
         self._due = 0  # the number of the record at which it is kept next
         self._given_up = False
 
+    @reports
     def note(self, numbers: Sequence[int], items: Sequence[tuple[Record, Data]]) -> None:
         """These records were appended by this process, under these numbers."""
         if self._given_up or not numbers:
@@ -283,6 +286,9 @@ class SummaryKeeper:
                     self._keep(patient=last < self._due + EVERY)
             except _NotFollowedError:
                 self._given_up = True
+            except (Exception, RunStopped):  # looking at the run reads it whole
+                self._given_up = True
+                raise
 
     def _follow(self, summary: Summary, entry: Entry) -> None:
         ahead = entry.number - summary.position[0]

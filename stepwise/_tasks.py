@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["cancellation", "current", "is_cancellation", "of_context", "who"]
+__all__ = ["cancellation", "current", "is_cancellation", "loop_runs", "of_context", "who"]
 
 
 def current() -> Any:
@@ -21,6 +21,12 @@ def current() -> Any:
         return None
     loop = asyncio._get_running_loop()  # current_task() would raise without one, which is slow
     return None if loop is None else asyncio.current_task(loop)
+
+
+def loop_runs() -> bool:
+    """Whether an event loop is running in this thread."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def who() -> int:

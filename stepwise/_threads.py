@@ -10,7 +10,7 @@ are themselves again.
 A worker process that is started anew (``spawn``, ``forkserver``) gets what ``multiprocessing``
 hands down to each process, which says meanwhile that there is a run.  The environment would not do:
 a fork server keeps that of its own start, and a step that is given ``os.environ`` would have other
-arguments in each process.  Imports nothing of ours.
+arguments in each process.  Imports: forks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,24 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-__all__ = ["Carrier", "works_for_a_run"]
+from stepwise._forks import process_lock
+
+__all__ = ["Carrier", "call_at_exit", "works_for_a_run"]
 
 _IN_RUN = "stepwise_in_run"  # the process in which a run is in progress
+
+
+@functools.cache
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Have ``callback`` called when the program has ended, while threads and pools still work.
+
+    Not ``atexit``: those callbacks come after the interpreter has waited for its threads, and pools
+    take no jobs any more.  The newest one is called first, so before that of the pools.
+    """
+    import concurrent.futures.thread
+
+    assert concurrent.futures.thread is not None  # its own callback is there
+    threading._register_atexit(callback)  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -65,7 +80,7 @@ class Carrier:
     ) -> None:
         self._variable = variable
         self._begin = begin
-        self._mutex = threading.Lock()
+        self._mutex = process_lock()
         self._users = 0
         self._installed: list[_Wrapped] = []
 

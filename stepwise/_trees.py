@@ -31,6 +31,7 @@ __all__ = ["LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "same", "
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
+_TEXT = frozenset({str})
 NUMBERS = frozenset({int, float, bool, type(None)})
 _ATOMS = _LEAVES | NUMBERS
 _NOTHING: frozenset[int] = frozenset()
@@ -145,27 +146,29 @@ def few(values: Iterable[Any]) -> bool:
 
     Any pickler does for them, and none of it is worth a reference.
     """
-    waiting = list(values)
+    waiting: list[Collection[Any]] = [list(values)]
     met = size = 0
     while waiting:
-        value = waiting.pop()
-        met += 1
-        cls = type(value)
-        if cls in NUMBERS or cls is range:
-            continue
-        if cls in _LEAVES:
-            size += len(value)
-        elif cls in _CONTAINERS:
-            if len(value) > _FEW:
-                return False
-            waiting += value
-            if cls is dict:
-                waiting += value.values()
-        elif cls in _ITERATORS:
-            waiting += gc.get_referents(value)
-        else:
+        inside = waiting.pop()
+        met += len(inside)
+        if met > _FEW:
             return False
-        if met + len(waiting) > _FEW or size > _LITTLE:
+        if set(map(type, inside)) == _TEXT:  # most are
+            size += sum(map(len, inside))
+        else:
+            for value in inside:
+                cls = type(value)
+                if cls in _LEAVES:
+                    size += len(value)
+                elif cls in _CONTAINERS:
+                    waiting.append(value)
+                    if cls is dict:
+                        waiting.append(value.values())
+                elif cls in _ITERATORS:
+                    waiting.append(gc.get_referents(value))
+                elif cls not in NUMBERS and cls is not range:
+                    return False
+        if size > _LITTLE:
             return False
     return True
 
@@ -255,9 +258,11 @@ _unchanging = Watch()
 
 def same(one: list[Any], other: list[Any]) -> bool:
     """Whether two lists hold the very same objects."""
+    if len(one) < _MANY:
+        return len(one) == len(other) and all(map(is_, one, other))
     if len(one) != len(other):
         return False
-    if len(one) >= _MANY and (_slowly.left <= 0 or "ctypes" in sys.modules):
+    if _slowly.left <= 0 or "ctypes" in sys.modules:
         addresses = _reader_of_addresses()
         if addresses is not None:
             return addresses(one) == addresses(other)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from stepwise import _tasks
 from stepwise._flows import Worker
-from stepwise._notices import warn
+from stepwise._notices import reports, warn
 from stepwise._run import Scope, live_runs, scope_variable
 from stepwise._threads import Carrier, works_for_a_run
 from stepwise.errors import UnrecordedCallWarning
@@ -31,6 +31,7 @@ carrier = Carrier(scope_variable, _begin_thread)
 _NOWHERE = object()
 
 
+@reports
 def warn_if_unseen(what: str) -> None:
     """A step is called where no run is visible: say so, if it may belong to one in progress.
 

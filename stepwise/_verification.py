@@ -13,17 +13,17 @@ import time
 from dataclasses import dataclass
 
 from stepwise._checkpoint_list import checkpoints_of
-from stepwise._heads import open_head
+from stepwise._heads import open_head, read_head
 from stepwise._journal import Journal, Position, facts_of
 from stepwise._lease import Lease
 from stepwise._notices import count
-from stepwise._records import Quarantined, RunFacts
+from stepwise._records import Quarantined, Restored, RunFacts
 from stepwise._seal import Seal
 from stepwise._summary import NAME, kept_summary
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Batch, Store
 
-__all__ = ["QUARANTINE", "Verification", "repair", "verify"]
+__all__ = ["QUARANTINE", "Verification", "note_restored", "repair", "verify"]
 
 QUARANTINE = "quarantine/"
 _MARKS = 4  # appends after which no older mark is left, whatever a store does with its two
@@ -95,7 +95,6 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     entries = journal.load(Position(facts.pruned if facts else 0, None), tolerant=True)
     if facts is None and not entries and not journal.lost and not journal.tail:
         raise RunNotFoundError(f"there is nothing of run {run_id!r} in {store.url}", run_id=run_id)
-    head = store.head(run_id)
     found = [checkpoint for checkpoint, _ in checkpoints_of(store, seal, run_id)]
     return Verification(
         run_id,
@@ -105,9 +104,35 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         tail=journal.tail,
         effects=journal.unknown_effects,
         damaged_checkpoints=tuple(each.number for each in found if not each.verified),
-        listing=head is not None and open_head(seal, head) is not None,
+        listing=read_head(store, seal, run_id) is not None,
         summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
     )
+
+
+def note_restored(store: Store, seal: Seal) -> list[str]:
+    """Record in the unfinished runs of a store that it was put back from a backup.
+
+    What they do next to the outside is asked about, unless it is recorded.  The database counts:
+    marks that tell of more are written over.
+
+    Returns:
+        the ids of these runs.
+
+    Raises:
+        RunBusyError: one of them is being executed.
+    """
+    found = [open_head(seal, head) or facts_of(store, seal, head.run_id) for head in store.heads()]
+    unfinished = [each for each in found if each is not None and each.status != "completed"]
+    for facts in unfinished:
+        lease = Lease(store, facts.run_id).acquire()
+        try:
+            journal = Journal(store, seal, facts.run_id, lease.epoch, fsync=True)
+            journal.load(Position(facts.pruned, None), tolerant=True)
+            for _ in range(_MARKS):
+                journal.append((Restored(time.time()), b""), head=facts._replace(restored=True))
+        finally:
+            lease.release()
+    return [facts.run_id for facts in unfinished]
 
 
 def repair(
@@ -120,7 +145,7 @@ def repair(
             effects of which nothing tells any more.  Without it, they stop the run.
 
     Raises:
-        RunOwnedError: the run is being executed.
+        RunBusyError: the run is being executed.
     """
     before = verify(store, seal, run_id)
     if before.ok:
@@ -161,7 +186,7 @@ def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> 
     """Record that what is lost is known to be lost, so that it is not told of at every start."""
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
-        facts = facts._replace(status="running", end=0, updated_at=time.time())
+        facts = facts.reopened(time.time())
     journal.append((record, b""), head=facts)
     for _ in range(_MARKS if before.tail else 0):  # the marks of the old end are written over
         journal.append((record._replace(numbers=(), effects=0), b""))

@@ -12,30 +12,25 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    overload,
-)
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from stepwise import _options
+from stepwise._calling import invoke
 from stepwise._checkpoints import Retention
-from stepwise._definition import Definition, Options
+from stepwise._definition import Definition, Options, Start, TakesOptions, class_of, is_copy
+from stepwise._hiding import Redact
 from stepwise._identity import Key, label_of
-from stepwise._invoke import derived_run_id, invoke
+from stepwise._invoke import next_run_id
+from stepwise._pickling import pickled_by_value
+from stepwise._registry import register
+from stepwise._reloading import keep_up_to_date, name_truly
 from stepwise._steps import step_of
+from stepwise._tracebacks import fold
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
+    from stepwise._handles import AsyncHandle, Handle
     from stepwise._runs import Run
 
     class FunctionWrapper:
@@ -56,6 +51,8 @@ __all__ = ["Workflow", "workflow"]
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
 T = TypeVar("T")
 
 _NOTHING = object()  # None is what a decorator that forgot its return leaves
@@ -65,7 +62,19 @@ _give_result: Operation = functools.partial(invoke, want_run=False)
 _give_run: Operation = functools.partial(invoke, want_run=True)
 
 
-class _Offers(Generic[P, R]):
+def _start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
+    from stepwise._handles import start  # on use: most programs call their workflows
+
+    return start(workflow, instance, args, kwargs)
+
+
+def _resume(workflow: Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
+    from stepwise._recover import resume  # on use
+
+    return resume(workflow, run, inputs)
+
+
+class _Offers(TakesOptions, Generic[P, R_co]):
     """What a workflow offers, bound or not; and it is never taken for its function."""
 
     __slots__ = ()  # a __dict__ of its own would stand before that of the wrapper
@@ -74,7 +83,7 @@ class _Offers(Generic[P, R]):
 
     if TYPE_CHECKING:
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     @property
     def definition(self) -> Definition:
@@ -94,26 +103,45 @@ class _Offers(Generic[P, R]):
         """Call the workflow; gives its :class:`Run`, awaitable if the function is a coroutine."""
         return self._with(self.definition, _give_run)(*args, **kwargs)
 
-    def options(self, /, **changes: Any) -> Self:
-        """A copy of the workflow with other options: those of :func:`workflow`, and these.
+    @overload
+    def start(  # type: ignore[overload-overlap]
+        self: _Offers[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncHandle[T]: ...
+    @overload
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]: ...
+    def start(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Start a run that goes on beside the caller; gives its handle at once.
 
-        Args:
-            run_id: the run that a call means, instead of the one derived from its arguments.
-            fresh: each call from outside a run starts a new run, with a generated id.
-
-        Raises:
-            ConfigurationError: there is no such option, or it cannot have this value.
+        The run is on record then, so that its id can be given away.  A plain workflow executes in a
+        thread, for which the interpreter waits at its end (after Ctrl-C only up to the next step);
+        a coroutine function in a task of the running event loop, which ends with that loop.
         """
-        definition = self.definition
-        _options.check("workflow", definition.label, changes)
-        options = _changed(definition.options, changes)
-        return self._with(  # type: ignore[no-any-return]
-            Definition(definition.function, options, definition), _give_result
-        )
+        return self._with(self.definition, _start)(*args, **kwargs)
+
+    if not TYPE_CHECKING:
+
+        def options(self, /, **changes: Any) -> Any:
+            """A copy of the workflow with other options: those of :func:`workflow`, and these.
+
+            Args:
+                run_id: the run that a call means, instead of the one derived from its arguments.
+                fresh: the same as ``start="new"``.
+
+            Raises:
+                ConfigurationError: there is no such option, or it cannot have this value.
+            """
+            definition = self.definition
+            _options.check("workflow", definition.label, changes)
+            options = definition.options.changed(changes)
+            return self._with(Definition(definition.function, options, definition), _give_result)
 
     def run_id_for(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The id of the run that a call with these arguments means."""
-        run_id: str = self._with(self.definition, derived_run_id)(*args, **kwargs)
+        """The id of the run that the next call with these arguments will be, here and now.
+
+        Raises:
+            ConfigurationError: it will be a new run, whose id is made up when it starts.
+        """
+        run_id: str = self._with(self.definition, next_run_id)(*args, **kwargs)
         return run_id
 
     @property
@@ -150,7 +178,7 @@ class _Offers(Generic[P, R]):
         return sorted({*dir(type(self)), *dir(self.definition.function)})
 
 
-class _BoundWorkflow(_Offers[P, R], BoundFunctionWrapper):
+class _BoundWorkflow(_Offers[P, R_co], BoundFunctionWrapper):
     """A workflow that was got from an instance or a class."""
 
     @property
@@ -188,7 +216,7 @@ class _BoundWorkflow(_Offers[P, R], BoundFunctionWrapper):
         return _bind, (self._self_parent, instance, owner)
 
 
-class Workflow(_Offers[P, R], FunctionWrapper):
+class Workflow(_Offers[P, R_co], FunctionWrapper):
     """A workflow function; made by :func:`workflow`."""
 
     __bound_function_wrapper__ = _BoundWorkflow
@@ -196,11 +224,11 @@ class Workflow(_Offers[P, R], FunctionWrapper):
     if TYPE_CHECKING:
 
         @overload
-        def __get__(self, instance: None, owner: type[Any], /) -> Workflow[P, R]: ...
+        def __get__(self, instance: None, owner: type[Any], /) -> Workflow[P, R_co]: ...
         @overload
         def __get__(
-            self: Workflow[Concatenate[T, Q], R], instance: T, owner: type[Any] | None = None, /
-        ) -> Workflow[Q, R]: ...
+            self: Workflow[Concatenate[T, Q], R_co], instance: T, owner: type[Any] | None = None, /
+        ) -> Workflow[Q, R_co]: ...
         def __get__(self, *args: Any) -> Any: ...
 
     def __init__(
@@ -209,7 +237,11 @@ class Workflow(_Offers[P, R], FunctionWrapper):
         def call(_: Any, instance: Any, args: Any, kwargs: Any) -> Any:
             if instance is None and args and _is_class_method(args[0], definition.function):
                 instance, *args = args  # since Python 3.13 a classmethod does not bind it
-            return operation(definition, instance, tuple(args), kwargs)
+            definition.follow()
+            try:
+                return operation(definition, instance, tuple(args), kwargs)
+            except BaseException as error:
+                raise fold(error)  # noqa: B904
 
         super().__init__(wrapped, call)  # type: ignore[call-arg]
         self._self_definition = definition
@@ -220,7 +252,7 @@ class Workflow(_Offers[P, R], FunctionWrapper):
 
     def _with(self, definition: Definition, operation: Operation) -> Any:
         function = definition.function
-        if _is_class_method(_class_of(function), function):
+        if _is_class_method(class_of(function), function):
             raise ConfigurationError(
                 f"{function.__qualname__} has @classmethod above @workflow: since Python 3.13, "
                 "nothing tells then of which class its options() or execute() was asked for. Write "
@@ -239,25 +271,36 @@ class Workflow(_Offers[P, R], FunctionWrapper):
         if (
             isinstance(found, Workflow)
             and found.definition.function is function
-            and not (module == "__main__" and _pickled_by_value())
+            and not (module == "__main__" and pickled_by_value())
         ):
             return name if found is self else (_with_options, (found, options))
         place = self.definition.place if module in ("__main__", "__mp_main__") else ""
         return _rebuild, (self.__wrapped__, options, place)
 
 
-def _pickled_by_value() -> bool:
-    """Whether it is a cloudpickle (a framework's own copy of it, too) that asks."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if "cloudpickle" in str(frame.f_globals.get("__name__")):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+if TYPE_CHECKING:
+
+    class _OfClass(Workflow[Concatenate[type[T], Q], R]):
+        """A class method: type checkers take @classmethod away, and leave its first parameter."""
+
+        def __get__(  # type: ignore[override]
+            self, instance: T | None, owner: type[T] | None = None, /
+        ) -> Workflow[Q, R]: ...
+
+    class _Decorator:
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[type[T], Q], R], /
+        ) -> _OfClass[T, Q, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
+        def __call__(self, function: Any, /) -> Any: ...
 
 
 def _rebuild(wrapped: Any, options: Options, place: str) -> Any:
-    return Workflow(wrapped, Definition(_unbound(wrapped), options, place=place))
+    definition = Definition(_unbound(wrapped), options, place=place)
+    register(definition, _resume)
+    return Workflow(wrapped, definition)
 
 
 def _with_options(found: Any, options: Options) -> Any:
@@ -277,22 +320,9 @@ def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
     for base in owner.__mro__:  # to the end: super() calls those that are overridden
         held = vars(base).get(function.__name__)
         found = held.__func__ if isinstance(held, classmethod) else None
-        if isinstance(found, Workflow) and _is_copy(found.definition.function, function):
+        if isinstance(found, Workflow) and is_copy(found.definition.function, function):
             return True
     return False
-
-
-def _is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions are one: a class that is pickled by value may come more than once."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
-
-
-def _class_of(function: Callable[..., Any]) -> Any:
-    """What the qualified name of a function says that it is defined in."""
-    found: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split(".")[:-1]:
-        found = getattr(found, part, None)
-    return found
 
 
 def _get(base: type, name: str, instance: Any, owner: Any) -> Any:
@@ -307,6 +337,8 @@ def _bind(unbound: Any, instance: Any, owner: Any) -> Any:
 
 
 @overload
+def workflow(function: Callable[Concatenate[type[T], Q], R], /) -> _OfClass[T, Q, R]: ...
+@overload
 def workflow(function: Callable[P, R], /) -> Workflow[P, R]: ...
 @overload
 def workflow(
@@ -316,44 +348,63 @@ def workflow(
     retention: Retention = "prune_old",
     keep: int = 3,
     prune_journal: bool = False,
+    start: Start | None = None,
     compensate_on_failure: bool = False,
     progress: bool | None = None,
     codec: Literal["pickle", "json"] = ...,
     trust: Literal["all", "data"] = ...,
     durability: Literal["fsync", "os"] = ...,
+    on_owned: Literal["raise", "wait", "skip"] = ...,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
-) -> Callable[[Callable[P, R]], Workflow[P, R]]: ...
+    secret: Iterable[str] = (),
+    redact: Redact = (),
+) -> _Decorator: ...
 def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Make a function durable: called again after a crash, it goes on where it stopped.
 
     Args:
         name: what it is called, instead of its qualified name; part of its runs' identity.
         checkpoint_every: a checkpoint of position and local variables after this many steps, at
-            the next statement boundary; always after a side effect.  What was executed since the
-            last checkpoint is executed again after a crash, on the variables as they were then.
+            the boundary before the next statement that may call one; always before and after a
+            side effect.  What was executed since the last checkpoint is executed again after a
+            crash, on the variables as they were then.
         retention: ``"latest_only"``, ``"prune_old"`` (the newest ``keep``), or ``"all"``.
         keep: how many checkpoints ``"prune_old"`` keeps.
-        prune_journal: delete the records that no kept checkpoint needs, for loops without end.
-            The run can then not be replayed from the top.
+        prune_journal: delete the records that no kept checkpoint needs, for loops without end; the
+            run can then not be replayed from the top.
+        start: which run a call from outside of any run means.  ``"same"`` (the default): the run of
+            these arguments; the n-th equal call of a process is the n-th such run, so that a script
+            that was killed goes on, and one that completed gets its results again.
+            ``"unfinished"``: the newest unfinished run of these arguments that no process
+            executes, else a new one (a cron job, a bot).  ``"new"``: a new run, always (a server).
+            New runs get generated ids.  By default as ``STEPWISE_START`` says; written out,
+            ``"same"`` does not warn that a later call was answered by another process's run.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
-            ``compensate=``, the newest first; the exception then propagates.  Called again, the
-            workflow makes them anew.
+            ``compensate=``, the newest first; called again, the workflow makes them anew.
         progress: show on the terminal, or in the notebook, what a run is doing: the current step,
-            how many there were, and the time; nothing where stderr is neither.  By default as
-            ``STEPWISE_PROGRESS`` says.
+            how many there were, and the time.  By default as ``STEPWISE_PROGRESS`` says.
         store: where its runs are kept: a URL, a path or a store object.
         codec: ``"pickle"``, or ``"json"``: results are recorded as data only, shaped by the types
             that functions are annotated to return (pydantic models and the like with the extra
-            ``json``).  Exceptions that are not builtin come back as ``StepFailedError``.
-        trust: ``"data"``: no pickle is ever loaded, not even one that verifies; it implies
-            ``codec="json"``, and resuming is by replay, since variables are pickles.
+            ``json``).  What would come back as something else is refused; a step whose exception
+            cannot be data runs again, or is in doubt.
+        trust: ``"data"``: no pickle is ever loaded; it implies ``codec="json"``, and resuming is
+            by replay, since variables are pickles.
         durability: ``"fsync"``: what is acknowledged survives a power cut; ``"os"``: a killed
             process, not a power cut.  A child workflow has its caller's.
+        on_owned: a run that somebody else is executing: ``"raise"`` a ``RunBusyError``; ``"wait"``
+            for its result (or its exception), and take it over if its owner dies; ``"skip"`` it:
+            a call raises ``RunSkipped``, ``execute()`` gives the run.
         key: what tells two runs apart instead of the arguments: names of parameters, or a function
             that gets the arguments and returns a value.
-        ignore: names of parameters that do not tell runs apart.
+        ignore: names of parameters that do not tell runs apart; they are not shown.
+        secret: names of parameters whose values are stored and shown nowhere (``"self.NAME"``: an
+            attribute), do not tell runs apart, and come from the call when the run resumes; what
+            is promised: "Secrets" in ``docs/design.md``.
+        redact: names of parameters that are not shown, or a function of a name and a value that
+            gives the text to show, ``None`` for the usual one.  They are stored all the same.
 
     Raises:
         ConfigurationError: an option cannot mean anything.
@@ -370,23 +421,18 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
         raise ConfigurationError(
             f"{plain.__qualname__!r} is a step or workflow already; one decorator is enough"
         )
+    name_truly(plain)
+    keep_up_to_date(_Offers, _follow)
     _options.check("workflow", label_of(plain), given)
-    return Workflow(function, Definition(plain, _changed(Options(), given)))
+    definition = Definition(plain, Options().changed(given))
+    register(definition, _resume)
+    return Workflow(function, definition)
 
 
-def _changed(before: Options, changes: dict[str, Any]) -> Options:
-    names = changes.get("ignore")
-    if isinstance(names, Iterable):
-        changes = {**changes, "ignore": (names,) if isinstance(names, str) else tuple(names)}
-    chosen = replace(before, **changes)
-    if chosen.trust == "data" and chosen.codec == "pickle":
-        raise ConfigurationError(
-            "trust='data' loads no pickle, so that codec='pickle' could never be read again: a "
-            "workflow has one or the other"
-        )
-    if chosen.compensate_on_failure and chosen.prune_journal:
-        raise ConfigurationError(
-            "compensate_on_failure=True needs the records that prune_journal=True deletes: a "
-            "workflow has one or the other"
-        )
-    return chosen
+def _follow(old: Any, new: Any) -> None:
+    """Have a workflow that a module defined before do what the edited one does."""
+    old, new = (
+        each._self_parent if isinstance(each, _BoundWorkflow) else each for each in (old, new)
+    )
+    old.__wrapped__ = new.__wrapped__
+    old.definition.become(new.definition)

@@ -11,7 +11,8 @@ Imports: classic checkpoints, lifecycle, execute, steps, and what they import.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -21,15 +22,20 @@ from stepwise._adrive import adrive
 from stepwise._checkpoints import Retention
 from stepwise._classic import Checkpoint, CheckpointStore
 from stepwise._execute import execute_async
-from stepwise._going_on import go_on_at, go_on_from_the_top, record_resumed
+from stepwise._going_on import go_on_at, go_on_from_the_top, is_undone, record_resumed
+from stepwise._held_parts import HeldParts
 from stepwise._journal import holds
 from stepwise._lifecycle import Invocation, Recall, open_run
 from stepwise._notices import notice
 from stepwise._opened import NothingGiven
+from stepwise._options import check_kind, check_takes, check_values
+from stepwise._parts import uncounted
+from stepwise._places import file_of, other_names
+from stepwise._previews import error_text
 from stepwise._run import ActiveRun, current_scope
 from stepwise._steps import Step, step_of
 from stepwise._unwinding import Unwinding
-from stepwise.errors import ConfigurationError, OutsideRunError
+from stepwise.errors import ConfigurationError, DigestError, NotRecordableError, OutsideRunError
 from stepwise.rewrite import Source
 
 __all__ = ["Checkpoint", "CheckpointStore", "RecoverableAgent", "StepContext"]
@@ -65,8 +71,14 @@ class StepContext:
                 inside it leaves it in doubt.
 
         Raises:
+            ConfigurationError: ``function`` is not a function.
             OutsideRunError: the agent is not being executed here.
         """
+        if not callable(function):
+            raise ConfigurationError(
+                f"ctx.tool calls a function, and {_digest.class_name(type(function))!r} cannot be "
+                "called: write ctx.tool(search, 'word'), not ctx.tool(search('word'))"
+            )
         scope = current_scope()
         if scope is None:
             raise OutsideRunError(
@@ -74,15 +86,25 @@ class StepContext:
                 "had ended, or in a thread that does not see it",
                 run_id=self.run_id,
             )
-        recorded = step_of(function) or Step(function, kind="tool", side_effect=side_effect)
-        value = (await adrive(recorded.core(scope, args, kwargs))).unwrap()
+        recorded, instance = step_of(function), None
+        if inspect.ismethod(function):
+            instance, function = function.__self__, function.__func__
+            args = (instance, *args)
+        if recorded is None:
+            recorded = Step(function, kind="tool", side_effect=side_effect)
+        value = (await adrive(recorded.core(scope, args, kwargs, instance))).unwrap()
         name = recorded.name.rpartition(".")[2]
         count = sum(key == name or key.startswith(f"{name}#") for key in self.tool_results)
         self.tool_results[f"{name}#{count + 1}" if count else name] = value
         return value
 
 
+uncounted[StepContext] = "tool_results"  # of tools that are called at once, and captured it
+
 AgentFunction = Callable[[StepContext], Any]
+
+_MISTAKES = (ConfigurationError, DigestError, NotRecordableError, OutsideRunError)
+"""Errors of the program: every attempt would make them again."""
 
 
 class RecoverableAgent:
@@ -94,9 +116,17 @@ class RecoverableAgent:
         checkpoint_store: where the run and its checkpoints are kept.
         checkpoint_every_n: a checkpoint after this many steps.
         max_recoveries: how many exceptions of one call are recovered from; the next propagates.
+            Mistakes in the program (a ``ConfigurationError``, a state that cannot be kept)
+            propagate at once, since every further attempt would make them again.
         retention, keep: see :meth:`CheckpointStore.prune`.
+        ignore: names of captured variables, defaults and attributes of ``agent_fn`` that may differ
+            when a run goes on; texts, numbers, functions and classes among them else may not.
+
+    Raises:
+        ConfigurationError: an argument cannot mean anything; says which, and what it takes.
 
     Attributes:
+        store: the checkpoint store.
         recovery_count: how many exceptions the last call has recovered from.
     """
 
@@ -109,20 +139,29 @@ class RecoverableAgent:
         *,
         retention: Retention = "prune_old",
         keep: int = 10,
+        ignore: Iterable[str] = (),
     ) -> None:
-        if not callable(agent_fn):
-            raise ConfigurationError(f"agent_fn is a function of a context, not {agent_fn!r}")
-        if checkpoint_every_n < 1 or max_recoveries < 0:
-            raise ConfigurationError(
-                f"checkpoint_every_n={checkpoint_every_n!r} is 1 or more, and "
-                f"max_recoveries={max_recoveries!r} is 0 or more"
-            )
+        check_takes("agent_fn", agent_fn, "ctx")
+        check_kind(
+            "checkpoint_store",
+            checkpoint_store,
+            CheckpointStore,
+            "give CheckpointStore('disk:runs'), or CheckpointStore() for memory alone",
+        )
+        check_values(
+            "RecoverableAgent",
+            checkpoint_every_n=checkpoint_every_n,
+            max_recoveries=max_recoveries,
+            retention=retention,
+            keep=keep,
+        )
         self.agent_fn = agent_fn
-        self.checkpoint_store = checkpoint_store
+        self.store = checkpoint_store
         self.checkpoint_every_n = checkpoint_every_n
         self.max_recoveries = max_recoveries
         self.retention: Retention = retention
         self.keep = keep
+        self.ignore = {ignore} if isinstance(ignore, str) else set(ignore)
         self.recovery_count = 0
 
     async def run_with_recovery(self, task: str, run_id: str) -> dict[str, Any]:
@@ -135,10 +174,13 @@ class RecoverableAgent:
             ``tool_results``: at the end.  A run that has completed gives what it gave.
 
         Raises:
-            RunConflictError: the run of that id has another task.
-            RunOwnedError: it is being executed.
+            RunConflictError: the run of that id has another task, or was that of an agent function
+                that holds another value.
+            RunBusyError: it is being executed.
+            DigestError, NotRecordableError: the state or a tool's result cannot be kept.
             StepInDoubtError: a tool with side effects may or may not have happened.
         """
+        check_values("run_with_recovery", run_id=run_id)
         self.recovery_count = 0
         return await self._start(task, run_id, None)
 
@@ -147,16 +189,20 @@ class RecoverableAgent:
         if not hasattr(function, "__code__"):  # an object that can be called
             function = type(function).__call__
         label = _identity.label_of(function)
+        parts = HeldParts({"the agent function": self.agent_fn}, self.ignore)
         opened = open_run(
             Invocation(
                 name=_identity.workflow_name(function, label),
                 label=label,
                 function=function,
-                source=Source("", "", 0, []),
+                source=Source(file_of(function.__module__), "", 0, []),
+                other_names=other_names(function.__module__, label),
+                file=file_of(function.__module__),
                 bound={"task": task},
                 instance=None,
-                digest=_digest.combine(_digest.digest(task)),
-                store=self.checkpoint_store.store,
+                digest=_digest.combine(_digest.digest(task, _digest.Numbering())),
+                parts=parts,
+                store=self.store.store,
                 run_id=run_id,
                 explicit=True,
                 fsync=True,
@@ -166,7 +212,10 @@ class RecoverableAgent:
             recalled: dict[str, Any] = opened.value
             return recalled
         recoveries = _Recoveries(self, opened.active, task, at, is_new=opened.is_new)
-        done: dict[str, Any] = await execute_async(opened.executing(recoveries))
+        try:
+            done: dict[str, Any] = await execute_async(opened.executing(recoveries))
+        finally:
+            parts.note_assigned()
         return done
 
     async def _run_from_checkpoint(
@@ -213,7 +262,7 @@ class RecoverableAgent:
         return step % self.checkpoint_every_n == 0
 
     def _checkpoint(self, ctx: StepContext) -> None:
-        store = self.checkpoint_store
+        store = self.store
         store.save(Checkpoint("", ctx.run_id, ctx.step, ctx.state, ctx.messages, ctx.tool_results))
         store.prune(ctx.run_id, self.retention, self.keep)
 
@@ -247,11 +296,13 @@ class _Recoveries(NothingGiven):
             while True:
                 try:
                     return await agent._run_from_checkpoint(checkpoint, self._task)
+                except _MISTAKES:
+                    raise
                 except Exception as error:
                     if active.interrupted or agent.recovery_count >= agent.max_recoveries:
                         raise
                     agent.recovery_count += 1
-                    told = f"{type(error).__name__}: {error}"
+                    told = f"{type(error).__name__}: {error_text(error)}"
                 checkpoint = self._recover(told)
         finally:
             _recoveries.reset(token)
@@ -269,12 +320,15 @@ class _Recoveries(NothingGiven):
 
     def _go_on(self) -> Checkpoint | None:
         active, journal = self._active, self._active.journal
-        for checkpoint, place in self._agent.checkpoint_store._newest_first(self.run_id):
+        for checkpoint, place in self._agent.store._newest_first(self.run_id):
             if place is None:  # saved by hand, outside of the run
                 go_on_from_the_top(active)
                 return checkpoint
             if holds(journal.store, journal.seal, self.run_id, place.start):
-                go_on_at(active, place, journal.load(place.start))
+                entries = journal.load(place.start)
+                if is_undone(place, entries):
+                    continue
+                go_on_at(active, place, entries)
                 return checkpoint
             notice(
                 f"{self.run_id}: the journal before its checkpoint after step "

@@ -7,6 +7,8 @@
     ├── RunNotFoundError (LookupError)   no run of that id in the store
     ├── StepNotFoundError (LookupError)  no step of that number or name in the run
     ├── RunConflictError                 a run id was used again with other arguments
+    ├── RunBusyError                     somebody else is executing the run that was asked for
+    ├── RunSkipped                       the same, where on_owned="skip" leaves it to them
     ├── CodeChangedError                 the code changed and the journal cannot bridge it
     ├── DigestError (TypeError)          an argument that cannot be part of an identity
     ├── NotRecordableError (TypeError)   a value that cannot be written to the journal
@@ -20,7 +22,7 @@
     ├── StoreError                       the store could not be read or written
     │   ├── CorruptStoreError            what it holds does not verify
     │   └── JournalLostError             records that existed are gone
-    ├── RunOwnedError                    somebody else is executing the run
+    ├── RunOwnedError                    inside a run: somebody else is executing its child run
     └── LeaseLostError                   somebody else took the run over
 
     StepwiseWarning (UserWarning)
@@ -51,9 +53,11 @@ __all__ = [
     "LeaseLostError",
     "NotRecordableError",
     "OutsideRunError",
+    "RunBusyError",
     "RunConflictError",
     "RunNotFoundError",
     "RunOwnedError",
+    "RunSkipped",
     "RunStopped",
     "RunWarning",
     "StepFailedError",
@@ -108,6 +112,20 @@ class RunConflictError(StepwiseError):
     run_id: str
     recorded: str
     given: str
+
+
+class RunBusyError(StepwiseError):
+    """Somebody else is executing this run. Wait for it with on_owned="wait", or use another id."""
+
+    run_id: str
+    owner: Any
+
+
+class RunSkipped(StepwiseError):  # noqa: N818 -- nothing is wrong: it was asked for
+    """Somebody else is executing this run, and on_owned="skip" leaves it to them."""
+
+    run_id: str
+    owner: Any
 
 
 class CodeChangedError(StepwiseError):
@@ -185,7 +203,7 @@ class JournalLostError(StoreError):
 
 
 class RunOwnedError(RunStopped):
-    """Somebody else is executing this run."""
+    """Somebody else is executing this child run, or the store refuses its lease."""
 
     owner: Any
 

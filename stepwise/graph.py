@@ -22,7 +22,8 @@ from stepwise._graph_checkpoints import (
 )
 from stepwise._graph_model import Edge, Graph, Memory, Node
 from stepwise._graph_result import ExecutionResult
-from stepwise._graph_run import Execution, session_for
+from stepwise._graph_run import Execution, check_session, session_for
+from stepwise._options import check_kind, check_takes, check_values
 from stepwise.errors import ConfigurationError, StepwiseError
 
 __all__ = [
@@ -54,6 +55,13 @@ class GraphExecutor:
     def __init__(
         self, runtime: Any = None, checkpoint_manager: CheckpointManager | None = None
     ) -> None:
+        if checkpoint_manager is not None:
+            check_kind(
+                "checkpoint_manager",
+                checkpoint_manager,
+                CheckpointManager,
+                "write CheckpointManager('disk:graphs', CheckpointConfig(...))",
+            )
         self.runtime = runtime
         self.checkpoint_manager = checkpoint_manager
 
@@ -80,9 +88,15 @@ class GraphExecutor:
 
         Raises:
             RunConflictError: the run of that id has another graph, goal or input.
-            RunOwnedError: it is being executed.
+            RunBusyError: it is being executed.
             StepInDoubtError: a tool with side effects may or may not have happened.
         """
+        check_kind("what is executed", graph, Graph, "write Graph([Node(...), ...], [Edge(...)])")
+        if input_data is not None:
+            check_kind("input_data", input_data, Mapping, "write {'name': value}")
+        if session_state is not None:
+            check_kind("session_state", session_state, Mapping, "write {'run_id': ...}")
+            check_session(session_state)
         call = Execution(
             graph=graph,
             goal=goal,
@@ -129,6 +143,12 @@ class FlexibleGraphExecutor(GraphExecutor):
         max_steps: int = 1000,
     ) -> None:
         super().__init__(runtime, checkpoint_manager)
+        for name, function in (("judge", judge), ("planner", planner)):
+            if function is not None:
+                check_takes(name, function, "memory")
+        check_values(
+            type(self).__name__, max_retries_per_step=max_retries_per_step, max_steps=max_steps
+        )
         self.judge = judge
         self.planner = planner
         self.max_retries_per_step = max_retries_per_step
@@ -151,6 +171,13 @@ class FlexibleGraphExecutor(GraphExecutor):
 
     def _compile(self, steps: tuple[Node, ...]) -> Graph:
         """The graph that does it: all that decides is in the memory, hence recorded."""
+        for step in steps:
+            check_kind("each step of a plan", step, Node, "write Node('name', function)")
+            if step.id in ("planner", "judge", "human"):
+                raise ConfigurationError(
+                    f"a step of a plan cannot be called {step.id!r}: that is a node of the "
+                    "executor's own. Give the step another id"
+                )
         edges = [Edge("judge", "planner", when=lambda memory: memory["verdict"] == "replan")]
         edges.append(Edge("judge", "human", when=lambda memory: memory["verdict"] == "escalate"))
         for step in steps:
@@ -237,6 +264,10 @@ class AgentRunner:
         goal: Any = "",
         runtime: Any = None,
     ) -> None:
+        check_kind("graph", graph, Graph, "write Graph([Node(...), ...], [Edge(...)])")
+        if checkpoint_config is not None:
+            way = "a CheckpointManager goes to GraphExecutor; here its storage and config are given"
+            check_kind("checkpoint_config", checkpoint_config, CheckpointConfig, way)
         manager = None
         if checkpoint_config is not None or storage is not None:
             where = storage if storage is not None else _config.store()
@@ -258,6 +289,7 @@ class AgentRunner:
         """
         session = None
         if run_id is not None:
+            check_values("run", run_id=run_id)
             session = {"run_id": run_id}
             if self.checkpoint_manager is not None and self.checkpoint_manager.config.enabled:
                 session = session_for(self.checkpoint_manager, run_id, self.goal, input_data)

@@ -79,7 +79,7 @@ class _Looks:
         with _as_usage():
             run = self._find(words[0] if words else ".")
             if command == "locals":
-                return run.locals()
+                return run._shown_locals()
             if command == "show":
                 return run
             if len(words) == 2:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import hypothesis
 import pytest
 
 import stepwise.stores
@@ -20,6 +21,20 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
 from store_tools import KINDS, ME
 from sweeping import SEED, WHOLE
+
+# What an example takes says more of the machine than of the code; our fixtures may be shared.
+hypothesis.settings.register_profile(
+    "stepwise",
+    deadline=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("stepwise")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background, as in CI
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else no program hears a Ctrl-C
 
 SECONDS = 900 if WHOLE else 60  # for a script of a test, at most: it is ended, were it to hang
 
@@ -34,12 +49,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """``$STEPWISE_HOME``, which no test shares with another, let alone with the user."""
-    folder = tmp_path / "home"
-    for name in ("STORE", "KEY", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
+def home(monkeypatch):
+    """``$STEPWISE_HOME``: our plugin gives each test its own; and no other setting is in force."""
+    folder = pathlib.Path(os.environ["STEPWISE_HOME"])
+    for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
         monkeypatch.delenv(f"STEPWISE_{name}", raising=False)
-    monkeypatch.setenv("STEPWISE_HOME", str(folder))
     monkeypatch.setenv("STEPWISE_QUIET", "1")
     monkeypatch.setattr(_config, "_settings", _config._Settings())
     vars(_process.memory).update(vars(_process.Memory()))  # other modules hold the object itself
@@ -65,6 +79,14 @@ def notebook(tmp_path, monkeypatch):
     made = Notebook(folder)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """A folder with what another version of Python needs to run this library."""
+    from pythons import copy_library
+
+    return copy_library(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture

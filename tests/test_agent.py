@@ -1,12 +1,16 @@
 """The classic objects: checkpoints that are saved and verified, a step loop that recovers."""
 
 import asyncio
+import copy
+import dataclasses
 import json
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepwise
-from stepwise import Checkpoint, CheckpointStore, RecoverableAgent, tool
+from stepwise import Checkpoint, CheckpointStore, RecoverableAgent, _classic, _codec, tool
 from stepwise.stores.memory import MemoryStore
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -107,6 +111,141 @@ def test_any_state_comes_back(value):
     assert store.validate(loaded)
 
 
+def test_a_fresh_checkpoint_is_valid(store):
+    """A checkpoint has a checksum and an id from the beginning, and what changes it is noticed."""
+    fresh = checkpoint(state={"n": [1]}, messages=MESSAGES)
+    assert len(fresh.checksum) == 64
+    assert fresh.checkpoint_id
+    assert store.validate(fresh)
+    fresh.state["n"].append(2)
+    assert not store.validate(fresh)
+
+
+def test_a_checkpoint_is_saved_as_it_is(store):
+    """A checkpoint that was changed, fresh or loaded, is saved and loaded as it is now."""
+    changed = checkpoint(state={"n": 1})
+    changed.state["n"] = 2
+    store.save(changed)
+    loaded = store.load_latest("run")
+    assert loaded.state == {"n": 2}
+    loaded.state["n"] = 3
+    store.save(loaded)
+    assert store.load_latest("run").state == {"n": 3}
+    assert store.validate(loaded)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda one: dataclasses.replace(one, timestamp="now"),
+        lambda one: Checkpoint(**vars(one)),
+        lambda one: Checkpoint(**dataclasses.asdict(one)),
+    ],
+    ids=["copy", "deepcopy", "replace", "vars", "asdict"],
+)
+def test_a_copy_of_a_checkpoint_is_saved_as_it_is(store, copied):
+    """A checkpoint made of another one, fresh or loaded, is saved as it is, not as that was."""
+    store.save(checkpoint(1, state={"n": 1}))
+    for one in (checkpoint(1, state={"n": 1}), store.load_latest("run")):
+        another = copied(one)
+        another.step_number, another.state = 2, {"n": 2}
+        store.save(another)
+        assert store.load_at_step("run", 2).state == {"n": 2}
+        store.delete("run")
+
+
+def test_a_checkpoint_survives_other_formats(store):
+    """A checkpoint that was kept as JSON or as a pickle is valid, and a change in it is noticed."""
+    one = checkpoint(1, state={"n": 1})
+    for back in (
+        Checkpoint(**json.loads(json.dumps(vars(one)))),
+        pickle.loads(pickle.dumps(one)),
+    ):
+        assert back == one
+        assert type(back.checksum) is str
+        assert store.validate(back)
+        back.state["n"] = 2
+        assert not store.validate(back)
+
+
+def test_a_checksum_that_does_not_fit_is_reported(store, told):
+    """A checkpoint with a wrong checksum of the caller is never loaded, which is said at once."""
+    store.save(checkpoint(1))
+    store.save(checkpoint(2, checksum="0" * 64))
+    assert "will not be loaded" in told()
+    assert store.load_latest("run").step_number == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((1, 2), [1, 2]), ({1: "a"}, {"1": "a"}), (1, True), (1, 1.0), (0.0, -0.0), ("", None)],
+    ids=repr,
+)
+def test_the_checksum_tells_types_apart(one, other):
+    """Values that JSON would write alike have different checksums."""
+    same = {"checkpoint_id": "id", "run_id": "run", "step_number": 1, "timestamp": "now"}
+    sums = [Checkpoint(**same, state={"value": value}).checksum for value in (one, other)]
+    assert sums[0] != sums[1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"role": "user", "content": f"word {n}", "n": n, "ok": n % 2 == 0} for n in range(200)],
+        {"text": "\u00e4\ud800" * 1000, "numbers": [n / 3 for n in range(200)]},
+        {"nested": [[{"a": (b"bytes", None, 2**80)}]] * 3},
+    ],
+    ids=["dicts", "texts", "nested"],
+)
+def test_the_checksum_of_plain_data_needs_no_digest(value, monkeypatch):
+    """The checksum of plain data comes from one pass in C, and identity of parts does not count."""
+    same = {"checkpoint_id": "id", "run_id": "run", "step_number": 1, "timestamp": "now"}
+    monkeypatch.setattr("stepwise._digest.digest", None)
+    monkeypatch.setattr("json.dumps", None)
+    fresh = Checkpoint(**same, state={"value": value})
+    copied = Checkpoint(**same, state={"value": pickle.loads(pickle.dumps(value))})
+    apart = Checkpoint(**same, state={"value": eval(repr(value))})
+    assert len(fresh.checksum) == 64
+    assert fresh.checksum == copied.checksum == apart.checksum
+
+
+def test_the_checksum_of_sets_and_cycles(store):
+    """A set has no order in a checksum; a cycle, deep nesting and objects have a checksum too."""
+    words = [f"word {n}" for n in range(50)]
+    backwards = words[::-1]
+    cycle: list = [1]
+    cycle.append(cycle)
+    deep: list = []
+    for _ in range(150):
+        deep = [deep]
+    state = {"set": set(words), "cycle": cycle, "deep": deep, "path": pathlib.PurePosixPath("/a")}
+    saved = checkpoint(state=state)
+    before = saved.compute_checksum()
+    saved.state["set"] = set(backwards)
+    assert saved.compute_checksum() == before
+    store.save(saved)
+    assert store.load_latest("run").state["set"] == set(words)
+
+
+def test_checkpoints_of_earlier_versions_are_loaded(store):
+    """A checkpoint whose checksum an earlier version computed is loaded, and is valid."""
+    old = checkpoint(3, state={"n": 1}, checksum="f" * 64)
+    encoded = _codec.encode(old._facts(), "a checkpoint")
+    header = {"step": 3, "id": old.checkpoint_id, "form": encoded.form, "run": None}
+    with _classic._Owned(store, "run") as owned:
+        owned.journal.put("agent/000000000003/000000000001", header, encoded.data, durable=True)
+    loaded = store.load_latest("run")
+    assert loaded.state == {"n": 1}
+    assert store.validate(loaded)
+
+
+def test_the_agent_names_its_store(store):
+    """The store of an agent is its attribute of that name."""
+    assert RecoverableAgent(print, store).store is store
+
+
 def test_the_newest_that_verifies(store):
     """The newest checkpoint that verifies is loaded; damaged ones are skipped, and listed so."""
     for step in (1, 2, 3):
@@ -139,7 +278,7 @@ def test_pruning_keeps_the_newest_that_verifies(store):
     assert store.prune("run", "latest_only") == 1
     assert [each.step_number for each in store.list("run")] == [4, 5]
     assert store.load_latest("run").step_number == 4
-    with pytest.raises(stepwise.ConfigurationError, match="keep is 1 or more"):
+    with pytest.raises(stepwise.ConfigurationError, match=r"keep=0 .* 1 or more"):
         store.prune("run", "prune_old", keep=0)
 
 
@@ -173,8 +312,6 @@ def test_threads_save_one_run(store):
 def test_what_cannot_be_saved(store):
     """A state that cannot be pickled is refused, and the error says which part."""
     with pytest.raises((stepwise.NotRecordableError, stepwise.DigestError), match="lock"):
-        import threading
-
         store.save(checkpoint(state={"lock": threading.Lock()}))
 
 
@@ -252,6 +389,28 @@ def test_an_agent_that_fails_once(store):
     assert done["messages"] == undisturbed["messages"]
 
 
+def test_tools_at_once_that_captured_the_context(store):
+    """Tools that are called at once may capture the context: their results are no change of it."""
+    called = []
+
+    async def agent_fn(ctx):
+        async def double(n):
+            await asyncio.sleep(0)
+            CALLS.append(n)
+            return ctx.step * n
+
+        await asyncio.gather(*(ctx.tool(double, n) for n in (1, 2, 3)))
+        called.append(ctx.step)
+        if called == [1, 2]:
+            raise ConnectionError("lost")
+        return "done" if ctx.step == 2 else None
+
+    done = run(RecoverableAgent(agent_fn, store))
+    assert called == [1, 2, 1, 2]
+    assert sorted(CALLS) == [1, 1, 2, 2, 3, 3]
+    assert sorted(done["tool_results"].values()) == [1, 2, 2, 3, 4, 6]
+
+
 def test_a_failure_before_the_first_checkpoint(store):
     """Without a checkpoint the agent begins again, and its tools are still answered."""
     agent_fn, steps = failing_agent(fail_in=2)
@@ -301,12 +460,85 @@ def test_a_completed_run(store):
     assert len(steps) == 6
 
 
+def test_a_state_that_cannot_be_kept_is_no_failure_to_recover_from(store):
+    """A state that cannot be kept stops the agent at its checkpoint, naming the part, and once."""
+    steps = []
+
+    def agent_fn(ctx):
+        steps.append(ctx.step)
+        ctx.state["lock"] = threading.Lock()
+
+    with pytest.raises(
+        stepwise.DigestError, match=r"state\['lock'\] of the checkpoint after step 3"
+    ):
+        run(RecoverableAgent(agent_fn, store))
+    assert steps == [1, 2, 3]
+
+
+def test_a_mistake_in_a_call_is_no_failure_to_recover_from(store):
+    """What is given to a tool and cannot be recorded, or cannot be called, is raised at once."""
+    steps = []
+
+    async def gives_a_lock(ctx):
+        steps.append(ctx.step)
+        await ctx.tool(look, threading.Lock())
+
+    async def calls_a_text(ctx):
+        steps.append(ctx.step)
+        await ctx.tool("look", 1)
+
+    with pytest.raises(stepwise.DigestError, match="lock"):
+        run(RecoverableAgent(gives_a_lock, store))
+    with pytest.raises(stepwise.ConfigurationError, match=r"write ctx\.tool\(search, 'word'\)"):
+        run(RecoverableAgent(calls_a_text, store), run_id="other")
+    assert steps == [1, 1]
+
+
 def test_another_task_under_the_same_id(store):
     """A run id belongs to one task; another one is refused, showing both."""
     agent = RecoverableAgent(failing_agent(times=0)[0], store)
     run(agent, "first")
-    with pytest.raises(stepwise.RunConflictError, match=r"(?s)first.*second"):
+    with pytest.raises(stepwise.RunConflictError, match=r"(?s)first.*second") as raised:
         run(agent, "second")
+    assert "@workflow" not in str(raised.value)
+
+
+class Asking:
+    """An agent function with a configuration, and state that its steps change."""
+
+    def __init__(self, model, worker=""):
+        self.model, self.worker, self.asked = model, worker, 0
+
+    def __call__(self, ctx):
+        self.asked += 1
+        return self.model
+
+
+def test_an_agent_function_that_holds_another_value(store):
+    """A run made for one model is refused to another by name, unless ``ignore`` leaves it out."""
+    assert run(RecoverableAgent(Asking("gpt"), store))["result"] == "gpt"
+    with pytest.raises(stepwise.RunConflictError, match=r"(?s)model of the agent.*ignore=.'model'"):
+        run(RecoverableAgent(Asking("claude"), store))
+    assert run(RecoverableAgent(Asking("claude"), store, ignore="model"))["result"] == "gpt"
+
+
+def test_what_an_agent_function_changes_of_itself(store):
+    """A counter that the steps change, a time or an ignored name keeps a run from nothing."""
+    agent, fails = Asking("gpt", "one"), [True]
+
+    def step(ctx):
+        agent(ctx)
+        if fails.pop():
+            raise ValueError
+        return "done"
+
+    with pytest.raises(ValueError):
+        run(RecoverableAgent(step, store, max_recoveries=0))
+    fails.append(False)
+    assert run(RecoverableAgent(step, store))["result"] == "done"
+    method = Asking("gpt").__call__
+    assert run(RecoverableAgent(method, store), run_id="another")["result"] == "gpt"
+    assert run(RecoverableAgent(method, store), run_id="another")["result"] == "gpt"
 
 
 def test_plain_functions_and_callable_objects(store):
@@ -407,6 +639,26 @@ def test_an_agent_beside_itself(store):
 
     assert run(RecoverableAgent(agent_fn, store))["result"] == "done"
     assert told == [True]
+
+
+class Channel:
+    def __init__(self, name):
+        self.name = name
+
+    @tool(side_effect=True)
+    def post(self, text):
+        return f"{self.name}: {text}"
+
+
+def test_the_tool_of_an_instance(store):
+    """``ctx.tool`` calls a decorated method on its instance."""
+
+    async def agent(ctx):
+        return await ctx.tool(Channel("slack").post, "hello")
+
+    done = asyncio.run(RecoverableAgent(agent, store).run_with_recovery("task", "run"))
+    assert done["result"] == "slack: hello"
+    assert done["tool_results"] == {"post": "slack: hello"}
 
 
 def test_options_that_cannot_be(store):

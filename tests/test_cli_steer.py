@@ -297,13 +297,38 @@ def test_doctor(home):
     assert not home.exists()
     agent("tides")
     told = json.loads(process("doctor", "--json").stdout)
-    assert {each["what"] for each in told} >= {"stepwise", "SQLite", "store", "key", "runs"}
+    assert {each["what"] for each in told} >= {
+        "stepwise",
+        "SQLite",
+        "store",
+        "key",
+        "runs",
+        "locks",
+    }
     assert {each["state"] for each in told} <= {"ok", "warning"}
     (home / "key").unlink()
     done = process("doctor")
     assert done.returncode == 1
     assert "is gone" in done.stdout
     assert not (home / "key").exists()
+
+
+def test_doctor_of_a_key_that_others_can_write(home):
+    """A key that somebody else could have written is a problem, and is left as it is."""
+    agent("tides")
+    (home / "key").chmod(0o602)
+    done = process("doctor")
+    assert done.returncode == 1
+    assert "others may write to it (602)" in done.stdout
+    assert (home / "key").stat().st_mode & 0o777 == 0o602
+
+
+def test_doctor_tells_which_locks_there_are(home, monkeypatch):
+    """Where locks are dropped by reading the store's files, ``doctor`` warns."""
+    agent("tides")
+    monkeypatch.setattr("stepwise.cli.doctor.has_ofd", lambda: False)
+    told = json.loads(run("doctor", "--json").stdout)
+    assert {each["what"]: each["state"] for each in told}["locks"] == "warning"
 
 
 @pytest.mark.parametrize("url", ["sqlite:{home}/other", "disk:~/runs"])

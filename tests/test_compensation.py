@@ -1,5 +1,6 @@
 """Undoing the side effects of a run, the newest first, whatever dies in between."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -8,8 +9,13 @@ import sys
 
 import pytest
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+
+from outside import Log, Outside
+
 import stepwise
 from stepwise import CompletedCall, DidNotHappen, Landed, step, tool, workflow
+from stepwise.graph import CheckpointManager, Edge, Graph, GraphExecutor, Node
 from stepwise.testing import fresh_store
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "order.py"
@@ -21,7 +27,7 @@ def store():
         yield opened
 
 
-class World:
+class World(Outside):
     """What is booked and charged, and what was done to it."""
 
     def __init__(self):
@@ -95,7 +101,7 @@ def test_what_was_undone_is_done_anew(world):
 
 def test_what_is_done_anew_is_another_act():
     """Each time it is made anew it has other keys, so that nobody outside drops it as known."""
-    keys = []
+    keys = Log()
 
     def undo(call):
         keys.append(call.compensation_key)
@@ -119,7 +125,7 @@ def test_what_is_done_anew_is_another_act():
 
 def test_what_is_done_anew_after_a_crash_is_another_act_too():
     """Interrupted while it does them anew, a run gives the rest keys of their own as well."""
-    given, mood = [], ["fails", "is interrupted", "works"]
+    given, mood = Log(), Log(["fails", "is interrupted", "works"])
 
     @tool(side_effect=True, compensate=lambda call: None)
     def book(item):
@@ -145,7 +151,7 @@ def test_what_is_done_anew_after_a_crash_is_another_act_too():
 @pytest.mark.parametrize("in_doubt", ["settled by hand", "asked"])
 def test_a_repeated_act_that_is_in_doubt_keeps_its_key(in_doubt):
     """What was made anew and is in doubt is asked about by the key that it was given."""
-    given, asked, mood = [], [], ["fails", "dies", "works"]
+    given, asked, mood = Log(), Log(), Log(["fails", "dies", "works"])
 
     def ask(call):
         asked.append(call.idempotency_key)
@@ -264,6 +270,160 @@ def test_child_runs_and_steps_are_undone_in_their_place(world):
     assert undone == [f"undo {each}" for each in reversed(made)]
     assert order() == result
     assert world.done[10:] == made
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_undone_child_run_is_made_anew(world, depth):
+    """A child run that was undone is made anew, though its caller's checkpoint lies behind it."""
+    book, failing = world.tool("book"), [True]
+
+    @step
+    def look(item):
+        world.done.append(f"look {item}")
+
+    @workflow
+    def inner():
+        return book("bike")
+
+    @workflow
+    def around():
+        return inner()
+
+    @workflow
+    def order():
+        look("one")
+        booked = inner() if depth == 1 else around()
+        look("two")
+        if failing:
+            raise ValueError(failing.pop())
+        return booked
+
+    order = order.options(run_id="one")
+    with pytest.raises(ValueError, match="True"):
+        order()
+    assert stepwise.get_run("one").compensate() == 1
+    assert order() == "book-bike"
+    assert world.done == ["look one", "book bike", "look two", "undo book bike", "book bike"]
+    assert stepwise.get_run("one").status == "completed"
+
+
+def test_a_child_run_without_anything_to_undo_keeps_its_caller_as_it_was(world):
+    """Undoing a run of which nothing can be undone leaves it completed."""
+    sent = []
+
+    @tool(side_effect=True)
+    def send(item):
+        sent.append(item)
+
+    @workflow
+    def child():
+        send("mail")
+
+    @workflow
+    def around():
+        child()
+
+    @workflow
+    def order():
+        around()
+        return 1
+
+    run = order.execute()
+    assert run.compensate() == 0
+    assert stepwise.get_run(run.id).status == "completed"
+    assert sent == ["mail"]
+
+
+def test_a_step_of_an_agent_that_was_undone_is_made_anew(world):
+    """RecoverableAgent resumes before the step of which the tool was undone."""
+    book, failing = world.tool("book"), [True]
+
+    async def trip(context):
+        if context.step == 1:
+            context.state["booked"] = book("bike")
+        elif context.step == 3:
+            if failing:
+                raise ValueError(failing.pop())
+            return context.state["booked"]
+        return None
+
+    def attempt():
+        store = stepwise.CheckpointStore(stepwise._config.store())
+        agent = stepwise.RecoverableAgent(trip, store, checkpoint_every_n=1, max_recoveries=0)
+        return asyncio.run(agent.run_with_recovery("a trip", "trip"))["result"]
+
+    with pytest.raises(ValueError, match="True"):
+        attempt()
+    assert stepwise.get_run("trip").compensate() == 1
+    assert attempt() == "book-bike"
+    assert world.done == ["book bike", "undo book bike", "book bike"]
+
+
+def test_a_node_of_a_graph_that_was_undone_is_made_anew(world, tmp_path):
+    """A graph resumes before the node of which the tool was undone."""
+    book, failing = world.tool("book"), [True]
+
+    def pack(memory):
+        if failing:
+            raise ValueError(failing.pop())
+        return "packed"
+
+    nodes = [
+        Node("book", lambda memory: book("bike")),
+        Node("look", lambda memory: "looked"),
+        Node("pack", pack),
+    ]
+    edges = [Edge("book", "look"), Edge("look", "pack")]
+    manager = CheckpointManager(f"disk:{tmp_path / 'store'}")
+
+    def attempt():
+        executor = GraphExecutor(None, manager)
+        return asyncio.run(executor.execute(Graph(nodes, edges), "goal", None, None))
+
+    failed = attempt()
+    assert not failed.success
+    with fresh_store(tmp_path / "store"):
+        assert stepwise.get_run(failed.run_id).compensate() == 1
+    assert attempt().success
+    assert world.done == ["book bike", "undo book bike", "book bike"]
+
+
+def test_steps_around_steps_around_what_was_undone_run_again(world):
+    """However deep in steps a tool was called that is undone: it is made anew."""
+    book = world.tool("book")
+
+    @step
+    def inner(item):
+        return book(item)
+
+    @step
+    def outer(item):
+        return inner(item)
+
+    @workflow
+    def order():
+        return outer("bike")
+
+    order = order.options(run_id="one")
+    assert order.execute().compensate() == 1
+    assert order() == "book-bike"
+    assert world.done == ["book bike", "undo book bike", "book bike"]
+
+
+def test_what_ended_last_is_undone_first(world):
+    """A tool that called another one ended after it, and is undone before it."""
+    book = world.tool("book")
+
+    @tool(side_effect=True, compensate=world.undo)
+    def ship(item):
+        return book(item)
+
+    @workflow
+    def order():
+        return ship("bike")
+
+    assert order.execute().compensate() == 2
+    assert world.done == ["book bike", "undo ship bike", "undo book bike"]
 
 
 def test_a_side_effect_around_what_was_undone_is_not_repeated(world):
@@ -524,3 +684,65 @@ def test_killed_while_undoing(tmp_path, place, answer):
     assert [each for each in log if each.startswith("undo") and each != name] == expected
     assert log.count(name) == times
     assert [each for each in log if not each.startswith("undo")] == made * 2
+
+
+DIES_BETWEEN = """
+import os, signal, sys
+import stepwise
+from stepwise import _compensation, step, tool, workflow
+
+def undo(call):
+    print("undo")
+
+@tool(side_effect=True, compensate=undo)
+def book():
+    print("book")
+    return "booked"
+
+@step
+def look():
+    pass
+
+@workflow
+def child():
+    return book()
+
+@workflow
+def order():
+    booked = child()
+    look()
+    if sys.argv[1] == "fail":
+        raise ValueError("no")
+    return booked
+
+if sys.argv[1] == "undo":
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+    _compensation._undoing = lambda e, call, r, real=_compensation._undoing: (
+        die() if call.child else real(e, call, r)
+    )
+    stepwise.get_run("one").compensate()
+else:
+    try:
+        print(order.options(run_id="one")())
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_killed_between_a_child_run_and_its_caller(tmp_path):
+    """Killed when the child run is undone and its caller does not know it, it is made anew."""
+    program = tmp_path / "program.py"
+    program.write_text(DIES_BETWEEN, encoding="utf-8")
+    told = []
+    for what in ("fail", "undo", "again"):
+        done = subprocess.run(
+            [sys.executable, "-u", program, what],
+            env={**os.environ, "STEPWISE_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        told.append((done.returncode, done.stdout.split()))
+    assert told == [(0, ["book", "no"]), (-9, ["undo"]), (0, ["book", "booked"])]

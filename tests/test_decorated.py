@@ -872,13 +872,14 @@ class Agent:
         return 2
 
 assert think(1) == asyncio.run(send(1)) == Agent().ask() == 1
-flow.run_id_for(1), flow.options(run_id="x"), Agent().run.run_id_for(), repr(flow)
+flow.options(run_id="x"), repr(flow)
 stepwise.configure(store="disk:" + os.environ["STEPWISE_HOME"] + "/other")
 assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 assert (sys.excepthook, threading.excepthook, sys.unraisablehook) == hooks
 assert threading.Thread.start is start
 assert threading.active_count() == 1
 assert not {"diskcache", "cloudpickle", "sqlite3", "tenacity", "numpy"} & sys.modules.keys()
+flow.run_id_for(1), Agent().run.run_id_for()  # asks the store, if there is one
 print("done")
 """
 

@@ -11,14 +11,14 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from killed import Killed, chunk_little, forget_process, played_to_the_end
+from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
 
 import stepwise
 from stepwise import _frames, _references, _trees, step, workflow
 from stepwise._checkpoint_list import checkpoints_of
-from stepwise._chunks import Needs
+from stepwise._chunks import Needs, Vault, digest_of
 from stepwise._known import KnownValues
 from stepwise.stores import Batch, Owner, open_store
 
@@ -163,9 +163,13 @@ def play(program, given):
             change(operation, at, how, messages, others)
         if operation == "inside":
             given.extend(messages[:at])
-        ticked = tick(number)
         expected[number] = described([messages, others, last, given])
+        ticked = tick(number)
     return ticked
+
+
+TICKS = line_of(play, "expected[number] =")
+"""The statement after which a checkpoint holds what is expected of it."""
 
 
 @pytest.fixture
@@ -179,8 +183,6 @@ def small(monkeypatch):
 
 @settings(
     max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it sets constants
 )
 @given(program=st.lists(operations, max_size=40), kills=st.sets(st.integers(0, 40), max_size=3))
 @example(program=[("think", 0, "order")] * 12 + [("change", 1, "order")], kills={8})
@@ -195,9 +197,9 @@ def test_any_checkpoint_gives_back_what_the_variables_were(small, program, kills
     for checkpoint in run.checkpoints:
         assert checkpoint.verified
         values = run.locals(at=checkpoint.step)
-        if values.get("ticked") is not None and values["ticked"] == values["number"]:
+        if checkpoint.position == TICKS:
             here = [values[name] for name in ("messages", "others", "last", "given")]
-            assert described(here) == expected[values["ticked"]]
+            assert described(here) == expected[values["number"]]
             found += 1
     assert found == len(program)
 
@@ -223,9 +225,9 @@ def test_every_change_is_seen(small, how, at):
     assert objects(run, "chunk/")
     for checkpoint in run.checkpoints:
         values = run.locals(at=checkpoint.step)
-        if values.get("ticked") == values["number"]:
+        if checkpoint.position == TICKS:
             here = [values[name] for name in ("messages", "others", "last", "given")]
-            assert described(here) == expected[values["ticked"]]
+            assert described(here) == expected[values["number"]]
 
 
 def test_a_change_that_is_not_seen_would_be_found(small, monkeypatch):
@@ -405,7 +407,7 @@ def test_what_a_large_dict_gets_is_written_once():
     """Long lists that are put into a large dict, under no name of their own, are in chunks."""
     run = collect.options(store="memory:").execute(100)
     assert max(checkpoint.size for checkpoint in run.checkpoints) < 100_000
-    chosen = {n: [each for each in made_from(n) if each["at"] % 5] for n in range(99)}
+    chosen = {n: [each for each in made_from(n) if each["at"] % 5] for n in range(100)}
     assert sum(len(each["text"]) for rows in chosen.values() for each in rows) > 500_000
     assert run.locals(at=100)["chosen"] == chosen
 
@@ -413,8 +415,9 @@ def test_what_a_large_dict_gets_is_written_once():
 @workflow(**ALL)
 def send_batches(count):
     for number in range(count):
-        batch = made_from(number)
+        batch = [{"number": number, "at": at, "text": f"{number}" * 20} for at in range(100)]
         measure(batch)
+    del batch
 
 
 @step
@@ -521,6 +524,16 @@ def test_a_damaged_chunk_invalidates_what_needs_it(small, how):
     assert again.verify().ok
 
 
+def test_a_chunk_of_another_time_is_not_the_one_that_is_meant(small):
+    """Chunks that verify, under the right numbers, are refused if they are others than those."""
+    run = played(GROWN)
+    vault = Vault(run.store, run._seal, run.id)
+    needs = vault.needs(objects(run, "checkpoint/")[-1])
+    assert needs.all_chunks
+    assert vault.holds(needs)
+    assert not vault.holds(needs._replace(links=digest_of([b"another"])))
+
+
 # -- real crashes --------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -601,9 +614,8 @@ def test_a_fork_has_chunks_of_its_own():
     assert [each["n"] for each in again.locals()["messages"]] == list(range(200))
 
 
-def test_a_pruned_journal_keeps_what_checkpoints_need(monkeypatch):
+def test_a_pruned_journal_keeps_what_checkpoints_need():
     """With ``prune_journal`` the conversation is in the checkpoints, and the records are gone."""
-    monkeypatch.setattr(_frames, "_COST", 1e9)  # a busy machine is not what is told of
     run = converse.options(prune_journal=True).execute(700)
     assert len(run.steps) < 600
     assert [each["n"] for each in run.locals()["messages"]] == list(range(700))

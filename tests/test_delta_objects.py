@@ -17,12 +17,12 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from killed import Killed, chunk_little, forget_process, played_to_the_end
+from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
 
 import stepwise
-from stepwise import _digest, _frames, _grown, _references, _trees, step, workflow
+from stepwise import _digest, _grown, _references, _trees, step, workflow
 from stepwise.stores import open_store
 
 try:
@@ -92,7 +92,7 @@ class OwnState:
         return self.given
 
     def __getstate__(self):
-        return {"held": self.__dict__, "given": self.given, "private": dict(self.private)}
+        return {"held": self.__dict__, "given": self.given, "private": copy.copy(self.private)}
 
     def __setstate__(self, state):
         object.__setattr__(self, "__dict__", state["held"])
@@ -316,9 +316,13 @@ def play(program, given):
             change(operation, at, how, kind, messages, others)
         if operation == "hand":
             given.extend(messages[:at])
-        ticked = tick(number)
         expected[number] = described([messages, others, last, given])
+        ticked = tick(number)
     return ticked
+
+
+TICKS = line_of(play, "expected[number] =")
+"""The statement after which a checkpoint holds what is expected of it."""
 
 
 @pytest.fixture
@@ -343,17 +347,15 @@ def check(run, program):
     for checkpoint in run.checkpoints:
         assert checkpoint.verified
         values = run.locals(at=checkpoint.step)
-        if values.get("ticked") is not None and values["ticked"] == values["number"]:
+        if checkpoint.position == TICKS:
             here = [values[name] for name in ("messages", "others", "last", "given")]
-            assert described(here) == expected[values["ticked"]]
+            assert described(here) == expected[values["number"]]
             found += 1
     assert found == len(program)
 
 
 @settings(
     max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it sets constants
 )
 @given(program=st.lists(operations, max_size=40), kills=st.sets(st.integers(0, 40), max_size=3))
 @example(program=[("think", 0, "set", k) for k in range(len(KINDS))] * 3, kills={5, 8})
@@ -390,12 +392,6 @@ def test_a_change_that_is_not_seen_would_be_found(small, monkeypatch):
 LARGE = 2048
 
 
-@pytest.fixture
-def busy(monkeypatch):
-    """A busy machine is not what is told of."""
-    monkeypatch.setattr(_frames, "_COST", 1e9)
-
-
 @workflow
 def converse(count, kind):
     messages = []
@@ -423,7 +419,7 @@ def sizes(run, prefix):
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=[kind.__name__ for kind in KINDS])
-def test_results_are_not_written_again(busy, kind):
+def test_results_are_not_written_again(kind):
     """Checkpoints refer to typed messages that steps returned: the journal has them."""
     run = converse.options(store="memory:").execute(500, kind)
     assert run.checkpoints[-1].size < 3000
@@ -432,7 +428,7 @@ def test_results_are_not_written_again(busy, kind):
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=[kind.__name__ for kind in KINDS])
-def test_what_a_list_grew_by_is_written_a_few_times(busy, kind):
+def test_what_a_list_grew_by_is_written_a_few_times(kind):
     """Typed messages that no step returned are written a few times, however many there are."""
     run = listen.options(store="memory:").execute(300, kind)
     assert max(each.size for each in run.checkpoints) <= _references.HEAVY
@@ -463,7 +459,9 @@ def test_what_is_not_understood_is_written_as_ever():
     assert sizes(run, "chunk/") == []
     heard = run.locals()["heard"]
     assert [each.content[0] for each in heard[::2]] == list(range(40))
-    assert [each.number for each in heard[1::2]] == list(range(39))
+    # The last checkpoint is before or after the last item, as its cost allows.
+    assert [each.number for each in heard[1::2]] == list(range(len(heard) // 2))
+    assert len(heard) >= 79
 
 
 class Connection:
@@ -509,7 +507,7 @@ def chain(count):
     return [each.more["parent"] for each in messages[1:]] == messages[:-1] and len(messages)
 
 
-def test_messages_that_know_the_one_before_them(busy):
+def test_messages_that_know_the_one_before_them():
     """A long chain of objects, each of which refers to the one before, is restored."""
     dying.add(799)
     with pytest.raises(Killed):
@@ -545,7 +543,7 @@ digestible = st.tuples(st.sampled_from(["append", "change", "change"]), st.integ
                        st.sampled_from(sorted(CHANGES)), KIND)  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(operations=st.lists(digestible, max_size=12), kind=KIND)
 def test_the_digest_is_the_same(operations, kind):
     """Whatever was done to a list of objects between two digests, the second is as without one."""
@@ -589,9 +587,11 @@ def test_only_what_is_new_is_digested(monkeypatch, kind):
     for _ in "12":  # what classes make of themselves at first use has changed them
         _digest.digest(messages)
     digested = []
-    right = _digest._Encoder.joined
+    right = _digest.Encoder.joined
     monkeypatch.setattr(
-        _digest._Encoder, "joined", lambda self, new: (digested.extend(new), right(self, new))[1]
+        _digest.Encoder,
+        "joined",
+        lambda self, new, *how: (digested.extend(new), right(self, new, *how))[1],
     )
     messages += [message(KINDS[kind], 1)]
     assert _digest.digest(messages) == plainly(messages)
@@ -702,7 +702,7 @@ def test_looked_at_without_its_classes(tmp_path):
     assert start(script, 90).returncode == -9
     run = stepwise.runs()[0]
     values = run.locals()
-    assert len(values["heard"]) == 3 * 89
+    assert len(values["heard"]) == 3 * 90
     assert values["heard"][4 * 3].content == "4" * 700
     assert "Message role=" in repr(values["heard"][0])
     assert values["kept"] is values["heard"][2]

@@ -10,6 +10,7 @@ import decimal
 import enum
 import fractions
 import functools
+import io
 import itertools
 import math
 import operator
@@ -250,6 +251,16 @@ def test_copies(value):
     assert digest(copy.deepcopy(value)) == digest(value)
 
 
+def test_buffers_that_were_looked_at():
+    """That somebody has asked a buffer for its attributes makes no difference to its digest."""
+    for make in (lambda: io.StringIO("text"), lambda: io.BytesIO(b"text")):
+        looked, other = make(), make()
+        assert vars(looked) == {}
+        assert digest(looked) == digest(other)
+        other.name = "a"
+        assert digest(looked) != digest(other)
+
+
 def test_interning():
     """Whether a string is interned makes no difference, alone, as a key, or twice in one list."""
     interned = sys.intern("stepwise-digest")
@@ -485,6 +496,19 @@ def test_one_character_of_ten_million():
 def test_composite_flags():
     """A composite flag is not taken for a member whose name looks like its encoding."""
     assert digest(Permission.READ | Permission.WRITE) != digest(Permission.i3)
+
+
+def test_enums_of_one_name():
+    """Members of one name, of enums of one name in two modules, are not equal."""
+    one, other = (enum.Enum("Colour", ["RED"], module=name) for name in ("paint", "light"))
+    assert digest(one.RED) != digest(other.RED)
+
+
+def test_views_of_one_memory():
+    """Views of the same bytes in two shapes are not equal."""
+    numbers = memoryview(bytes(range(6)))
+    shapes = [numbers, numbers.cast("B", (2, 3)), numbers.cast("B", (3, 2))]
+    assert len({digest(view) for view in shapes}) == 3
 
 
 def test_complex_nan():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepwise
@@ -73,8 +73,6 @@ OPERATIONS = [append, change, change_type, change_inside, put_equal, delete, tur
 
 @settings(
     max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it clears what is known
 )
 @given(
     length=st.sampled_from([2, 63, 64, 65, 130]),
@@ -96,9 +94,11 @@ def test_only_what_is_new_is_encoded(monkeypatch):
     messages = [message(n) for n in range(500)]
     _digest.digest(messages)
     encoded = []
-    right = _digest._Encoder.joined
+    right = _digest.Encoder.joined
     monkeypatch.setattr(
-        _digest._Encoder, "joined", lambda self, new: (encoded.extend(new), right(self, new))[1]
+        _digest.Encoder,
+        "joined",
+        lambda self, new, *how: (encoded.extend(new), right(self, new, *how))[1],
     )
     messages += [message(1), message(2)]
     assert _digest.digest(messages) == plainly(messages)

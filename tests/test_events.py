@@ -129,7 +129,7 @@ def test_coroutines_and_child_runs(heard):
 
 
 def test_interrupted(heard):
-    """A run that Ctrl-C ends has stopped."""
+    """A run that Ctrl-C ends was interrupted; the event says by what."""
 
     @workflow
     def impatient():
@@ -138,7 +138,7 @@ def test_interrupted(heard):
 
     with pytest.raises(KeyboardInterrupt):
         impatient()
-    assert kinds(heard)[-1] == "run_stopped"
+    assert (heard[-1].kind, heard[-1].detail) == ("run_interrupted", "Ctrl-C")
 
 
 def test_a_hook_that_raises(heard, capfd, monkeypatch):

@@ -76,6 +76,85 @@ def test_a_failure_that_ended_the_run_is_tried_again(log, once):
     assert log == ["first", "second", "first"]
 
 
+def test_a_failure_that_was_handled_before_another_ended_the_run(log, once):
+    """A failure that has nothing to do with what ended the run is its outcome, and stays it."""
+
+    @step
+    def fetch():
+        return once("fetch", ValueError("no"))
+
+    def page():
+        try:
+            return fetch()
+        except ValueError:
+            pass
+        if log.count("ended") == 0:
+            log.append("ended")
+            raise OSError
+        return "without"
+
+    @workflow
+    def agent():
+        return page()
+
+    with pytest.raises(OSError):
+        agent()
+    assert agent() == "without"
+    assert log == ["fetch", "ended"]
+
+
+def raised_from(how, error):
+    """Raise another error that belongs to ``error`` in one way or another."""
+    other = KeyError("other")
+    if how == "its cause":
+        raise RuntimeError from error
+    if how == "its context":
+        try:
+            raise error
+        except ValueError:
+            raise RuntimeError  # noqa: B904
+    if how == "its cause, with another context":
+        try:
+            raise other
+        except KeyError:
+            raise RuntimeError from error
+    try:
+        raise error
+    except ValueError:
+        raise RuntimeError from other
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "its cause",
+        "its context",
+        "its cause, with another context",
+        "its context, with another cause",
+    ],
+)
+def test_what_an_error_was_raised_from_is_tried_again(log, once, how):
+    """The step whose error is the cause or the context of what ended the run has another try."""
+
+    @step
+    def fetch():
+        return once("fetch", ValueError("1"))
+
+    @workflow
+    def agent():
+        error = None
+        try:
+            return fetch()
+        except ValueError as caught:
+            error = caught
+        return raised_from(how, error)
+
+    with pytest.raises(RuntimeError):
+        agent()
+    assert agent() == "fetch"
+    assert log == ["fetch", "fetch"]
+
+
 def test_cleanup_after_a_failure_is_done_again_with_it(log, once):
     """Steps in ``finally`` run at the failure, and again at the end of the next attempt."""
 

@@ -97,7 +97,7 @@ def test_the_source_stays_as_it_was():
     before = run.steps, run.result, run.updated_at
     execute(run.fork(at=1))
     assert (run.steps, run.result, run.updated_at) == before
-    assert agent.run_id_for("tides") == run.id
+    assert agent.run_id_for("tides") == f"{run.id}-2"
 
 
 def test_other_variables():
@@ -236,6 +236,24 @@ def raise_on(topic):
         raise ValueError(topic)
 
 
+def test_behind_a_handled_failure():
+    """Forked at a step whose failure was handled, a run goes on behind the handler."""
+
+    @workflow(retention="all")
+    def careful(topic):
+        try:
+            note = raise_on(topic)
+        except ValueError:
+            note = "none"
+        return think(note)
+
+    run = careful.execute("winds")
+    calls.clear()
+    fork = run.fork(at=1, locals={"note": "merry"})
+    assert careful.options(run_id=fork.id)("winds") == "about merry"
+    assert calls == [("think", "merry")]
+
+
 def test_from_every_step():
     """From whatever step a run is forked, its fork ends like it, and makes the calls after that."""
     topics = ["tides", "winds", "currents"]
@@ -320,6 +338,32 @@ def test_what_is_shared_is_not_undone():
     trip.options(run_id=fork.id)("tides")
     assert fork.compensate() == 1
     assert undone == ["tides 2"]
+
+
+def test_what_a_shared_child_did_is_not_undone():
+    """A fork that is compensated undoes its own child runs, and none that it shares."""
+    undone = []
+
+    @tool(side_effect=True, compensate=lambda call: undone.append(call.arguments["text"]))
+    def book(text):
+        return text
+
+    @workflow
+    def leg(text):
+        return book(text)
+
+    @workflow(retention="all")
+    def trip(topic):
+        leg(f"{topic} 1")
+        leg(f"{topic} 2")
+
+    run = trip.execute("tides")
+    fork = run.fork(at=1)
+    trip.options(run_id=fork.id)("tides")
+    assert fork.compensate() == 1
+    assert undone == ["tides 2"]
+    assert run.compensate() == 2
+    assert undone == ["tides 2", "tides 2", "tides 1"]
 
 
 @tool(side_effect=True)

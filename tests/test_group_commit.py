@@ -24,11 +24,15 @@ from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 from stepwise.stores.sqlite import SqliteStore
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+from harness import python_path
+from outside import Log, Outside
+
 SEAL = Seal((b"k" * 32,))
 OWNER = Owner(os.getpid(), "here", 0.0)
 
 
-class Watched:
+class Watched(Outside):
     """A store that tells of its writes: ``held`` keeps the first with records until it is set."""
 
     def __init__(self, store):
@@ -90,10 +94,10 @@ def together(store, journal, count, append):
     threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
     threads[0].start()
     assert store.began.wait(30)  # the first writes for itself alone
-    for thread in threads[1:]:
+    for waiting, thread in enumerate(threads[1:], 2):
         thread.start()
-    while len(journal._group._waiting) < count:
-        threading.Event().wait(0.001)
+        while len(journal._group._waiting) < waiting:  # so they wait in the order of their numbers
+            threading.Event().wait(0.001)
     store.held.set()
     for thread in threads:
         thread.join()
@@ -114,6 +118,21 @@ def test_threads_share_a_write(store):
         number: b"%d" % n for n, (number,) in got.items()
     }
     assert [entry.number for entry in loaded] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("lasting", [1, 2, 3])
+def test_one_that_must_last_makes_what_it_shares_last(store, lasting):
+    """A transaction is durable, and marked, if any one of those who share it relies on that."""
+    journal = begin(store)
+    together(
+        store,
+        journal,
+        4,
+        lambda n: journal.append((outcome(n), b""), durable=n == lasting),
+    )
+    (batch,) = [batch for batch in store.batches if len(batch.records) == 3]
+    assert batch.durable
+    assert batch.mark
 
 
 @step
@@ -202,7 +221,7 @@ def test_flushes_are_shared(tmp_path):
     calls = ["-e", "trace=fsync,fdatasync", "-o", str(trace)]
     subprocess.run(
         ["strace", "-f", *calls, sys.executable, str(program), tmp_path / "store"],
-        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": python_path(pathlib.Path(__file__).parent)},
         check=True,
         timeout=120,
     )
@@ -229,7 +248,7 @@ def crowd():
 
 def test_few_branches_are_written_at_once(store):
     """What one of a few branches has done is on record before any code of another one runs."""
-    seen = []
+    seen = Log()
 
     @step(name="work")
     async def work(n):
@@ -254,11 +273,11 @@ def test_many_concurrent_steps_cost_each_no_more(store, monkeypatch):
         counted.append(all_tasks())
         return counted[-1]
 
-    begun, every = set(), asyncio.Event()
+    begun, every = Log(), asyncio.Event()
 
     @step(name="together")
     async def together(n):
-        begun.add(n)
+        begun.append(n)
         if len(begun) == 100:
             every.set()
         await every.wait()
@@ -443,7 +462,7 @@ def test_one_that_cannot_be_sealed_is_alone(store):
 
 def test_a_run_whose_store_fails_stops_and_goes_on_later(store):
     """Tasks whose records cannot be written stop the run; the next call goes on, nothing twice."""
-    did = []
+    did = Log()
 
     @step(name="did")
     async def act(n):
@@ -467,6 +486,23 @@ def test_a_run_whose_store_fails_stops_and_goes_on_later(store):
     assert asyncio.run(run()) == 45
     assert sorted(did) == sorted([*range(10), *range(10)])
     assert stepwise.get_run("run", store=store).status == "completed"
+
+
+def test_nobody_waits_for_a_write_that_failed_in_another_thread():
+    """Tasks whose shares a thread could not write are told of the error, whatever its class."""
+
+    def write(shares):
+        raise LookupError("no such page")
+
+    async def main():
+        group, shares = Group("here"), []
+        for _ in range(3):
+            shares.append(Share(asyncio.get_running_loop().create_future()))
+            group.submit(shares[-1], write)
+        await asyncio.wait_for(asyncio.gather(*(share.future for share in shares)), 60)
+        return [type(share.error) for share in shares]
+
+    assert asyncio.run(main()) == [LookupError] * 3
 
 
 def test_a_write_in_a_write_is_refused(store):
@@ -521,7 +557,7 @@ def test_cancelled_in_a_write(store, record, happened):
 
     Neither is in doubt: the next call of the run makes the call once, or answers it.
     """
-    did = []
+    did = Log()
 
     @tool(side_effect=True, name="did")
     async def act():

@@ -1,4 +1,4 @@
-"""``stepwise.integrations.hive.CheckpointStore`` beside (a stand-in of) hive's own store."""
+"""``stepwise.integrations.hive.HiveCheckpointStore`` beside (a stand-in of) hive's own store."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from sweeping import some
 
 import stepwise
 from stepwise.errors import ConfigurationError, CorruptStoreError
-from stepwise.integrations.hive import CheckpointStore
+from stepwise.integrations.hive import HiveCheckpointStore as CheckpointStore
 
 HERE = pathlib.Path(__file__).parent
 ODD_IDS = [
@@ -188,11 +188,11 @@ def test_the_default_folder(tmp_path, monkeypatch):
 
 
 def test_wrong_use(tmp_path, monkeypatch):
-    """An unknown ``on_corrupt`` is refused; without hive, the error says where to get it."""
+    """An unknown ``on_corrupt`` is refused, and another version of hive with what is supported."""
     with pytest.raises(ConfigurationError, match="'none', 'raise' or 'fallback'"):
         CheckpointStore(tmp_path, on_corrupt="ignore")
     monkeypatch.setitem(sys.modules, "framework.schemas.checkpoint", None)
-    with pytest.raises(ConfigurationError, match=r"github\.com/adenhq/hive"):
+    with pytest.raises(ConfigurationError, match=r"another version of hive.*v0\.5\.1 to v0\.8\.0"):
         CheckpointStore(tmp_path)
 
 
@@ -262,25 +262,26 @@ def test_every_flipped_bit(store, tmp_path):
     """A flipped bit anywhere in a checkpoint is detected, and the one before it can be had."""
     path = store.checkpoints_dir / "three.json"
     intact = path.read_bytes()
-    fallback = CheckpointStore(tmp_path, on_corrupt="fallback")
+    strict = CheckpointStore(tmp_path, on_corrupt="none")
     for bit in some(range(len(intact) * 8), 1000, "hive checkpoint"):
         data = bytearray(intact)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         assert store._verify("three") == "damaged", (bit, bytes(data))
-        assert store._load("three") is None
+        assert strict._load("three") is None
         if bit % 8 == 0:
-            assert fallback._load(None) == made("two", day=11)
+            assert store._load(None) == made("two", day=11)
 
 
-def test_every_flipped_bit_of_the_index(store):
+def test_every_flipped_bit_of_the_index(store, tmp_path):
     """A flipped bit anywhere in the index changes nothing: it is made anew of the files."""
     intact = store.index_path.read_bytes()
     for bit in some(range(len(intact) * 8), 500, "hive index"):
         data = bytearray(intact)
         data[bit // 8] ^= 1 << bit % 8
         store.index_path.write_bytes(data)
-        assert store._listed() == ["one", "two", "three"], (bit, bytes(data))
+        for each in (store, CheckpointStore(tmp_path)):
+            assert each._listed() == ["one", "two", "three"], (bit, bytes(data))
 
 
 def test_every_truncation(store):
@@ -295,10 +296,10 @@ def test_every_truncation(store):
 
 
 @pytest.mark.parametrize("wanted", ["three", None])
-def test_none(store, wanted):
-    """By default a damaged checkpoint is none, as with hive."""
+def test_none(store, tmp_path, wanted):
+    """With ``"none"`` a damaged checkpoint is none, as with hive."""
     damage(store, "three")
-    assert run(store.load_checkpoint(wanted)) is None
+    assert run(CheckpointStore(tmp_path, on_corrupt="none").load_checkpoint(wanted)) is None
     assert run(store.checkpoint_exists("three"))
 
 
@@ -320,8 +321,8 @@ def test_raise(store, tmp_path, wanted, how):
 @pytest.mark.parametrize("wanted", ["three", None])
 @pytest.mark.parametrize("how", ["bytes", "gone", "other"])
 def test_fallback(store, tmp_path, wanted, how):
-    """With ``"fallback"`` the newest intact one before it takes its place; without one, none."""
-    kind = CheckpointStore(tmp_path, on_corrupt="fallback")
+    """By default the newest intact one before it takes its place; without one, none."""
+    kind = CheckpointStore(tmp_path)
     damage(store, "three", how)
     assert run(kind.load_checkpoint(wanted)).checkpoint_id == "two"
     damage(store, "two")
@@ -368,11 +369,55 @@ def test_index_and_newest_are_damaged(store, tmp_path):
     damage(store, "three")
     (store.checkpoints_dir / "notes.json").write_text('{"mine": 1}')
     assert names(store) == ["one", "two", "three"]
-    assert run(store.load_checkpoint()) is None
+    assert run(store.load_checkpoint()).checkpoint_id == "two"
     with pytest.raises(CorruptStoreError, match="'three'"):
         run(CheckpointStore(tmp_path, on_corrupt="raise").load_checkpoint())
-    kind = CheckpointStore(tmp_path, on_corrupt="fallback")
-    assert run(kind.load_checkpoint()).checkpoint_id == "two"
+    assert run(CheckpointStore(tmp_path, on_corrupt="none").load_checkpoint()) is None
+
+
+def test_the_documented_substitution_falls_back(store, monkeypatch):
+    """Hive's executor, given our class by its name, gets the newest intact checkpoint."""
+    import framework.graph.executor as executor
+
+    monkeypatch.setattr(executor, "CheckpointStore", CheckpointStore, raising=False)
+    damage(store, "three")
+    found = executor.CheckpointStore(store.base_path)  # as hive makes it
+    assert run(found.load_checkpoint("three")).checkpoint_id == "two"
+
+
+def test_a_save_reads_no_index(store, monkeypatch):
+    """A save reads neither the index nor checkpoints again, however many there are."""
+    from stepwise.integrations import _hive_store
+
+    run(store.save_checkpoint(made("four", day=13)))
+    monkeypatch.setattr(_hive_store, "read", None)
+    for number in range(30):
+        run(store.save_checkpoint(made(f"more {number}", day=14)))
+    monkeypatch.undo()
+    assert len(names(store)) == len(names(CheckpointStore(store.base_path))) == 34
+
+
+def test_what_others_write_between_saves_is_seen(store, tmp_path):
+    """What another process or hive's own store changed between two saves is in the index."""
+    run(store.save_checkpoint(made("four", day=13)))
+    run(CheckpointStore(tmp_path).save_checkpoint(made("five", day=14)))
+    run(hives(tmp_path).save_checkpoint(made("six", day=15)))
+    unlisted = (store.checkpoints_dir / "six.json").read_bytes()
+    (store.checkpoints_dir / "seven.json").write_bytes(unlisted.replace(b'"six"', b'"seven"'))
+    run(CheckpointStore(tmp_path).delete_checkpoint("one"))
+    for _ in range(2):
+        run(store.save_checkpoint(made("eight", day=16)))
+    expected = {"two", "three", "four", "five", "six", "seven", "eight"}
+    assert set(names(store)) == expected
+    assert sorted(names(store)) == sorted(names(CheckpointStore(tmp_path)))
+    assert len(names(store)) == len(expected)
+
+
+def test_what_is_listed_can_be_changed(store):
+    """What a caller does to an index that it was given changes none that is written."""
+    index = run(store.load_index())
+    index.checkpoints.clear()
+    assert names(store) == ["one", "two", "three"]
 
 
 # -- disks that fail, processes that die, others that write ----------------------------------------

@@ -308,7 +308,7 @@ def test_a_process_that_wakes_up_too_late(lab, truth):
         sleeper.tell(pause="look 1")
         line = sleeper.server.stdout.readline()
         assert line.startswith("paused ")
-        assert lab.start()["kind"] == "RunOwnedError"  # the kernel keeps a stopped owner's lock
+        assert lab.start()["kind"] == "RunBusyError"  # the kernel keeps a stopped owner's lock
         (lab.home / "store" / "leases").unlink()
         assert lab.start(die="look 2")["status"]
         os.kill(int(line.split()[1]), signal.SIGCONT)

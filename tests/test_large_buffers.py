@@ -9,9 +9,9 @@ import threading
 import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from killed import Killed, forget_process, played_to_the_end
+from killed import Killed, forget_process, line_of, played_to_the_end
 
 import stepwise
 from stepwise import _references, step, workflow
@@ -207,15 +207,17 @@ def play(program):
     arrays, ticked = [], None
     for number, (operation, at, size) in enumerate(program):
         change(operation, at, size, arrays)
-        ticked = tick(number)
         expected[number] = described(arrays)
+        ticked = tick(number)
     return ticked
+
+
+TICKS = line_of(play, "expected[number] =")
+"""The statement after which a checkpoint holds what is expected of it."""
 
 
 @settings(
     max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it sets constants
 )
 @given(program=st.lists(operations, max_size=25), kills=st.sets(st.integers(0, 24), max_size=3))
 @example(program=[("new", 0, 200), *[("write", 0, 1)] * 3, *[("nothing", 0, 10)] * 3], kills={4})
@@ -230,8 +232,8 @@ def test_any_checkpoint_gives_back_what_the_arrays_were(small, program, kills):
     for checkpoint in run.checkpoints:
         assert checkpoint.verified
         values = run.locals(at=checkpoint.step)
-        if values.get("ticked") is not None and values["ticked"] == values["number"]:
-            assert described(values["arrays"]) == expected[values["ticked"]]
+        if checkpoint.position == TICKS:
+            assert described(values["arrays"]) == expected[values["number"]]
             found += 1
     assert found == len(program)
 

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import gc
+import pathlib
 import subprocess
 import sys
 import threading
@@ -12,6 +13,9 @@ import pytest
 
 import stepwise
 from stepwise import ConfigurationError, NotRecordableError, RunWarning, step, tool, workflow
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+from outside import Log
 
 
 @step
@@ -45,7 +49,7 @@ def test_a_value_that_cannot_be_recorded():
 
 def test_a_result_that_cannot_be_recorded():
     """A workflow that returns one gives it, and warns; called again, no step runs twice."""
-    ran = []
+    ran = Log()
 
     @step
     def connect():
@@ -64,7 +68,6 @@ def test_a_result_that_cannot_be_recorded():
     assert ran == [1]
 
 
-@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 def test_a_forgotten_await():
     """A coroutine that is returned instead of its value is a missing ``await``."""
 
@@ -72,8 +75,8 @@ def test_a_forgotten_await():
     async def agent():
         return athink("tides")
 
-    with pytest.warns(RunWarning, match="An `await` is missing where this coroutine is made"):
-        asyncio.run(agent()).close()
+    with pytest.raises(NotRecordableError, match=r"the coroutine 'athink'.* Await it"):
+        asyncio.run(agent())
 
 
 def test_a_workflow_that_is_not_awaited():
@@ -124,13 +127,21 @@ def test_a_variable_that_cannot_be_recorded():
         (3, "options have names"),
         (int, "decorate its methods"),
         (property(think), "@property above @"),
-        (functools.partial(think, "tides"), "write a function that calls it"),
     ],
 )
 def test_something_else_than_a_function(decorator, given, way):
     """Who decorates something else, or forgets an option's name, is told what to write."""
     with pytest.raises(ConfigurationError, match=names("decorates a function", way)):
         decorator(given)
+
+
+def test_a_partial():
+    """A partial of a step is a step already, and a workflow is no partial of a function."""
+    for decorator in (step, tool):
+        with pytest.raises(ConfigurationError, match="step or workflow already"):
+            decorator(functools.partial(think, "tides"))
+    with pytest.raises(ConfigurationError, match="write a function that calls it"):
+        workflow(functools.partial(think, "tides"))
 
 
 def test_only_what_stands_in_the_way_is_named():

@@ -80,7 +80,7 @@ def test_after_a_resume(notebook, kernel):
     kernel.begin("agent(['<p1>', '<p2>', 'fail'])")
     kernel.hear_progress("read(page='<p2>')")
     kernel.signal(signal.SIGINT)
-    assert "● stopped agent" in visible(shown(kernel.hear_end()))
+    assert "● interrupted agent" in visible(shown(kernel.hear_end()))
     kernel.begin("agent(['<p1>', '<p2>', 'fail'])")
     kernel.hear_progress("1 step · 1 of them skipped, since done before · 0:0")
     let_go(notebook)

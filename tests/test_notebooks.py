@@ -136,7 +136,7 @@ def test_killed_kernel(notebook):
     """A kernel killed in the middle, restarted and run all: the agent goes on at its line."""
     before = notebook.killed_at(f"read {BLOCKED}")
     after = notebook.run_all()
-    assert "goes on at cell:8, after 8 steps" in after
+    assert "goes on at cell:6, after 8 steps" in after
     again = done(before) & done(after)
     assert set(again) == {f"read {BLOCKED}"}  # the one it was killed in
     assert len(done(before) | done(after)) == 2 * PAGES + 1
@@ -187,7 +187,7 @@ def test_interrupted_kernel(notebook):
         before = done(notebook.printed("run"))
         notebook.unblock()
         after = notebook.run_cell(client, "run")
-        assert "goes on at cell:8, after 8 steps" in after
+        assert "goes on at cell:6, after 8 steps" in after
         assert set(before & done(after)) == {f"read {BLOCKED}"}
         assert len(notebook.report()) == PAGES
 
@@ -199,7 +199,7 @@ def test_edited_below(notebook):
         notebook.edit("agent", "{note.words} words", "{note.words} words read")
         notebook.run_cell(client, "agent")
         after = notebook.run_cell(client, "run")
-    assert "goes on at cell:8, after 8 steps (the code below it was edited)" in after
+    assert "goes on at cell:6, after 8 steps (the code below it was edited)" in after
     assert "read index.html" not in after
     assert all(line.endswith("words read)") for line in notebook.report())
 

@@ -226,11 +226,11 @@ def test_killed_inside_a_side_effect(agent):
 
 @promise("two processes, one run")
 def test_two_processes(agent):
-    """The second process gets ``RunOwnedError``, naming the first; that one is not disturbed."""
+    """The second process gets ``RunBusyError``, naming the first; that one is not disturbed."""
     process = agent.start()
     process.hear("researching tides", "researching winds")
     text = agent.start().end()
-    assert "RunOwnedError" in text
+    assert "RunBusyError" in text
     assert str(process.process.pid) in text
     process.say()
     process.hear("researching currents", "sending", "3 notes sent")

@@ -1,28 +1,16 @@
 """A run that one version of Python began is finished by another, or refused; none crashes.
 
-The other interpreters get this library and the pure Python of what it needs.
+What the other interpreters get is told in ``programs/pythons.py``.
 """
 
 import itertools
 import os
-import pathlib
-import shutil
 import subprocess
 
-import click
-import cloudpickle
-import diskcache
 import pytest
-import tabulate
-import tenacity
-import wrapt
 from harness import PROGRAMS, Lab
 from pythons import interpreters
 from sweeping import some
-
-import stepwise
-
-NEEDED = (click, cloudpickle, diskcache, stepwise, tabulate, tenacity, wrapt)
 
 HEAD = """
 import stepwise
@@ -70,18 +58,6 @@ UNCHECKED = """
 from stepwise import _codec, _resume
 _codec.PYTHON = _resume.PYTHON = "any"
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """A folder with the packages that are needed, and nothing of one version only."""
-    folder = tmp_path_factory.mktemp("library")
-    for package in NEEDED:
-        source = pathlib.Path(package.__file__).parent
-        shutil.copytree(
-            source, folder / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__")
-        )
-    return folder
 
 
 def run(lab, library, version, **dying):
@@ -143,3 +119,51 @@ def test_without_the_check_code_of_another_python_does_harm(library):
         code, text = run(lab, library, "3.12")
         assert "holds code recorded by" not in text
         assert code != 0 or lab.result != [10, "sent 2", 47, "sent 5"]
+
+
+COMPREHENSIONS = """
+@step
+def kept(text):
+    return doing(f"kept({text})", text.upper())
+
+def made(item, n):
+    @workflow
+    def agent(items):
+        ids = {id for id in items}                      # a builtin's name
+        names = [kept for kept in items if kept]        # a global's
+        pairs = {item: n for item in names for n in item}  # a free variable's and an own one's
+        later = [lambda: each for each in items]        # a cell's
+        first = kept(names[0])
+        got(first)
+        n = kept(item)
+        each = [[each for each in item] for item in names]
+        got(n)
+        return id(ids) > 0, first, n, sorted(pairs), each, [one() for one in later], item, kept("c")
+    return agent
+
+agent = made("b", 2)
+main(lambda: agent(["a", "", "xy"]))
+"""
+
+
+@pytest.mark.parametrize("version", sorted(interpreters()))
+def test_names_of_comprehensions_are_their_own(library, version):
+    """A comprehension's variable hides no other one of its name: in a run, after it was killed."""
+    for dying in ("", "A returned", "B returned"):
+        with Lab(HEAD + COMPREHENSIONS) as lab:
+            if dying:
+                assert run(lab, library, version, DIE_AT=dying)[0] == -9
+            code, text = run(lab, library, version)
+            assert code == 0, text
+            assert "cannot be resumed" not in text
+            assert lab.result == [
+                True,
+                "A",
+                "B",
+                ["a", "xy"],
+                [["a"], ["x", "y"]],
+                [*3 * ["xy"]],
+                "b",
+                "C",
+            ]
+            assert set(lab.did.values()) == {1}

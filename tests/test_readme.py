@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 
 import pytest
+from harness import python_path
 
 import stepwise
 from stepwise import cli
@@ -73,7 +75,7 @@ def execute(folder, name, source, *, lines=0, answers=0, kill_at=None):
     with subprocess.Popen(
         [sys.executable, "-u", name],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / "wait")},
+        env={**os.environ, "PYTHONPATH": python_path(folder / "wait")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -190,7 +192,7 @@ def test_every_name_exists():
     for setting in re.findall(r"\bSTEPWISE_[A-Z]+", README):
         assert f'"{setting}"' in sources, setting
     for name in re.findall(r"\bstepwise\.([a-z]\w+)\b(?!\.)", README):
-        assert hasattr(stepwise, name), name
+        assert hasattr(stepwise, name) or find_spec(f"stepwise.{name}"), name
     for setting in re.findall(r"configure\((\w+)=", README):
         assert setting in inspect.signature(stepwise.configure).parameters
     for name in re.findall(r"from stepwise import (.*)", README):

@@ -29,8 +29,10 @@ from stepwise._records import (
     Outcome,
     Quarantined,
     Resumed,
+    Ruled,
     Settled,
     Started,
+    Stopped,
     from_header,
     to_header,
 )
@@ -58,13 +60,18 @@ calls = st.builds(
     arguments=texts,
     effect=st.booleans(),
     key=texts,
+    parts=changes,
     child=texts,
     at=seconds,
+    branch=texts,
+    serial=whole,
 )
 
 
 records = st.one_of(
-    st.builds(Started, texts, texts, texts, texts, texts, texts, pythons, seconds),
+    st.builds(
+        Started, *[texts] * 6, pythons, seconds, parts=st.none() | st.dictionaries(texts, texts)
+    ),
     st.builds(Resumed, whole, texts, whole, texts, seconds),
     st.builds(Intent, calls),
     st.builds(
@@ -82,6 +89,8 @@ records = st.one_of(
     ),
     st.builds(Handled, numbers, seconds),
     st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),
+    st.builds(Stopped, calls, numbers, numbers, seconds),
+    st.builds(Ruled, calls, numbers, st.booleans(), seconds),
     st.builds(Forgotten, numbers, seconds),
     st.builds(
         Ended,
@@ -116,13 +125,15 @@ def test_headers(record):
 
 PLACES = {
     Call: "number name module digest ordinal scope unwinding place site arguments effect key child"
-    " at branch",
+    " at branch serial parts instead",
     Started: "workflow digest arguments code file parent python at forked_from command cwd",
     Resumed: "epoch how step code at void command cwd",
     Intent: "call form",
-    Outcome: "call status attempts clean inner preview traceback changed form at",
+    Outcome: "call status attempts clean inner preview traceback changed form at state",
     Handled: "numbers at",
     Settled: "number landed preview form at",
+    Stopped: "call steps records at",
+    Ruled: "call steps same at",
     Forgotten: "numbers at",
     Compensating: "number key at",
     Compensated: "number preview at",

@@ -8,6 +8,8 @@ import inspect
 import io
 import pathlib
 import pdb  # noqa: T100
+import pickle
+import subprocess
 import sys
 import traceback
 import warnings
@@ -537,3 +539,78 @@ def test_generators_inside():
 
     for each in variants(uses):
         assert observe(each, 3) == observe(uses, 3)
+
+
+def test_global_definitions(define):
+    """What a function declares ``global`` and defines has the name it would have in the module."""
+    module = define(
+        """
+        import pickle
+
+        class Holder:
+            def defines(self):
+                global helper, Kind, other
+
+                def helper():
+                    return lambda: 1
+
+                class Kind:
+                    def method(self):
+                        pass
+
+                def inner():
+                    global other
+
+                    def other():
+                        pass
+
+                inner()
+                defined = helper, helper(), Kind, Kind.method, other, inner
+                return [each.__qualname__ for each in defined]
+        """
+    )
+    sys.modules[module.__name__] = module
+    names = [
+        *("helper", "helper.<locals>.<lambda>", "Kind", "Kind.method", "other"),
+        "Holder.defines.<locals>.inner",
+    ]
+    for each in (module.Holder.defines, *variants(module.Holder.defines)):
+        assert each(None) == names
+        for made in (module.helper, module.Kind, module.other):
+            assert pickle.loads(pickle.dumps(made)) is made
+    del sys.modules[module.__name__]
+
+
+SUGGESTED = """
+def loops{number}(n):
+    for a in range(n):
+        for b in range(n):
+            effect(b)
+    match n:
+        case 2:
+            effect(b)
+    return {name}
+
+try:
+    build(loops{number}, capture(loops{number}), asked).function(2)
+except NameError as error:
+    sys.excepthook(NameError, error, error.__traceback__)
+"""
+NAMES = "f t v c i0 x0 i1 x10 F at enter visible f_ iv fv i t0 frame".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("enter", ["Frame", "lambda: None"])
+def test_suggested_names(tmp_path, enter):
+    """A ``NameError`` suggests no name that the user never wrote, whatever was mistyped."""
+    text = "import sys\nfrom stepwise.rewrite import Frame, build, capture\n"
+    text += f"effect, asked = print, {enter}\n"
+    for number, name in enumerate(NAMES):
+        text += SUGGESTED.format(number=number, name=name)
+    script = tmp_path / "script.py"
+    script.write_text(text, encoding="utf-8")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    told = [line for line in ended.stderr.splitlines() if line.startswith("NameError: ")]
+    assert len(told) == len(NAMES)
+    for name, line in zip(NAMES, told, strict=True):
+        assert f"name {name!r} is not defined" in line
+        assert "@" not in line

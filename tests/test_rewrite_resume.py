@@ -118,36 +118,44 @@ def test_resumes_in_groups(define):
             return effect("end")
         """
     )
-    body, after = "body[0].body[0].body[0]", ["after body[0].body[0]", "after body[0].body[1]"]
-    assert check_resumes(module.f, 1)[1:4] == [f"after {body}", *after]
-    assert check_resumes(module.f, 0)[1:3] == [f"after {body}", "after body[0].body[0].body[1]"]
+    body, ends = "body[0].body[0].body", ["after body[0].body[0]", "after body[0].body[1]"]
+    first = ["enter body[0].body", f"after {body}[0]"]  # the point before ``try``
+    assert check_resumes(module.f, 1)[:5] == [*first, f"enter {body}[1].body", *ends]
+    assert check_resumes(module.f, 0)[:5] == [
+        *(*first, f"after {body}[1]", "enter body[0].body[0].orelse", ends[0])
+    ]
 
 
 def test_points_of_each_kind():
     """The points of a function are where the design says: none in handlers and ``finally``."""
     assert check_resumes(handlers, 1) == [
+        "after body[0]",
         "after body[1].body[0]",
+        "enter body[1].body[1].body",
         "after body[1]",
-        "after body[2].body[0]",
         "after body[2]",
-        "after body[3]",
+        "after body[3]",  # ``return``
     ]
     branch = "body[0].orelse[0].orelse[0].orelse"
-    assert check_resumes(branches, 3)[:5] == [
+    assert check_resumes(branches, 3) == [
         "enter body[0].orelse",
         "enter body[0].orelse[0].orelse",
+        f"enter {branch}",
         f"after {branch}[0]",
-        f"after {branch}[1]",
-        "after body[0].orelse[0].orelse[0]",
+        "after body[0]",
+        "enter body[1].body",
+        "after body[1]",
     ]
 
 
 def test_each_effect_has_a_point():
-    """After each call there is a point, so that no two calls are repeated together."""
+    """Before each call there is a point, behind the statements between it and the last one."""
     rewritten = build(statements, capture(statements))
     runner = Runner(rewritten)
     _, trace = observe(rewritten.function, 1, runner)
-    assert [seen for _, _, seen in runner.saves] == list(range(1, len(trace)))
+    assert [seen for _, _, seen in runner.saves] == list(range(len(trace)))
+    positions = [rewritten.points[number].position for number, _, _ in runner.saves]
+    assert "after body[7]" in positions  # ``del a``, which calls nothing
 
 
 def test_killed_again_and_again():
@@ -246,10 +254,10 @@ def test_variables_of_enclosing_functions():
             seen.append("begun")
         stepwise.step(effect)("first")
         seen.append("middle")
-        if len(seen) == 2:
-            fail("once")
+        fail("once") if failing.pop() else None
         return seen
 
+    failing = [False, True]
     with pytest.raises(Boom):
         guarded()
-    assert guarded() == ["begun", "middle", "middle"]
+    assert guarded() == ["begun", "middle"]

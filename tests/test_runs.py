@@ -6,12 +6,16 @@ import asyncio
 import time
 
 import pytest
+from click.testing import CliRunner
 
 import stepwise
-from stepwise import _process, step, tool, workflow
+from stepwise import _process, cli, step, tool, workflow
+from stepwise._history import steps_of
+from stepwise._matching import Pool
+from stepwise._records import Call, Entry, Outcome
 
 
-class Killed(KeyboardInterrupt):
+class Killed(SystemExit):
     """The process ends here."""
 
 
@@ -357,7 +361,8 @@ def test_called_again_after_it_completed(told):
     assert done == ["a"] * 3
     assert told() == ""
     restart()
-    assert [chain.execute("a").id for _ in range(4)] == [*ids, f"{ids[0]}-4"]
+    with pytest.warns(stepwise.RunWarning, match=f"was answered by {ids[1]}, which another"):
+        assert [chain.execute("a").id for _ in range(4)] == [*ids, f"{ids[0]}-4"]
     assert done == ["a"] * 4
     assert told().count("already completed") == 3
 
@@ -380,7 +385,8 @@ def test_a_resumed_run_says_so(told):
     told()
     chain(*"abc")
     line = chain.definition.function.__code__.co_firstlineno + 3
-    assert told() == f"stepwise: {run.id} goes on at test_runs.py:{line}, after 2 steps\n"
+    told_last = told().splitlines()[-1]  # before it: what the steps did to ``done`` is not restored
+    assert told_last == f"stepwise: {run.id} goes on at test_runs.py:{line}, after 2 steps"
 
 
 def test_starting_afresh(monkeypatch, told):
@@ -479,3 +485,37 @@ def test_execute_of_a_coroutine():
         return await later.execute("a")
 
     assert asyncio.run(main()).result == "a"
+
+
+# -- why a record did not answer -------------------------------------------------------------------
+
+
+def test_why_a_step_ran_again():
+    """A call made anew beside an unused record of its name names it, and the part that differs."""
+    prompts = iter(["first", "second"])
+
+    @workflow
+    def agent():
+        return [work(next(prompts)), work("end")]
+
+    run = stopped(agent, at="end")
+    assert [each.instead for each in run.steps] == [0]
+    assert agent() == ["second", "end"]
+    assert [(each.number, each.instead) for each in run.steps] == [(1, 0), (2, 1), (3, 0)]
+    text = CliRunner().invoke(cli.main, ["show", run.id]).output
+    assert "step 2 work ran, since the argument 'x' differs from step 1" in text
+
+
+def test_what_differs_from_the_record():
+    """Where the parts of both calls are known, those that differ are named."""
+    old = Call(1, "think", "m", "d1", 1, parts={"about": "a", "messages": "b"})
+    new = old._replace(number=2, digest="d2", parts={"about": "a", "messages": "c"}, instead=1)
+    entries = [Entry(n, Outcome(call), b"") for n, call in enumerate((old, new), 1)]
+    first, second = steps_of("r", entries, owned=False)
+    assert (first.differs, second.differs) == ((), ("messages",))
+    pool = Pool(entries[:1])
+    assert pool.instead(new) == 1
+    assert pool.instead(new._replace(branch="left")) == 0
+    assert pool.instead(new._replace(ordinal=2)) == 0
+    pool.take(pool.get(1))
+    assert pool.instead(new) == 0

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from store_tools import pragma
 
 import stepwise
 from stepwise import LeaseLostError, StoreError, step, workflow
@@ -81,6 +82,20 @@ def test_runs_share_a_transaction(store, monkeypatch):
     assert together(store, held, epochs) == {}
     assert held.count == 2
     assert records(store) == {number: [b"%d" % number] for number in range(RUNS)}
+
+
+@schemes
+@pytest.mark.parametrize("lasting", [0, 1, 2])
+def test_one_run_that_must_last_makes_what_it_shares_last(store, lasting):
+    """A transaction of several runs is flushed if any one of them relies on that."""
+    epochs = [store.acquire(f"run{number}", OWNER) for number in range(3)]
+    store._write(
+        *(
+            (f"run{n}", epochs[n], Batch(records=((1, b"x"),), durable=n == lasting))
+            for n in range(3)
+        )
+    )
+    assert pragma(store, "synchronous") == 2
 
 
 @schemes
@@ -309,7 +324,7 @@ thread.start()
 assert began.wait(30)
 child = os.fork()
 if not child:
-    signal.alarm(20)
+    signal.alarm(60)
     stores.open_store("memory:another")
     os._exit(0)
 thread.join()
@@ -319,7 +334,48 @@ assert os.waitpid(child, 0)[1] == 0
 
 def test_a_fork_while_a_store_is_being_opened_does_not_hang():
     """A child that was forked while another thread opened its first store can open one."""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", OPENING], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", OPENING], check=True, timeout=120)
+
+
+STARTING = """
+import os, signal, threading
+from stepwise import _definition, workflow
+
+began, go, file_of = threading.Event(), threading.Event(), _definition.file_of
+
+def slowly(module):
+    if threading.current_thread() is not threading.main_thread():
+        began.set()
+        assert go.wait(60)
+    return file_of(module)
+
+_definition.file_of = slowly
+
+def run(n):
+    @workflow(name=f"agent{n}")
+    def agent():
+        return n
+    assert agent.options(store="memory:")() == n
+
+run(1)
+thread = threading.Thread(target=run, args=(2,))
+thread.start()
+assert began.wait(60)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    run(3)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+go.set()
+thread.join()
+assert status == 0
+"""
+
+
+def test_a_fork_while_a_run_starts_does_not_hang():
+    """A child that was forked while another thread began a run can begin one."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", STARTING], check=True, timeout=60)
 
 
 @step

@@ -15,16 +15,18 @@ import socket
 import threading
 
 import pytest
-from store_tools import HOLDER, ME, edit, records
+from store_tools import HOLDER, ME, edit, linux, records
 from sweeping import size
 
 from stepwise import (
     LeaseLostError,
+    RunBusyError,
     RunOwnedError,
     StoreError,
 )
 from stepwise._lease import Lease
 from stepwise.stores import Batch, Owner
+from stepwise.stores._packed import lease_front
 
 # -- asyncio, signals, fork ----------------------------------------------------------------------
 
@@ -288,7 +290,7 @@ def test_a_living_owner_is_named(start, store):
     """While a process has the lease, another one is told its process, machine and since when."""
     script = start(HOLDER + "print(epoch); sys.stdin.readline()", store.url)
     script.hear()
-    with pytest.raises(RunOwnedError) as caught:
+    with pytest.raises(RunBusyError) as caught:
         Lease(store, "run").acquire()
     assert caught.value.owner == Owner(script.pid, socket.gethostname(), 42.0, "thread main")
     for fact in (f"process {script.pid}", socket.gethostname(), "1970"):
@@ -305,7 +307,7 @@ def test_a_living_owner_is_named(start, store):
 def test_a_living_owner_here_is_named(store):
     """A second call in the same process is told the thread that has the run."""
     lease = Lease(store, "run").acquire()
-    with pytest.raises(RunOwnedError, match="by this process, in thread MainThread"):
+    with pytest.raises(RunBusyError, match="by this process, in thread MainThread"):
         Lease(store, "run").acquire()
     lease.release()
 
@@ -341,6 +343,118 @@ def test_a_forked_child_has_no_lease(start, store):
     os.kill(int(child), 0)  # the orphan lives
     assert store.owner("run") is None
     assert store.acquire("run", ME) == 2
+
+
+READING = """
+import pathlib
+for path in pathlib.Path(store.path).rglob("*"):
+    if path.is_file():
+        path.read_bytes()
+print("read")
+sys.stdin.readline()
+for number in range(2, 6):
+    store.write("run", epoch, Batch(((number, b"%d" % number),)))
+print("written")
+sys.stdin.readline()
+"""
+POSIX = """
+from stepwise.stores import _locks
+_locks.has_ofd = lambda: False
+"""
+
+
+@linux
+def test_an_owner_that_reads_its_own_store(start, kind, folder, store):
+    """A process that reads every file of its store keeps its lease, and all that it writes."""
+    script = start(HOLDER + READING, store.url)
+    assert script.hear() == "read"
+    with pytest.raises(RunOwnedError) as caught:
+        store.acquire("run", ME)
+    assert caught.value.owner.pid == script.pid
+    store.close()  # would delete the log, were it not locked any more
+    script.tell()
+    assert script.hear() == "written"
+    other = kind(folder)
+    assert [number for number, _ in other.read("run")] == [1, 2, 3, 4, 5]
+    other.close()
+    script.kill()
+    other = kind(folder)
+    assert [number for number, _ in other.read("run")] == [1, 2, 3, 4, 5]
+    assert other.acquire("run", ME) == 2
+    other.close()
+
+
+def test_posix_locks_are_dropped_by_reading(start, store):
+    """Where there are only POSIX locks, they exclude; the test above would see that they go."""
+    script = start(POSIX + HOLDER + "print(epoch); sys.stdin.readline()" + READING, store.url)
+    assert script.hear() == "1"
+    with pytest.raises(RunOwnedError):
+        store.acquire("run", ME)
+    script.tell()
+    assert script.hear() == "read"
+    assert store.acquire("run", ME) == 2
+
+
+POOL_HOLDER = (
+    HOLDER
+    + """
+import multiprocessing
+
+def idle(pipe):
+    os.write(1, b"%d\\n" % os.getpid())
+    pipe.recv()
+
+context = multiprocessing.get_context("fork")
+ends = [context.Pipe() for _ in range(3)]
+for end, _ in ends:
+    context.Process(target=idle, args=(end,)).start()
+signal.pause()
+"""
+)
+
+
+def test_the_workers_of_a_killed_owner_do_not_keep_its_run(start, store):
+    """Workers that were forked, and live on after their parent was killed, hold no lease."""
+    script = start(POOL_HOLDER, store.url)
+    workers = [int(script.hear()) for _ in range(3)]
+    with pytest.raises(RunOwnedError):
+        store.acquire("run", ME)
+    script.kill()
+    for each in workers:
+        os.kill(each, 0)  # it lives
+    assert store.acquire("run", ME) == 2
+
+
+def test_a_lock_file_that_vanished_is_made_again(start, store, folder):
+    """An owner whose lock file was deleted notices at its next write, and excludes others again."""
+    more = """
+print(epoch)
+sys.stdin.readline()
+store.write("run", epoch, Batch(((2, b"2"),)))
+print("written")
+sys.stdin.readline()
+"""
+    script = start(HOLDER + more, store.url)
+    script.hear()
+    (folder / "leases").unlink()
+    script.tell()
+    assert script.hear() == "written"
+    with pytest.raises(RunOwnedError):
+        store.acquire("run", ME)
+
+
+@pytest.mark.parametrize(
+    "row", [b'{"pid": "x"}', b'{"pid": 1, "host": 2, "since": 1e300}', b"[1]", b'{"pid": -1}']
+)
+def test_a_damaged_row_of_a_lease(start, store, row):
+    """Where the row of a lease is damaged, its owner is another process, without a name."""
+    script = start(HOLDER + "print(epoch); sys.stdin.readline()", store.url)
+    script.hear()
+    front = lease_front(1)
+    column = ("Cache", "value", "key LIKE 'l/%'") if "disk:" in store.url else ("runs", "lease", 1)
+    edit(store, "UPDATE {} SET {} = ? WHERE {}".format(*column), front + row)
+    with pytest.raises(RunBusyError, match="is being executed by another process on"):
+        Lease(store, "run").acquire()
 
 
 def test_two_objects_exclude_each_other(folder, kind):

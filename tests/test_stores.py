@@ -70,6 +70,49 @@ def test_a_batch_is_one_transaction(begun):
     assert begins == ["BEGIN IMMEDIATE", "COMMIT"]
 
 
+@pytest.mark.parametrize("mark", [b"", b"mark"])
+def test_what_was_put_beside_the_database_is_there_once(begun, mark):
+    """An object that a transaction took along is in the database only: deleted, it is gone."""
+    store, epoch = begun
+    store.write("run", epoch, Batch(put={"a": b"beside"}, durable=False))
+    store.write("run", epoch, Batch(((1, b"1"),), mark=mark))
+    store.write("run", epoch, Batch(((2, b"2"),), delete=("a",)))
+    assert store.names("run") == []
+    assert store.get("run", "a") is None
+
+
+def test_what_was_put_beside_the_database_makes_room_for_no_other(begun):
+    """A second object that comes before any transaction does not take the place of the first."""
+    store, epoch = begun
+    for name in ("a", "b"):
+        store.write("run", epoch, Batch(put={name: name.encode()}, durable=False))
+    store.release("run", epoch)
+    store.acquire("run", ME)
+    assert {name: store.get("run", name) for name in store.names("run")} == {"a": b"a", "b": b"b"}
+
+
+def test_what_was_put_beside_the_database_outlives_its_owner(begun):
+    """An object that no transaction has taken along is there for the next owners."""
+    store, epoch = begun
+    store.write("run", epoch, Batch(put={"a": b"beside"}, durable=False))
+    for _ in range(2):
+        store.release("run", epoch)
+        epoch = store.acquire("run", ME)
+        assert store.get("run", "a") == b"beside"
+    store.write("run", epoch, Batch(((1, b"1"),), delete=("a",)))
+    assert store.names("run") == []  # what lies beside it was another owner's
+
+
+def test_a_later_form_of_an_object_deletes_what_the_first_did(begun):
+    """What an object that is replaced beside the database was to delete is deleted all the same."""
+    store, epoch = begun
+    store.write("run", epoch, Batch(((1, b"1"),), put={"old": b"old"}))
+    store.write("run", epoch, Batch(put={"a": b"1"}, delete=("old",), durable=False))
+    store.write("run", epoch, Batch(put={"a": b"2"}, durable=False))
+    store.write("run", epoch, Batch(((2, b"2"),)))
+    assert {name: store.get("run", name) for name in store.names("run")} == {"a": b"2"}
+
+
 def test_the_first_record_is_read_alone(begun):
     """Who reads one record of many has no others fetched."""
     store, epoch = begun

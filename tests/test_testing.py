@@ -4,6 +4,7 @@ import asyncio
 import pathlib
 
 import pytest
+from outside import Log
 
 import stepwise
 from stepwise import Landed, StepInDoubtError, step, tool, workflow
@@ -176,10 +177,11 @@ def test_points_can_be_limited(crash_everywhere, outbox):
 
 @workflow
 def careless(path: str) -> int:
-    """Its outside change is in no step: negative control."""
-    text = pathlib.Path(path).read_text()
-    pathlib.Path(path).write_text(text + "x")
-    think(1)
+    """Its outside change is in no step, and in a block that is entered anew: negative control."""
+    with pathlib.Path(path).open("a") as file:
+        file.write("x")
+        file.flush()
+        think(1)
     return think(2)
 
 
@@ -254,7 +256,7 @@ def test_a_fresh_store_is_gone_afterwards():
 
 def test_a_fresh_store_on_disk_outlives_the_block(tmp_path):
     """With a folder, a second block sees the runs of the first, as a second process would."""
-    done = []
+    done = Log()
     for _ in range(2):
         with fresh_store(tmp_path):
             agent, *_ = an_agent(done)

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import stepwise
-from stepwise import OutsideRunError, RunOwnedError, UnrecordedCallWarning, step, tool, workflow
+from stepwise import OutsideRunError, RunBusyError, UnrecordedCallWarning, step, tool, workflow
 from stepwise._flows import Flows
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
 from harness import Lab
+from outside import Log
 
 pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of threads
 
@@ -30,6 +31,19 @@ def fetch(n):
 def names():
     (run,) = stepwise.runs()
     return [each.name for each in run.steps]
+
+
+class Model:
+    def __init__(self, name):
+        self.name = name
+
+    @step
+    def complete(self, prompt):
+        return f"{self.name}: {prompt}"
+
+    @step
+    async def acomplete(self, prompt):
+        return f"{self.name}: {prompt}"
 
 
 # -- what belongs to a run -----------------------------------------------------------------------
@@ -148,6 +162,7 @@ def test_no_checkpoint_while_a_thread_of_the_workflow_is_alive():
     def agent():
         threads.append(threading.Thread(target=work))
         threads[0].start()
+        taken.append(len(stepwise.current_run().checkpoints))
         fetch(1)
         taken.append(len(stepwise.current_run().checkpoints))
         go.set()
@@ -156,7 +171,7 @@ def test_no_checkpoint_while_a_thread_of_the_workflow_is_alive():
         taken.append(len(stepwise.current_run().checkpoints))
 
     agent()
-    assert taken[0] == 0
+    assert taken[0] == taken[1]
     assert names() == ["fetch"] * 3
 
 
@@ -209,7 +224,7 @@ def stopping(found):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_recorded_of_another_item_does_not_answer(monkeypatch, workers):
     """Where map had done the third item but not the second, the second is done, not the third."""
-    sent = []
+    sent = Log()
 
     @tool(side_effect=True)
     def send(n):
@@ -229,7 +244,7 @@ def test_what_is_recorded_of_another_item_does_not_answer(monkeypatch, workers):
 
 def test_no_checkpoint_once_the_run_has_stopped():
     """A doubt that a thread swallows: nothing after it counts, and it is met again."""
-    died = []
+    died = Log()
 
     @tool(side_effect=True)
     def send(n):
@@ -367,7 +382,7 @@ def test_a_second_thread_cannot_have_the_same_run():
     first = threading.Thread(target=lambda: results.append(agent()), name="the first")
     first.start()
     inside.wait()
-    with pytest.raises(RunOwnedError, match="by this process, in thread the first") as caught:
+    with pytest.raises(RunBusyError, match="by this process, in thread the first") as caught:
         agent()
     errors.append(caught)
     leave.set()
@@ -387,3 +402,28 @@ def test_a_second_process_cannot_have_the_same_run():
         owner.wait()
         assert len(lab.run_to_end()) == 1  # it was inside a side effect
         assert lab.did["post(task 10)"] == 1
+
+
+# -- methods in a map ----------------------------------------------------------------------------
+
+
+@workflow
+def mapped():
+    return stepwise.map(Model("gpt").complete, ["a", "b"])
+
+
+@workflow
+async def amapped():
+    return await stepwise.map(Model("gpt").acomplete, ["a", "b"])
+
+
+def test_the_method_of_an_instance_is_mapped():
+    """``stepwise.map`` of a bound method calls it on its instance, and records each call."""
+    assert mapped() == ["gpt: a", "gpt: b"]
+    assert names() == ["Model.complete"] * 2
+
+
+def test_the_coroutine_method_of_an_instance_is_mapped():
+    """The same awaited."""
+    assert asyncio.run(amapped()) == ["gpt: a", "gpt: b"]
+    assert names() == ["Model.acomplete"] * 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import stepwise
-from stepwise import _options, _steps, _workflow
+from stepwise import _definition, _options, _steps, _workflow
 from stepwise._definition import Options
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +83,10 @@ def test_the_options_that_are_typed_are_those_that_there_are():
     assert set(typed["step"]) == taken - effects == set(_options._OF_STEPS)
     assert set(typed["tool"]) == taken == set(_options._KINDS["tool"])
     options = {field.name for field in dataclasses.fields(Options)}
+    tree = ast.parse(inspect.getsource(_definition))
+    nodes = [each for each in ast.walk(tree) if getattr(each, "name", "") == "options"]
+    options |= {"fresh"}  # short for start="new"
+    assert options == {each.arg for each in nodes[0].args.kwonlyargs}
     assert set(typed["workflow"]) == options - {"run_id", "fresh"}
     assert options == set(_options._OF_WORKFLOWS)
 

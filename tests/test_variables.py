@@ -470,11 +470,12 @@ def test_a_variable_that_cannot_be_recorded():
             work(4)
             return work(5)
     """
-    said = survives(program, back=["work(3)", "work(4)"])
-    assert f"goes on at {line_of(program, 'lock = ')}, after 1 step" in said["work(4)"]
+    said = survives(program, back=["work(3)"])
+    assert f"goes on at {line_of(program, 'lock = ')}, after 1 step" in said["work(3)"]
+    assert f"goes on at {line_of(program, 'work(4)')}, after 3 steps" in said["work(4)"]
     with lab_of(program) as lab:
         text = lab.run().text
-    assert f"at {line_of(program, 'work(2)')}: the variable 'lock' is a _thread.lock" in text
+    assert f"at {line_of(program, 'with lock')}: the variable 'lock' is a _thread.lock" in text
     assert text.count("the variable 'lock'") == 1
     for way in ("inside the step that uses it", "@stepwise.resource", "`del` it"):
         assert way in text
@@ -526,6 +527,53 @@ def test_what_a_child_left_behind():
     )
 
 
+def test_an_attribute_that_was_deleted():
+    """What the workflow deleted from an object that it was given does not come back with it."""
+    survives(
+        """
+        class Team:
+            def __init__(self):
+                self.notes, self.names = ["a"], ["b"]
+
+            @workflow
+            def run(self):
+                work(1)
+                del self.notes
+                work(2)
+                work(3)
+                return sorted(vars(self))
+
+        def run():
+            return Team().run()
+    """,
+        exactly=False,
+    )
+
+
+def test_a_key_that_was_renamed():
+    """A dict of a result whose content moved to another key has it there after a resume."""
+    survives(
+        """
+        def many(what):
+            return [{"text": f"{what} {n}" * 20} for n in range(60)]
+
+        @step
+        def found():
+            return doing("found()", {"a": many("a"), "c": many("c")})
+
+        @workflow
+        def run():
+            page = found()
+            work(1)
+            page["b"] = page.pop("c")
+            work(2)
+            work(3)
+            return page
+    """,
+        exactly=False,
+    )
+
+
 def test_what_a_failed_child_left_behind():
     """A failed child whose caller went on leaves the objects it was given as it left them, too."""
     survives(
@@ -535,9 +583,7 @@ def test_what_a_failed_child_left_behind():
             notes.append(work(1))
             raise ValueError("no")
 
-        @workflow(checkpoint_every=50)
-        def run():
-            notes = []
+        def asking(notes):
             try:
                 child(notes)
             except ValueError as error:
@@ -545,6 +591,128 @@ def test_what_a_failed_child_left_behind():
             work(2)
             work(3)
             return notes
+
+        @workflow
+        def run():
+            return asking([])
     """,
         exactly=False,
     )
+
+
+def test_a_folder_that_is_removed_with_its_process():
+    """A temporary folder is no variable of a checkpoint: after Ctrl-C the run makes it again."""
+    program = """
+        import os
+        import tempfile
+
+        @workflow
+        def run():
+            work(1)
+            folder = tempfile.TemporaryDirectory()
+            path = os.path.join(folder.name, "notes")
+            with open(path, "w") as file:
+                file.write("kept")
+            work(2)
+            work(3)
+            text = open(path).read()
+            folder.cleanup()
+            work(4)
+            return [text, work(5)]
+    """
+    for how in ("int", "kill"):
+        with lab_of(program) as lab:
+            lab.environment["PYTHONWARNINGS"] = "ignore::ResourceWarning"
+            first = lab.run(die_at="work(3) before", how=how)
+            text = first.text if first.code == 0 else lab.run().text
+            assert lab.result == ["kept", 5], text
+            assert set(lab.did.values()) == {1}
+            assert f"goes on at {line_of(program, 'folder = ')}, after 1 step" in text
+            assert "the variable 'folder' is a tempfile.TemporaryDirectory" in text
+            assert "cleaned up, by TemporaryDirectory._cleanup, when it goes" in text
+    survives(program, back=["work(3)"])
+
+
+def test_an_array_that_is_a_file():
+    """After a kill, what is written to an array that is mapped to a file still reaches the file."""
+    program = """
+        import os
+        import numpy as np
+
+        @workflow
+        def run():
+            numbers = os.path.join(os.path.dirname(sys.argv[0]), "numbers")
+            work(1)
+            found = np.memmap(numbers, dtype="i4", mode="w+", shape=(4,))
+            found[0] = 7
+            work(2)
+            work(3)
+            view = np.asarray(found[1:])
+            del found
+            work(4)
+            work(5)
+            view[:] = 8
+            del view
+            read = np.memmap(numbers, dtype="i4", mode="r")
+            work(6)
+            private = np.memmap(numbers, dtype="i4", mode="c")
+            private[0] = 9
+            work(7)
+            return [np.fromfile(numbers, dtype="i4").tolist(), read.tolist(), private.tolist()]
+    """
+    said = survives(program, back=["work(3)", "work(4)", "work(5)"])
+    assert "the variable 'found' is a numpy.memmap, which cannot be recorded" in said["work(2)"]
+    assert "the variable 'view' is a numpy.ndarray, which cannot be recorded" in said["work(4)"]
+    assert f"goes on at {line_of(program, 'work(7)')}" in said["work(7)"]
+
+
+def test_an_attribute_that_cannot_be_recorded():
+    """What a workflow puts into an attribute and cannot be recorded is named, like a variable."""
+    program = """
+        class Agent:
+            def __init__(self):
+                self.lock, self.lazy = threading.Lock(), None
+
+            def asked(self):
+                self.lazy = self.lazy or threading.Lock()
+                return type(self.lazy).__name__
+
+            @workflow
+            def run(self):
+                work(1)
+                self.guard = threading.Lock()
+                work(2)
+                work(3)
+                with self.guard, self.lock:
+                    del self.guard
+                names = [self.asked()]
+                work(4)
+                return [*names, self.asked(), work(5)]
+
+        run = Agent().run
+    """
+    said = survives(program, back=["work(3)"])
+    assert "the variable 'self.guard' is a _thread.lock" in said["work(2)"]
+    assert f"goes on at {line_of(program, 'self.guard = ')}, after 1 step" in said["work(3)"]
+    assert f"goes on at {line_of(program, 'return [*names')}" in said["work(5)"]
+
+
+def test_a_buffer_that_was_handed_in():
+    """A text in memory that a workflow was given is read on where it was, not from the top."""
+    program = """
+        import io
+
+        class Notes(io.StringIO):
+            pass
+
+        @workflow
+        def read(buffer, notes):
+            found = []
+            for _ in range(3):
+                found += [buffer.readline(), notes.readline()]
+                work(found[-2].strip())
+            return found
+
+        run = lambda: read(io.StringIO("a\\nb\\nc\\n"), Notes("1\\n2\\n3\\n"))
+    """
+    survives(program)

@@ -187,7 +187,7 @@ def test_a_run_that_is_executed_is_not_repaired(folder):
     store = disk.DiskStore(folder)
     epoch = store.acquire("job", stepwise.stores.Owner(1, "here", 0.0))
     try:
-        with opened(folder) as run, pytest.raises(stepwise.RunOwnedError):
+        with opened(folder) as run, pytest.raises(stepwise.RunBusyError):
             run.repair()
     finally:
         store.release("job", epoch)

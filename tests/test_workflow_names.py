@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from harness import python_path
 
 from stepwise._identity import (
     label_of,
@@ -70,7 +71,7 @@ def run(tmp_path, home):
         done = subprocess.run(
             [sys.executable, *map(str, args)],
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            env={**os.environ, "PYTHONPATH": python_path(tmp_path)},
             input=code,
             capture_output=True,
             text=True,

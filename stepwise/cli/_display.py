@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -15,7 +15,10 @@ from tabulate import tabulate
 
 from stepwise import Run, StepRecord
 from stepwise._display import duration_text, printable
-from stepwise._records import RunFacts
+from stepwise._doubt import ruling_commands
+from stepwise._parts import shown_part
+from stepwise._records import Call, RunFacts
+from stepwise._stops import Stop, differing
 
 __all__ = [
     "age",
@@ -30,9 +33,12 @@ __all__ = [
     "store_url",
     "table",
     "tell_in_doubt",
+    "tell_made_anew",
+    "tell_stops",
     "when",
 ]
 
+_MADE_ANEW = 10  # steps of which it is said why
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _NARROW = 100  # columns of a terminal
 _STATUS_COLOURS = {
@@ -45,6 +51,7 @@ _STATUS_COLOURS = {
     "crashed": "red",
     "in_doubt": "yellow",
     "cancelled": "yellow",
+    "interrupted": "yellow",
 }
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -161,6 +168,46 @@ def tell_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
                 f"{step.idempotency_key}), then:\n"
                 f"  stepwise resolve {run.id} {step.number} --landed JSON | --did-not-happen"
             )
+
+
+def tell_made_anew(steps: Iterable[StepRecord]) -> None:
+    """Why recorded steps did not answer calls of their name, as far as that is known."""
+    told = []
+    for step in steps:
+        if step.instead:
+            names = " and ".join(map(shown_part, step.differs)) or "what it was called with"
+            verb = "differ" if len(step.differs) > 1 else "differs"
+            told.append(
+                f"step {step.number} {step.name} ran, since {names} {verb} from step {step.instead}"
+            )
+    if told:
+        click.echo()
+    for line in told[-_MADE_ANEW:]:
+        click.echo(line)
+    if len(told) > _MADE_ANEW:
+        click.echo(f"so did {len(told) - _MADE_ANEW} before")
+
+
+def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
+    """The calls at which a run stopped, and how to say what they are."""
+    known = list(stops)
+    for stop, others in known:
+        call = stop.call
+        click.echo(
+            f"\nstopped at {printable(f'{call.name}({call.arguments})', 1000)}"
+            f"{f' at {call.site}' if call.site else ''}, which could be a recorded side effect "
+            f"(stop {stop.number}):"
+        )
+        for other in others:
+            told = printable(f"{other.name}({other.arguments})", 1000)
+            differs = ", ".join(map(shown_part, differing(call, other)))
+            click.echo(f"  step {other.number}  {told}{f'  differs: {differs}' if differs else ''}")
+        if stop.ruled is not None:
+            act = f"step {stop.ruled.steps[0]}" if stop.ruled.same else "another act"
+            click.echo(f"  it is {act}, as somebody said: run the program again")
+            continue
+        for line in ruling_commands(run.id, stop, [each for each, _ in known]):
+            click.echo(line)
 
 
 def store_url() -> str:

@@ -19,10 +19,12 @@ import click
 import stepwise
 from stepwise import _config
 from stepwise._listing import listed
+from stepwise._trust import check_file
 from stepwise.cli._command import as_json_option, main, store_option
 from stepwise.cli._display import store_url
 from stepwise.stores import open_store
 from stepwise.stores._local import FolderStore
+from stepwise.stores._locks import has_ofd
 
 __all__: list[str] = []
 
@@ -121,6 +123,12 @@ def _folder(folder: str) -> Iterator[Finding]:
         yield Finding("permissions", "warning", text, f"chmod go-w {folder}")
     else:
         yield Finding("permissions", "ok", f"{folder} ({mode:o})")
+    if has_ofd():
+        yield Finding("locks", "ok", "of open file descriptions")
+    else:
+        text = "of processes (POSIX): a run that reads its own store's files gives itself away"
+        todo = f"keep what agents search apart from {folder}"
+        yield Finding("locks", "warning", text, todo)
     free = shutil.disk_usage(folder).free
     text = f"{free / 2**30:.1f} GB free"
     if free < _SPACE:
@@ -142,6 +150,11 @@ def _key() -> Iterator[Finding]:
             yield Finding("key", "problem", f"{path} is gone", todo)
         return
     mode = path.stat().st_mode & 0o777
+    try:
+        check_file(path, path.stat())
+    except stepwise.ConfigurationError as error:
+        yield Finding("key", "problem", str(error))
+        return
     if not os.access(path, os.R_OK):
         yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
     elif mode & 0o077:

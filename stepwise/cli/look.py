@@ -16,7 +16,8 @@ from stepwise._checkpoint_list import newest_checkpoint
 from stepwise._display import RunShown, printable
 from stepwise._listing import listed
 from stepwise._overview import SHOWN, Overview
-from stepwise._records import RunFacts
+from stepwise._records import Call, RunFacts
+from stepwise._stops import Stop, differing
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import (
     age,
@@ -31,13 +32,15 @@ from stepwise.cli._display import (
     store_url,
     table,
     tell_in_doubt,
+    tell_made_anew,
+    tell_stops,
     when,
 )
 
 _RESUMES = 5  # of which it is said when and where
 _DOUBTFUL = 20  # steps in doubt that are shown although they are not among the newest
 _WATCHED = 500  # steps that are looked at again
-_UNFINISHED = ("crashed", "failed", "ready")
+_UNFINISHED = ("crashed", "failed", "interrupted", "ready")
 
 __all__ = ["run_facts", "step_facts"]
 
@@ -46,7 +49,7 @@ __all__ = ["run_facts", "step_facts"]
 @click.option("--workflow", help="Only runs of this workflow: its name or full name.")
 @click.option(
     "--status",
-    type=click.Choice(["running", "completed", "failed", "crashed", "ready"]),
+    type=click.Choice(["running", "completed", "failed", "interrupted", "crashed", "ready"]),
     help="Only runs of this status.",
 )
 @click.option("--children", is_flag=True, help="Child runs too.")
@@ -106,7 +109,7 @@ def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
     run = find_run(run_id)
     seen = run._seen(None if every else SHOWN)
     shown = run._shown(seen)
-    variables = run.locals() if with_locals else {}
+    variables = run._shown_locals() if with_locals else {}
     if as_json:
         facts = _all_facts(run, shown, seen)
         if with_locals:
@@ -126,7 +129,9 @@ def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
     if with_locals:
         click.echo()
         show_variables(variables)
+    tell_made_anew(shown.steps)
     tell_in_doubt(run, seen.in_doubt)
+    tell_stops(run, seen.stops)
 
 
 def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
@@ -151,6 +156,7 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
         "steps_by_status": shown.statuses,
         "steps_left_out": shown.earlier,
         "steps": [step_facts(step) for step in shown.steps],
+        "stops": [stop_facts(*each) for each in seen.stops],
     }
 
 
@@ -170,6 +176,8 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("lost", shown.gaps)
     if shown.status == "crashed":
         _say("stopped", f"{ago(seen.course.at)}, at its last record")
+    if shown.status == "interrupted":
+        _say("stopped", f"{ago(shown.updated_at)}, by {printable(shown.error)}")
     _say("damage", shown.damage)
     if shown.status in _UNFINISHED:
         where, line = run._goes_on()
@@ -197,7 +205,7 @@ def show_variables(variables: Mapping[str, Any]) -> None:
 def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
     """Show the local variables at the newest checkpoint of a RUN, or at an older one."""
     run = find_run(run_id)
-    variables = run.locals(at)
+    variables = run._shown_locals(at)
     if as_json:
         told = {name: shown_value(value) for name, value in variables.items()}
         click.echo(json.dumps(told, indent=2))
@@ -240,25 +248,53 @@ def watch(run_id: str) -> None:
 @as_json_option
 @store_option
 def in_doubt(*, as_json: bool) -> None:
-    """List the side effects of which nobody knows whether they happened."""
-    found = [
-        (each.run, step)
-        for each in listed()
-        if each.status in _UNFINISHED
-        for step in each.run._seen(1).in_doubt
-    ]
+    """List the side effects that may have happened, and the calls that could be recorded ones."""
+    found, stopped = [], []
+    for each in listed():
+        if each.status in _UNFINISHED:
+            seen = each.run._seen(1)
+            found += [(each.run, step) for step in seen.in_doubt]
+            stopped += [(each.run, seen.stops)] if seen.stops else []
     if as_json:
         rows: list[Any] = [{"run": run.id, **step_facts(step)} for run, step in found]
+        for run, stops in stopped:
+            rows += [{"run": run.id, "status": "stopped", **stop_facts(*stop)} for stop in stops]
         click.echo(json.dumps(rows, indent=2))
-    elif not found:
-        click.echo("nothing is in doubt", err=True)
-    else:
+        return
+    if found:
         rows = [
             [run.id, step.number, f"{step.name}({step.arguments})", when(step.started_at)]
             for run, step in found
         ]
         table(rows, ["RUN", "STEP", "CALL", "STARTED"])
         click.echo("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
+    for run, stops in stopped:
+        click.echo(f"\n{run.id}")
+        tell_stops(run, stops)
+    if not found and not stopped:
+        click.echo("nothing is in doubt", err=True)
+
+
+def stop_facts(stop: Stop, others: list[Call]) -> dict[str, Any]:
+    """Return the entry of a listing for a call at which a run stopped, for JSON."""
+    ruled = stop.ruled
+    return {
+        "stop": stop.number,
+        "name": stop.call.name,
+        "arguments": stop.call.arguments,
+        "site": stop.call.site,
+        "at": stop.at,
+        "could_be": [
+            {
+                "number": other.number,
+                "name": other.name,
+                "arguments": other.arguments,
+                "differs": differing(stop.call, other),
+            }
+            for other in others
+        ],
+        "said": None if ruled is None else ("same" if ruled.same else "another"),
+    }
 
 
 def run_facts(run: Run) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def export(run_id: str, *, form: str, output: Any) -> None:
 def _variables(run: Run) -> tuple[dict[str, str], str]:
     """The variables at the newest checkpoint as text, or why they cannot be shown."""
     try:
-        return {name: shown_value(value) for name, value in run.locals().items()}, ""
+        return {name: shown_value(value) for name, value in run._shown_locals().items()}, ""
     except stepwise.StepNotFoundError:
         return {}, ""
     except stepwise.UnreadableValueError as error:
@@ -149,7 +149,7 @@ def _first_variable(one: Run, other: Run) -> dict[str, Any] | None:
         {each.step: each for each in run.checkpoints if each.verified} for run in (one, other)
     ]
     for step in sorted(places[0].keys() & places[1].keys()):
-        variables = one.locals(step), other.locals(step)
+        variables = one._shown_locals(step), other._shown_locals(step)
         names = dict.fromkeys((*variables[0], *variables[1]))
         for name in names:
             pair = [each.get(name, _MISSING) for each in variables]

@@ -14,7 +14,10 @@ import click
 
 import stepwise
 from stepwise import _config
+from stepwise._journal import seal_for
 from stepwise._listing import listed
+from stepwise._notices import count
+from stepwise._verification import note_restored
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import age, ago, call_text, coloured
 from stepwise.stores import open_store
@@ -26,21 +29,49 @@ from stepwise.stores._local import FolderStore
 @click.argument("step")
 @click.option("--landed", metavar="JSON", help="It happened, and this is its result.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
+@click.option("--same", is_flag=True, help="The call that the run stopped at is STEP.")
+@click.option("--another", is_flag=True, help="That call is another act: it runs, once.")
+@click.option("--stop", type=int, metavar="STOP", help="Which call, if several could be STEP.")
 @store_option
-def resolve(run_id: str, step: str, landed: str | None, *, did_not_happen: bool) -> None:
-    """Settle a side effect in doubt: STEP is its number or its name."""
-    if (landed is None) != did_not_happen:
-        raise click.UsageError("say one thing: --landed JSON or --did-not-happen")
+def resolve(
+    run_id: str,
+    step: str,
+    landed: str | None,
+    *,
+    did_not_happen: bool,
+    same: bool,
+    another: bool,
+    stop: int | None,
+) -> None:
+    """Settle a side effect in doubt, or say which act a stopped call is.
+
+    STEP is the number or the name of the recorded side effect.
+    """
+    if sum((landed is not None, did_not_happen, same, another)) != 1:
+        raise click.UsageError(
+            "say one thing: --landed JSON or --did-not-happen of a step in doubt, --same or "
+            "--another of the call that the run stopped at because of a step"
+        )
+    if stop is not None and not (same or another):
+        raise click.UsageError("--stop says which call is meant: add --same or --another")
     value = _parsed(landed) if landed is not None else None
     run = find_run(run_id)
-    if landed is None:
+    if same or another:
+        run.resolve(step, same=same, another=another, stop=stop)
+        says = (
+            f"the stopped call is step {step} of {run.id}; the next run of the program takes what "
+            "is recorded for it"
+            if same
+            else f"the stopped call is another act than step {step} of {run.id}; the next run of "
+            "the program makes it, once"
+        )
+    elif landed is None:
         run.resolve(step, did_not_happen=True)
-        click.echo(f"step {step} of {run.id} did not happen; the next run of the program makes it")
+        says = f"step {step} of {run.id} did not happen; the next run of the program makes it"
     else:
         run.resolve(step, landed=value)
-        click.echo(
-            f"step {step} of {run.id} landed; the next run of the program goes on with {landed}"
-        )
+        says = f"step {step} of {run.id} landed; the next run of the program goes on with {landed}"
+    click.echo(says)
 
 
 def _parsed(landed: str) -> Any:
@@ -85,11 +116,31 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
             click.echo("put right what can be: stepwise verify --repair", err=True)
         elif not as_json and any(each.effects for each in verified):
             click.echo(
-                "records of side effects are gone: restore the store from a backup, or look "
-                "outside what happened, then: stepwise verify RUN --repair --accept-loss",
+                "records of side effects are gone: look outside what happened, then: "
+                "stepwise verify RUN --repair --accept-loss (or put a backup back, and say so: "
+                "stepwise restore)",
                 err=True,
             )
         sys.exit(1)
+
+
+@main.command(short_help="Say that the store was put back from a backup.")
+@store_option
+def restore() -> None:
+    """Say that the store was put back from a backup, which knows nothing of what came after it.
+
+    Its unfinished runs then ask about each side effect that is not recorded, before it happens.
+    Runs that began after the backup are not in it: called again, they begin anew.
+    """
+    store = open_store(_config.store())
+    found = note_restored(store, seal_for(store))
+    for run_id in found:
+        click.echo(run_id)
+    click.echo(
+        f"{count(len(found), 'unfinished run')} of {store.url}: each side effect that the backup "
+        "does not know is in doubt, until you settle it (stepwise resolve)",
+        err=True,
+    )
 
 
 @main.command()
@@ -101,6 +152,20 @@ def forget(run_id: str, step: str | None, *, yes: bool) -> None:
     """Delete a RUN, or have one STEP of it run again."""
     run = find_run(run_id)
     if step is not None:
+        done = [
+            each
+            for each in run.steps
+            if each.side_effect
+            and each.status in ("completed", "in_doubt")
+            and step in (each.name, str(each.number))
+        ]
+        if done and not yes:
+            state = "happened" if done[0].status == "completed" else "may have happened"
+            click.confirm(
+                f"step {done[0].number}, {done[0].name}({done[0].arguments}), is a side effect "
+                f"that {state}; called again, it happens again. Forget it?",
+                abort=True,
+            )
         run.forget(step)
         click.echo(f"step {step} of {run.id} runs again when the workflow is called")
         return

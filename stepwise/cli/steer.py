@@ -14,6 +14,7 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display import printable
+from stepwise._secrets import HIDDEN
 from stepwise.cli._command import find_run, main, run_argument, store_option
 from stepwise.cli._display import call_text, coloured
 
@@ -63,7 +64,7 @@ def _resume(run: Run, *, dry_run: bool) -> int:
         return 0
     if status == "running":
         owner = run.owner
-        raise stepwise.RunOwnedError(
+        raise stepwise.RunBusyError(
             f"run {run.id!r} is being executed by process {owner.pid if owner else '?'}; look at "
             f"it: stepwise watch {run.id}",
             run_id=run.id,
@@ -96,9 +97,11 @@ def _command_of(run: Run) -> tuple[tuple[str, ...], str]:
         command, folder = (sys.executable, script), os.path.dirname(script)
     needed = (*command[:1], folder, *([script] if script else []))
     missing = [part for part in needed if not os.path.exists(part)]
-    if command and not missing:
+    if command and not missing and not any(HIDDEN in part for part in command):
         return command, folder
-    why = f"{missing[0]} is gone" if command else "it was not started by a command line"
+    why = f"{missing[0]} is gone" if missing else "it was not started by a command line"
+    if any(HIDDEN in part for part in command):
+        why = "a secret was on its command line, which is stored nowhere"
     raise stepwise.ConfigurationError(
         f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
         f"a notebook, run the cell): the call {call_text(run)} goes on; should it "

@@ -5,6 +5,7 @@ Imports: lifecycle, matching, steps, and what they import.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import json
@@ -27,21 +28,24 @@ from stepwise._records import Forgotten, Outcome
 from stepwise._run import current_scope
 from stepwise._steps import Step, known_steps
 from stepwise.errors import ConfigurationError, RunStopped
+from stepwise.integrations._hive_session import Session
 
 __all__ = [
     "HiveExecution",
     "RecordedNode",
     "RecordedValidator",
     "UnfinishedError",
+    "current_execution",
     "recorded_tools",
+    "structure",
 ]
 
 
 class UnfinishedError(Exception):
     """hive says that the execution failed: the run is not completed, and can go on."""
 
-    def __init__(self, result: Any) -> None:
-        super().__init__(str(getattr(result, "error", "")))
+    def __init__(self, result: Any, why: str = "") -> None:
+        super().__init__(why or str(result.error))
         self.result = result
 
 
@@ -96,12 +100,33 @@ class _Visit:
         self.number = 0
 
 
-class HiveExecution(NothingGiven):
-    """The body of a run: hive's own loop, whose nodes and tools ask the journal first."""
+def structure(graph: Any) -> str:
+    """Return the digest of what leads where; prompts and the like are not part of it."""
 
-    def __init__(self, opened: Opened[Any], call: Any, code: str, *, side_effects: bool) -> None:
+    def facts(spec: Any, names: str) -> list[str]:
+        return [str(getattr(spec, name, "")) for name in names.split()]
+
+    nodes = [facts(each, "id node_type input_keys output_keys") for each in graph.nodes]
+    edges = [
+        facts(each, "source target condition condition_expr priority")
+        for each in getattr(graph, "edges", ())
+    ]
+    return _digest.digest([facts(graph, "entry_node terminal_nodes pause_nodes"), nodes, edges])
+
+
+class HiveExecution(NothingGiven):
+    """The body of a run: hive's own loop, whose nodes and tools ask the journal first.
+
+    Attributes:
+        done: how many visits have succeeded.
+    """
+
+    def __init__(
+        self, opened: Opened[Any], call: Any, graph: Any, session: Session, *, side_effects: bool
+    ) -> None:
         self.active, self._is_new, self._call = opened.active, opened.is_new, call
-        self._code = code
+        self._graph, self._session = graph, session
+        self.done = 0
         self.side_effects = side_effects
         self.stopped: RunStopped | None = None
         self.returned: dict[tuple[str, str], Any] = {}
@@ -115,25 +140,45 @@ class HiveExecution(NothingGiven):
         """Run hive's loop from its entry; nodes that are done are answered."""
         active = self.active
         active.begun = True
-        if not self._is_new:
+        if self._is_new:
+            self._session.begin()
+        else:
+            self._session.go_on()
             self._go_on()
         token = _execution.set(self)
         try:
             result = await self._call()
         finally:
             _execution.reset(token)
+            await _saved()
         if self.stopped is not None:  # hive makes an error result of any exception
             raise self.stopped
         if not result.success:
             raise UnfinishedError(result)
+        if self._cut_short(result):
+            why = f"has taken the {self._graph.max_steps} steps of its graph, and may not be done"
+            notice(f"{active.run_id} {why}: called again with a higher max_steps, it continues")
+            raise UnfinishedError(result, why)
         return result
+
+    def _cut_short(self, result: Any) -> bool:
+        """Return whether hive may have stopped for its steps alone, which it calls a success."""
+        most = getattr(self._graph, "max_steps", None)
+        if most is None or result.paused_at or result.steps_executed < most:
+            return False
+        return result.path[-1:] != [] and result.path[-1] not in self._graph.terminal_nodes
+
+    def change(self, memory: Any) -> None:
+        """Write to hive's memory what a session state changed, where the run had stopped."""
+        for key, value in self._session.changes(self.done):
+            memory.write(key, value, validate=False)
 
     def _go_on(self) -> None:
         """Be at the entry; what is recorded answers its visits."""
         active = self.active
         done = go_on_from_the_top(active)
         told = f"goes on from its beginning, {count(done, 'step')} answered by the journal"
-        code = self._code
+        code = structure(self._graph)
         if active.facts.code != code:
             notice(
                 f"{active.run_id}: the graph is not the one that it began with; nodes that are "
@@ -177,6 +222,7 @@ class HiveExecution(NothingGiven):
                 if isinstance(done, Awaitable):
                     await done
         self._visits[spec.id] += 1
+        self.done += 1
         self._attempts[spec.id] = 0
         result = record["result"]
         self._ended[spec.id] = (result.output, record["call"], at.executed)
@@ -188,6 +234,7 @@ class HiveExecution(NothingGiven):
             if held is output:
                 del self._ended[node]
                 self._visits[node] -= 1
+                self.done -= 1
                 self.active.write((Forgotten((call,), time.time()), b""), durable=False)
                 if not executed:
                     self._give_back(call)
@@ -239,6 +286,26 @@ class _Failed(Exception):  # noqa: N818
         return type(self), (self.result,)
 
 
+class _Use:
+    """A caller of a tool; not a function, whose captured variables would be part of the call."""
+
+    def __init__(self, executor: Any, tool_use: Any) -> None:
+        self._executor, self._tool_use = executor, tool_use
+
+    async def acalled(self, arguments: Any, call: str) -> Any:
+        return await self._executor(self._tool_use)
+
+    def called(self, arguments: Any, call: str) -> Any:
+        value = self._executor(self._tool_use)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise ConfigurationError(
+                f"the tool {self._tool_use.name!r} is async, and the tool_executor is not: give "
+                "an `async def` that awaits what it returns"
+            )
+        return value
+
+
 def recorded_tools(executor: Any) -> Any:
     """Hive's ``tool_executor``, recorded by visit, tool and input: the ids are the LLM's whim."""
 
@@ -250,21 +317,9 @@ def recorded_tools(executor: Any) -> Any:
         at.called[same] += 1
         count = at.called[same]
 
-        async def acalled(arguments: Any, call: str) -> Any:  # noqa: ARG001
-            return await executor(tool_use)
-
-        def called(arguments: Any, call: str) -> Any:  # noqa: ARG001
-            value = executor(tool_use)
-            if inspect.iscoroutine(value):
-                value.close()
-                raise ConfigurationError(
-                    f"the tool {tool_use.name!r} is async, and the tool_executor is not: give "
-                    "an `async def` that awaits what it returns"
-                )
-            return value
-
+        use = _Use(executor, tool_use)
         step = Step(
-            acalled if inspect.iscoroutinefunction(executor) else called,
+            use.acalled if inspect.iscoroutinefunction(executor) else use.called,
             kind="tool",
             name=tool_use.name,
             side_effect=execution.side_effects,
@@ -306,6 +361,22 @@ def _answered(value: Any, tool_use: Any) -> Any:
         content = value if isinstance(value, str) else json.dumps(value)
         return ToolResult(tool_use_id=tool_use.id, content=content)
     return dataclasses.replace(cast("Any", value), tool_use_id=tool_use.id)
+
+
+async def _saved() -> None:
+    """Wait for the checkpoints that hive saves beside its loop: the run's tasks end with it."""
+    saving = [
+        task
+        for task in asyncio.all_tasks()
+        if getattr(task.get_coro(), "__name__", "") in ("save_checkpoint", "prune_checkpoints")
+    ]
+    if saving:
+        await asyncio.wait(saving)
+
+
+def current_execution() -> HiveExecution | None:
+    """Return the execution around the caller, if there is one."""
+    return _execution.get()
 
 
 _execution: ContextVar[HiveExecution | None] = ContextVar("stepwise_hive", default=None)

@@ -1,4 +1,4 @@
-"""The files of :class:`CheckpointStore`: hive's own, with a checksum, written durably.
+"""The files of :class:`HiveCheckpointStore`: hive's own, with a checksum, written durably.
 
 A file is what hive itself would write, between two keys more: the first holds the SHA-256 of all
 that follows it, the last says that there has to be one.  Hive keeps and ignores unknown keys.  A

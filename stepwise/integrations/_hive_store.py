@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from stepwise._notices import notice
 from stepwise.errors import ConfigurationError, CorruptStoreError
@@ -30,7 +31,7 @@ from stepwise.integrations._hive_files import (
 from stepwise.stores._folder import sync
 from stepwise.stores._locks import exclusively
 
-__all__ = ["CheckpointStore", "hive_module"]
+__all__ = ["HiveCheckpointStore", "hive_module"]
 
 OnCorrupt = Literal["none", "raise", "fallback"]
 
@@ -44,13 +45,39 @@ def hive_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"framework.{name}")
     except ImportError as error:
-        raise ConfigurationError(
-            "the package `framework` of adenhq/hive cannot be imported. It is not on the package "
-            "registry: clone https://github.com/adenhq/hive and `pip install -e hive/core`"
-        ) from error
+        raise ConfigurationError(_why_not(name, error.name or "")) from error
 
 
-class CheckpointStore:
+def _why_not(name: str, missing: str) -> str:
+    """Return why a module of hive's cannot be imported."""
+    if missing == "framework":
+        return (
+            "the package `framework` of hive is not installed, and not on the package registry: "
+            "git clone --branch v0.8.0 https://github.com/adenhq/hive, and put hive/core on "
+            "PYTHONPATH"
+        )
+    if missing.startswith("framework"):
+        try:
+            with_workers = importlib.util.find_spec("framework.orchestrator") is not None
+        except ImportError:
+            with_workers = False
+        why = (
+            "it is hive v0.10.0 or later, where worker agents take the place of the executor, and "
+            "nothing could be recorded. "
+            if with_workers
+            else "it is another package, or another version of hive. "
+        )
+        return (
+            f"the installed package `framework` has no {missing}: {why}"
+            "Install hive v0.5.1 to v0.8.0, or write the agent with @workflow, @step and @tool"
+        )
+    return (
+        f"framework.{name} of hive cannot be imported, since {missing or 'something'} that it "
+        "imports cannot: install the dependencies of hive/core into this environment"
+    )
+
+
+class HiveCheckpointStore:
     """Hive's ``CheckpointStore``: the same methods, the same files, in ``checkpoints/``.
 
     Files of hive's own store are read too, and hive reads these.  Each is durable when the call
@@ -58,8 +85,9 @@ class CheckpointStore:
 
     Args:
         base_path: folder of a session; by default ``$HOME/.hive``.
-        on_corrupt: what loading a damaged checkpoint gives: ``"none"``: ``None``, as hive does;
-            ``"raise"``: ``CorruptStoreError``; ``"fallback"``: the newest intact one before it.
+        on_corrupt: what loading a damaged checkpoint gives: ``"fallback"``: the newest intact one
+            before it, ``None`` if there is none; ``"raise"``: ``CorruptStoreError``; ``"none"``:
+            ``None``, as with hive, which then starts from the top.
 
     Raises:
         ConfigurationError: hive's package ``framework`` is not there, or there is no such
@@ -67,7 +95,7 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, base_path: str | os.PathLike[str] | None = None, *, on_corrupt: OnCorrupt = "none"
+        self, base_path: str | os.PathLike[str] | None = None, *, on_corrupt: OnCorrupt = "fallback"
     ) -> None:
         if on_corrupt not in ("none", "raise", "fallback"):
             raise ConfigurationError(
@@ -78,6 +106,7 @@ class CheckpointStore:
         self.checkpoints_dir = self.base_path / "checkpoints"
         self.index_path = self.checkpoints_dir / "index.json"
         self.on_corrupt = on_corrupt
+        self._known = _Known(None, None, {})
 
     async def save_checkpoint(
         self, checkpoint: Any, *, max_retries: int = 3, backoff_base: float = 0.5
@@ -121,8 +150,9 @@ class CheckpointStore:
         return await asyncio.to_thread(self._verify, checkpoint_id)
 
     async def load_index(self) -> Any:
-        """Hive's ``CheckpointIndex`` of what the folder holds; ``None`` if there is nothing."""
-        return await asyncio.to_thread(self._index)
+        """Return hive's ``CheckpointIndex`` of the folder; ``None`` if it holds nothing."""
+        index = await asyncio.to_thread(self._index)
+        return index.model_copy(deep=True) if index is not None else None
 
     async def list_checkpoints(
         self, checkpoint_type: str | None = None, is_clean: bool | None = None
@@ -162,8 +192,8 @@ class CheckpointStore:
     # -- one checkpoint --------------------------------------------------------------------------
 
     def _save(self, summary: Any, session_id: str, data: bytes) -> None:
-        with self._locked():
-            index = self._index() or self._schema.CheckpointIndex(session_id=session_id)
+        with self._locked() as names:
+            index = self._index(names) or self._schema.CheckpointIndex(session_id=session_id)
             write(self._path(summary.checkpoint_id), data)
             others = [e for e in index.checkpoints if e.checkpoint_id != summary.checkpoint_id]
             self._write_index(index, [*others, summary])
@@ -220,8 +250,8 @@ class CheckpointStore:
     def _delete(self, checkpoint_ids: list[str]) -> int:
         if not self.checkpoints_dir.exists():
             return 0
-        with self._locked():
-            index, gone = self._index(), set(checkpoint_ids)
+        with self._locked() as names:
+            index, gone = self._index(names), set(checkpoint_ids)
             if index is not None and gone & {each.checkpoint_id for each in index.checkpoints}:
                 # Before the files: killed between, it is not deleted rather than damaged.
                 kept = [each for each in index.checkpoints if each.checkpoint_id not in gone]
@@ -248,22 +278,23 @@ class CheckpointStore:
         index = self._index()
         return [each.checkpoint_id for each in index.checkpoints] if index is not None else []
 
-    def _index(self) -> Any:
-        """The index, with what it lacks: another process was killed before it wrote it down."""
-        index = None
-        if self.index_path.exists():
-            try:
-                index, _ = read(self.index_path, self._schema.CheckpointIndex)
-            except DamagedFileError as error:
-                notice(f"{self.index_path} is damaged ({error}); it is made anew of the files")
-        summaries = index.checkpoints if index is not None else []
-        known = {self.index_path, *(self._path(each.checkpoint_id) for each in summaries)}
-        found = [
-            path
-            for path in self.checkpoints_dir.glob("*.json")
-            if path not in known and not path.name.startswith(".")
-        ]
+    def _index(self, names: frozenset[str] | None = None) -> Any:
+        """Return the index, with what it lacks: a process was killed before it wrote it down.
+
+        Nobody changes what is returned: it is known until the file is another one.
+
+        Args:
+            names: of the files in the folder, if somebody has looked already.
+        """
+        stamp = _stamp(self.index_path)
+        if stamp is None or stamp != self._known.stamp:
+            self._known = self._read_index(stamp)
+        index, files = self._known.index, self._known.files
+        names = _names(self.checkpoints_dir) if names is None else names
+        strange = sorted(names.difference(files.values()))
+        found = [self.checkpoints_dir / name for name in strange if _is_ours(name)]
         missing = [each for each in map(self._summary, found) if each is not None]
+        summaries = index.checkpoints if index is not None else []
         if index is None:
             if not missing:
                 return None
@@ -273,8 +304,18 @@ class CheckpointStore:
             latest = max((_when(each, 0) for each in summaries), default=0)
             merged = [*summaries, *(each for _, each in missing)]
             merged.sort(key=lambda each: _when(each, latest))
-            self._set(index, merged)
+            index = _with(index, merged)
         return index
+
+    def _read_index(self, stamp: _Stamp | None) -> _Known:
+        if stamp is None:
+            return _Known(None, None, {})
+        try:
+            index, _ = read(self.index_path, self._schema.CheckpointIndex)
+        except DamagedFileError as error:
+            notice(f"{self.index_path} is damaged ({error}); it is made anew of the files")
+            return _Known(None, None, {})
+        return _Known(stamp, index, self._files(index))
 
     def _summary(self, path: Path) -> tuple[str, Any] | None:
         """Session and summary of a file that is not in the index; ``None`` if it is none of it."""
@@ -294,22 +335,69 @@ class CheckpointStore:
             return None
         return checkpoint.session_id, self._schema.CheckpointSummary.from_checkpoint(checkpoint)
 
-    def _set(self, index: Any, summaries: list[Any]) -> None:
-        index.checkpoints = summaries
-        index.total_checkpoints = len(summaries)
-        index.latest_checkpoint_id = summaries[-1].checkpoint_id if summaries else None
-
     def _write_index(self, index: Any, summaries: list[Any]) -> None:
-        self._set(index, summaries)
+        index = _with(index, summaries)
         write(self.index_path, sealed(index))
+        self._known = _Known(_stamp(self.index_path), index, self._files(index))
+
+    def _files(self, index: Any) -> dict[str, str]:
+        """Return the names of the files of the checkpoints in an index, by id."""
+        known, ids = self._known.files, [each.checkpoint_id for each in index.checkpoints]
+        return {each: known.get(each) or self._path(each).name for each in ids}
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[frozenset[str]]:
+        """Keep other processes away, and give the names in the folder."""
         make_folder(self.checkpoints_dir)
         with exclusively(str(self.checkpoints_dir / ".lock")):
-            for path in self.checkpoints_dir.glob(".*.tmp"):  # of a process that was killed
-                path.unlink(missing_ok=True)
-            yield
+            names = _names(self.checkpoints_dir)
+            for name in names:
+                if name.startswith(".") and name.endswith(".tmp"):  # of a process that was killed
+                    (self.checkpoints_dir / name).unlink(missing_ok=True)
+            yield names
+
+
+_Stamp = tuple[int, int, int]
+
+
+class _Known(NamedTuple):
+    """The index as it was read or written last.
+
+    Args:
+        stamp: of its file then; ``None`` if there was none.
+        files: names of the files of its checkpoints, by id.
+    """
+
+    stamp: _Stamp | None
+    index: Any
+    files: dict[str, str]
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Return what changes whenever a file is replaced; ``None`` if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _names(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(folder))
+    except FileNotFoundError:
+        return frozenset()
+
+
+def _is_ours(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".") and name != "index.json"
+
+
+def _with(index: Any, summaries: list[Any]) -> Any:
+    """Return an index with other checkpoints."""
+    latest = summaries[-1].checkpoint_id if summaries else None
+    facts = {"total_checkpoints": len(summaries), "latest_checkpoint_id": latest}
+    return index.model_copy(update={"checkpoints": summaries, **facts})
 
 
 def _when(summary: Any, otherwise: float) -> float:

@@ -2,8 +2,8 @@
 
 :func:`executor_class` gives a subclass of hive's ``GraphExecutor`` that records each visit of a
 node, and each result of a tool when it returns: killed and called again, it repeats neither.
-:class:`CheckpointStore` takes the place of hive's class of that name.  hive's package ``framework``
-is imported when one of them is asked for.
+:class:`HiveCheckpointStore` takes the place of hive's ``CheckpointStore``.  hive's package
+``framework`` is imported when one of them is asked for.
 
 Imports: lifecycle, execute, steps, and what they import.
 """
@@ -16,24 +16,31 @@ from typing import Any, cast
 from stepwise import _config, _digest, _identity
 from stepwise._execute import execute_async
 from stepwise._lifecycle import Invocation, Recall, open_run
+from stepwise._options import check_values
 from stepwise._process import memory as process
+from stepwise.errors import ConfigurationError
 from stepwise.integrations._hive_execution import (
     HiveExecution,
     RecordedNode,
     RecordedValidator,
     UnfinishedError,
+    current_execution,
     recorded_tools,
+    structure,
 )
-from stepwise.integrations._hive_store import CheckpointStore, hive_module
+from stepwise.integrations._hive_session import Continued, Session, session_of
+from stepwise.integrations._hive_store import HiveCheckpointStore, hive_module
 from stepwise.rewrite import Source
-from stepwise.stores import open_store
+from stepwise.stores import Store, open_store
 
-__all__ = ["CheckpointStore", "executor_class"]
+__all__ = ["HiveCheckpointStore", "executor_class"]
+
+CheckpointStore = HiveCheckpointStore  # hive's name, for programs that take it from here
 
 
 @functools.cache
 def executor_class() -> Any:
-    """Hive's ``GraphExecutor``, recorded: it takes the same arguments, and these by name.
+    """Return hive's ``GraphExecutor``, recorded: it takes the same arguments, and these by name.
 
     Args of the class:
         store: a URL, a path or a store; by default the configured one, ``~/.stepwise``.
@@ -42,24 +49,18 @@ def executor_class() -> Any:
             that dies inside it leaves it in doubt.
 
     Raises:
-        ConfigurationError: hive's package ``framework`` is not there.
+        ConfigurationError: hive's package ``framework`` is not there, or of a version whose
+            executor cannot be recorded.
     """
     base = hive_module("graph.executor").GraphExecutor
+    if "_get_node_implementation" not in base.execute.__code__.co_names:
+        raise ConfigurationError(
+            "this hive is v0.9.0 or later: its executor starts worker agents, which look up nodes "
+            "by themselves. Nothing of them could be recorded, and after a crash every side effect "
+            "would be repeated. Install hive v0.5.1 to v0.8.0, or write the agent with @workflow, "
+            "@step and @tool"
+        )
     return type("RecordedGraphExecutor", (_Recorded, base), {"__module__": __name__})
-
-
-def _structure(graph: Any) -> str:
-    """Digest of what leads where; prompts and the like are not part of it."""
-
-    def facts(spec: Any, names: str) -> list[str]:
-        return [str(getattr(spec, name, "")) for name in names.split()]
-
-    nodes = [facts(each, "id node_type input_keys output_keys") for each in graph.nodes]
-    edges = [
-        facts(each, "source target condition condition_expr priority")
-        for each in getattr(graph, "edges", ())
-    ]
-    return _digest.digest([facts(graph, "entry_node terminal_nodes pause_nodes"), nodes, edges])
 
 
 class _Recorded:
@@ -73,6 +74,8 @@ class _Recorded:
         side_effects: bool = True,
         **kwargs: Any,
     ) -> None:
+        if run_id is not None:
+            check_values("GraphExecutor", run_id=run_id)
         cast("Any", super()).__init__(*args, **kwargs)
         self._store, self._run_id, self._side_effects = store, run_id, side_effects
         this: Any = self
@@ -90,34 +93,26 @@ class _Recorded:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Execute a graph, or go on where a process was killed or an execution failed.
+        """Execute a graph, or go on where a process was killed or an execution stopped.
+
+        Args:
+            session_state: that of a result that failed or was paused by ``request_pause()``
+                continues its run: what is done is answered, and what was changed in its
+                ``"memory"``, or in ``input_data``, is in the memory from there on.
 
         Raises:
             StepInDoubtError: a tool may or may not have happened.
-            RunOwnedError: the run is being executed.
+            RunBusyError: the run is being executed.
+            ConfigurationError: the store does not hold the run that the session state names.
         """
         store = open_store(self._store if self._store is not None else _config.store())
-        # A goal holds the time when it was made: its id and text tell it apart.
-        told = (goal.id, getattr(goal, "description", ""), input_data, session_state)
-        digest, name = _digest.digest(told), f"hive:{graph.id}"
-        base = _identity.derived_id(name, graph.id, digest)
-        ordinal = process.ordinal(store.url, base)
-        opened = open_run(
-            Invocation(
-                name=name,
-                label=graph.id,
-                function=_Recorded.execute,
-                source=Source("", "", 0, []),
-                bound={"input_data": input_data},
-                instance=None,
-                digest=digest,
-                store=store,
-                run_id=self._run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
-                explicit=self._run_id is not None,
-                fsync=True,
-                code=_structure(graph),
-            )
-        )
+        this: Any = self
+        going_on = session_of(store, session_state, input_data)
+        if going_on is not None:
+            input_data, session_state = going_on.input_data, going_on.session_state
+            if hasattr(this, "_pause_requested"):
+                this._pause_requested.clear()  # it was for the execution that paused
+        opened, base = self._open(store, graph, goal, input_data, session_state, going_on)
         if isinstance(opened, Recall):
             result = opened.value
         else:
@@ -130,16 +125,55 @@ class _Recorded:
                 *args,
                 **kwargs,
             )
-            execution = HiveExecution(
-                opened, call, _structure(graph), side_effects=self._side_effects
-            )
+            session = Session(opened, input_data, session_state, going_on)
+            execution = HiveExecution(opened, call, graph, session, side_effects=self._side_effects)
             try:
                 result = await execute_async(opened.executing(execution))
             except UnfinishedError as unfinished:
-                return unfinished.result
+                return session.noted(unfinished.result, execution.done)
         if self._run_id is None:
             process.completed(store.url, base, base)
         return result
+
+    def _open(
+        self,
+        store: Store,
+        graph: Any,
+        goal: Any,
+        input_data: Any,
+        session_state: Any,
+        going_on: Continued | None,
+    ) -> tuple[Any, str]:
+        """Take up the run of a call; return it, and the id that is made of what the call gives."""
+        # A goal holds the time when it was made: its id and text tell it apart.
+        told = (goal.id, getattr(goal, "description", ""), input_data, session_state)
+        digest, name = _digest.digest(told), f"hive:{graph.id}"
+        base = _identity.derived_id(name, graph.id, digest)
+        ordinal = process.ordinal(store.url, base)
+        run_id = going_on.run_id if going_on is not None else self._run_id
+        opened = open_run(
+            Invocation(
+                name=name,
+                label=graph.id,
+                function=_Recorded.execute,
+                source=Source("", "", 0, []),
+                bound={"input_data": input_data},
+                instance=None,
+                digest=digest,
+                store=store,
+                run_id=run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
+                explicit=run_id is not None,
+                fsync=True,
+                code=structure(graph),
+            )
+        )
+        return opened, base
+
+    def _build_context(self, node_spec: Any, memory: Any, *args: Any, **kwargs: Any) -> Any:
+        execution = current_execution()
+        if execution is not None:
+            execution.change(memory)
+        return cast("Any", super())._build_context(node_spec, memory, *args, **kwargs)
 
     def _get_node_implementation(self, node_spec: Any, *args: Any, **kwargs: Any) -> Any:
         node = cast("Any", super())._get_node_implementation(node_spec, *args, **kwargs)

@@ -20,8 +20,10 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 
 ``source``     a function's source, taken when its decorator runs, and its syntax tree
 ``points``     structural positions of statements, and a fingerprint of the code
+``ahead``      what a statement names and calls
 ``following``  the statement that comes after a position
 ``scope``      declarations, and the hidden names
+``nodes``      what is added to a body
 ``transform``  the rewrite of a body
 ``frame``      what the rewritten function asks while it runs
 ``build``      from the rewritten tree to a function
@@ -30,14 +32,17 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 
 from __future__ import annotations
 
+from stepwise.rewrite.ahead import Ahead
 from stepwise.rewrite.build import Rewritten, UnsupportedError, build, rewrite
 from stepwise.rewrite.following import following_line, function_like
 from stepwise.rewrite.frame import Frame, pending
 from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
+from stepwise.rewrite.scope import renamed
 from stepwise.rewrite.source import Source, capture
 from stepwise.rewrite.transform import Point
 
 __all__ = [
+    "Ahead",
     "Frame",
     "Place",
     "Point",
@@ -52,5 +57,6 @@ __all__ = [
     "function_like",
     "pending",
     "prefix_fingerprint",
+    "renamed",
     "rewrite",
 ]

@@ -1,6 +1,6 @@
 """From a rewritten syntax tree to a function that is the original in all but its code.
 
-Imports: source, points, scope, transform, frame.
+Imports: source, points, ahead, scope, transform, frame.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stepwise.rewrite.ahead import Ahead
 from stepwise.rewrite.frame import enter, visible
 from stepwise.rewrite.points import yields
 from stepwise.rewrite.scope import (
@@ -25,8 +26,10 @@ from stepwise.rewrite.scope import (
     TARGET,
     VALUES,
     VISIBLE,
+    attributes_stored,
     hide_names,
     hoist,
+    part_comprehensions,
     placed,
 )
 from stepwise.rewrite.source import FunctionNode, Source, capture
@@ -44,13 +47,23 @@ class UnsupportedError(Exception):
 
 @dataclass(eq=False, repr=False)
 class Rewritten:
-    """A function that can be entered at its points, and what is known of them."""
+    """A function that can be entered at its points, and what is known of them.
+
+    Attributes:
+        assigned: the globals that it or a function inside it declares.
+        stored: the attributes of variables that it assigns: ``self.name``.
+        variables: its own variables and those of enclosing functions that it names.
+    """
 
     function: types.FunctionType
     points: dict[int, Point]
     blocks: list[str]
     withs: list[With]
     loops: dict[str, int]
+    ahead: dict[int, Ahead]
+    assigned: frozenset[str]
+    stored: frozenset[str]
+    variables: frozenset[str]
 
     def number(self, position: str) -> int | None:
         """The point at a structural position."""
@@ -99,8 +112,12 @@ def build(
             hide_names(plain)
             hide_names(resumable)
         hoist(plain)
+        globals_ = [each for each in ast.walk(resumable) if isinstance(each, ast.Global)]
+        assigned = frozenset(name for each in globals_ for name in each.names)
+        stored = attributes_stored(resumable)
         changed = transform(resumable)
-        code = _compile(plain, _body(changed, plain, original), function)
+        alone = _alone(source, function)
+        code = _compile(plain, _body(changed, plain, alone), function)
     except RecursionError as error:
         raise UnsupportedError("its statements or expressions are nested too deeply") from error
     _check_same(original, code)
@@ -114,7 +131,17 @@ def build(
         tuple(cells[name] for name in code.co_freevars),
     )
     _dress(rewritten, function)
-    return Rewritten(rewritten, changed.points, changed.blocks, changed.withs, changed.loops)
+    return Rewritten(
+        rewritten,
+        changed.points,
+        changed.blocks,
+        changed.withs,
+        changed.loops,
+        changed.ahead,
+        assigned,
+        stored,
+        frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars)),
+    )
 
 
 def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
@@ -147,8 +174,24 @@ def _refuse(code: types.CodeType, source: Source) -> None:
             raise UnsupportedError(f"it is {kind} (yield at line {line})")
 
 
+def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
+    """Return code of the function in which only its own variables are local.
+
+    Since Python 3.12 (PEP 709) those of its comprehensions are among them: assigned to, they would
+    hide the globals and free variables of these names.
+    """
+    node = source.parse() if sys.version_info >= (3, 12) else None
+    if node is None or not part_comprehensions(node):
+        return function.__code__
+    return _compile(node, node.body, function)
+
+
 def _body(changed: Transformed, plain: FunctionNode, code: types.CodeType) -> list[ast.stmt]:
-    """The plain body and the one that can be resumed, one beside the other."""
+    """The plain body and the one that can be resumed, one beside the other.
+
+    Args:
+        code: whose local variables are the function's own.
+    """
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
     frame = ast.Name(FRAME, ast.Load())
     captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
@@ -265,9 +308,9 @@ def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
         return constant
 
     code = code.replace(co_consts=tuple(named(constant) for constant in code.co_consts))
-    if sys.version_info >= (3, 11):
+    if sys.version_info >= (3, 11) and f"{code.co_qualname}.".startswith(f"{old}."):
         code = code.replace(co_qualname=new + code.co_qualname.removeprefix(old))
-    return code
+    return code  # else something in it is declared ``global``, and has no other name than that
 
 
 def _bare(argument: ast.arg) -> ast.arg:

@@ -41,15 +41,17 @@ class Frame:
 
     Attributes:
         due: a checkpoint is wanted at the next boundary.
+        asking: points at which one may be wanted though none is due.
         values: the local variables to begin with, on resume.
         visit: gets the number of each branch that is entered.
         locals: the builtin, called in the rewritten function's own frame.
     """
 
-    __slots__ = ("due", "locals", "target", "values", "visit", "visited")
+    __slots__ = ("asking", "due", "locals", "target", "values", "visit", "visited")
 
     def __init__(self) -> None:
         self.due = False
+        self.asking: set[int] = set()
         self.target = 0
         self.values: Mapping[str, Any] = {}
         self.visited: set[int] = set()
@@ -70,7 +72,7 @@ class Frame:
         return self.target
 
     def save(self, number: int, values: dict[str, Any]) -> None:
-        """A point was reached while a checkpoint was due."""
+        """Take a checkpoint, if one is wanted here; what comes next may call something."""
         self.due = False
 
     # -- loops -----------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """The scope of a rewritten function: its declarations, and the names of ours beside the user's.
 
 Hidden names begin with ``@``, which no identifier does: they cannot clash, and the mangling of
-private names leaves them alone.  Imports: source.
+private names leaves them alone.  But for the numbers of loops they consist of what no identifier
+holds, so that they are like none and no ``NameError`` suggests them.  Imports: source.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from stepwise.rewrite.source import FunctionNode
 
@@ -19,15 +21,39 @@ __all__ = [
     "TARGET",
     "VALUES",
     "VISIBLE",
+    "attributes_stored",
     "hide_names",
     "hoist",
+    "item_name",
+    "iterator_name",
+    "part_comprehensions",
     "placed",
     "released",
+    "renamed",
 ]
 
-ENTER, VISIBLE = "@enter", "@visible"  # functions of ours, in cells
-FRAME, TARGET, VALUES, CHOICE = "@f", "@t", "@v", "@c"  # local variables
+ENTER, VISIBLE = "@(", "@)"  # functions of ours, in cells
+FRAME, TARGET, VALUES, CHOICE = "@[]", "@>", "@{}", "@|"  # local variables
+_ITERATOR, _ITEM = "@::", "@=="  # of loops, with their numbers
 LISTING = ("locals", "vars", "dir")
+
+
+def iterator_name(number: int) -> str:
+    """The hidden variable with the iterator of a loop."""
+    return f"{_ITERATOR}{number}"
+
+
+def item_name(number: int) -> str:
+    """The hidden variable with the item that a loop has taken."""
+    return f"{_ITEM}{number}"
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables under their names of today: version a6cd4d2 called the iterators ``@i0``."""
+    return {
+        f"{_ITERATOR}{name[2:]}" if name[:2] == "@i" else name: value
+        for name, value in values.items()
+    }
 
 
 def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
@@ -112,3 +138,42 @@ def hide_names(node: FunctionNode) -> None:
     """Let the hidden names stay out of what ``locals()``, ``vars()`` and ``dir()`` say."""
     hide = _HideNames()
     node.body = [hide.visit(stmt) for stmt in node.body]
+
+
+def attributes_stored(node: FunctionNode) -> frozenset[str]:
+    """Return the attributes of variables that a function assigns, as ``self.name``."""
+    return frozenset(
+        f"{each.value.id}.{each.attr}"
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+    )
+
+
+class _Part(ast.NodeTransformer):
+    """Comprehensions become generator expressions, which are scopes of their own everywhere."""
+
+    found = False
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.expr:
+        return self._part(node, node.elt)
+
+    visit_SetComp = visit_ListComp  # noqa: N815
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.expr:
+        return self._part(
+            node, ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node)
+        )
+
+    def _part(self, node: ast.ListComp | ast.SetComp | ast.DictComp, element: ast.expr) -> ast.expr:
+        self.found = True
+        made = ast.GeneratorExp(element, node.generators)
+        return self.generic_visit(ast.copy_location(made, node))  # type: ignore[return-value]
+
+
+def part_comprehensions(node: FunctionNode) -> bool:
+    """Give each comprehension in a function a scope of its own; return whether there is one."""
+    part = _Part()
+    part.visit(node)
+    return part.found

@@ -5,15 +5,16 @@ the *target*: 0 in normal running, on resume the number of the last finished sta
 ``k`` that contains a call, ``await`` or ``yield`` becomes::
 
     if @t < k:
+        if not @t and (@f.due or j in @f.asking): @f.save(j, @f.locals())
         @t = 0
         <statement>
-        if @f.due: @f.save(k, @f.locals())
 
-Statements without calls share the guard of the next one that has some: none is ever executed while
-the target is not 0.  A compound statement is numbered after its parts; on resume it is entered
-without evaluating its head: ``if`` and ``match`` take the branch that holds the target, ``while``
-skips its first test, ``for`` finds its iterator among the restored locals and takes no item for the
-first pass, ``with`` evaluates its managers again, ``try`` is entered.
+with ``j`` for the point before it: so what the statements between two calls did is saved with it.
+Statements without calls share one guard: none is ever executed while the target is not 0.  A
+compound statement is numbered after its parts; on resume it is entered without evaluating its head:
+``if`` and ``match`` take the branch that holds the target, ``while`` skips its first test, ``for``
+finds its iterator among the restored locals and takes no item for the first pass, ``with``
+evaluates its managers again, ``try`` is entered.
 
 Things that do not work, and were tried or considered:
 
@@ -25,7 +26,7 @@ Things that do not work, and were tried or considered:
 
 The guard of a group stands on the line of its first statement, and what follows a compound
 statement on the line of its head, so that a debugger and a coverage tool see no line that the
-original would not have reached.  Imports: points, scope, source.
+original would not have reached.  Imports: ahead, nodes, points, scope, source.
 """
 
 from __future__ import annotations
@@ -34,8 +35,27 @@ import ast
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from stepwise.rewrite.ahead import Ahead, ahead_of, each_pass
+from stepwise.rewrite.nodes import (
+    ask,
+    load,
+    reset,
+    store,
+    target,
+    unless_resuming,
+    when_resuming,
+)
 from stepwise.rewrite.points import TRIES, any_calls, calls, opens
-from stepwise.rewrite.scope import CHOICE, FRAME, TARGET, hoist, placed, released
+from stepwise.rewrite.scope import (
+    CHOICE,
+    FRAME,
+    TARGET,
+    hoist,
+    item_name,
+    iterator_name,
+    placed,
+    released,
+)
 from stepwise.rewrite.source import FunctionNode
 
 __all__ = [
@@ -45,7 +65,7 @@ __all__ = [
     "transform",
 ]
 
-_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_FORS = (ast.For, ast.AsyncFor)
 
 
 class Point(NamedTuple):
@@ -88,6 +108,8 @@ class Transformed(NamedTuple):
         blocks: paths of the branches, by the number that ``visit`` gets, from 0.
         withs: by number, from 0.
         loops: hidden iterators, with the line of their loop.
+        ahead: what is executed after a point, by its number; of those at which it can be saved,
+            and under 0 what the function begins with.
     """
 
     declarations: list[ast.stmt]
@@ -96,50 +118,22 @@ class Transformed(NamedTuple):
     blocks: list[str]
     withs: list[With]
     loops: dict[str, int]
+    ahead: dict[int, Ahead]
 
 
 def transform(node: FunctionNode) -> Transformed:
     """Rewrite the body of a function; ``node`` is used up."""
     declarations = hoist(node)
-    rewriter = _Rewriter(released(node))
-    body = rewriter.block(node.body, "body", _Around())
+    made = _Rewriter(released(node))
+    body = made.block(node.body, "body", _Around())
+    if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
+        body += placed(made.save(made.last(), Ahead(ends=True)), node.body[-1])
     return Transformed(
-        declarations, body, rewriter.points, rewriter.blocks, rewriter.withs, rewriter.loops
+        declarations, body, made.points, made.blocks, made.withs, made.loops, made.ahead
     )
 
 
-# -- making nodes --------------------------------------------------------------------------------
-
-
-def _load(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
-
-
-def _set(name: str, value: ast.expr) -> ast.stmt:
-    return ast.Assign(targets=[ast.Name(name, ast.Store())], value=value)
-
-
-def _ask(attribute: str, *arguments: ast.expr) -> ast.expr:
-    """``@f.attribute(arguments)``."""
-    function = ast.Attribute(_load(FRAME), attribute, ast.Load())
-    return ast.Call(func=function, args=list(arguments), keywords=[])
-
-
-def _target(operator: ast.cmpop, number: int) -> ast.expr:
-    """``@t < number``."""
-    return ast.Compare(_load(TARGET), [operator], [ast.Constant(number)])
-
-
-def _when_resuming(then: ast.expr, otherwise: ast.expr) -> ast.expr:
-    return ast.IfExp(test=_load(TARGET), body=then, orelse=otherwise)
-
-
-def _unless_resuming(*body: ast.stmt) -> ast.stmt:
-    return ast.If(test=ast.UnaryOp(ast.Not(), _load(TARGET)), body=list(body), orelse=[])
-
-
-def _reset() -> ast.stmt:
-    return _set(TARGET, ast.Constant(0))
+# -- the rewriter --------------------------------------------------------------------------------
 
 
 def _names_bound(targets: Iterable[ast.expr | None]) -> tuple[str, ...]:
@@ -152,14 +146,16 @@ def _names_bound(targets: Iterable[ast.expr | None]) -> tuple[str, ...]:
     )
 
 
-# -- the rewriter --------------------------------------------------------------------------------
-
-
 class _Around(NamedTuple):
     """What a statement is inside of."""
 
     withs: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()
+    caught: bool = False  # by what calls something: a handler, a ``finally``
+
+    def sees(self, ahead: Ahead | None) -> Ahead | None:
+        """Return the code that is ahead in here."""
+        return (ahead or Ahead())._replace(escapes=True) if self.caught else ahead
 
 
 class _Rewriter:
@@ -169,58 +165,106 @@ class _Rewriter:
         self.blocks: list[str] = []
         self.withs: list[With] = []
         self.loops: dict[str, int] = {}
+        self.ahead: dict[int, Ahead] = {}
 
     def point(self, position: str, line: int, around: _Around) -> int:
         number = len(self.points) + 1
         self.points[number] = Point(position, line, around.withs, around.loops)
         return number
 
-    def save(self, number: int) -> ast.stmt:
-        """``if @f.due: @f.save(number, @f.locals())``."""
-        due = ast.Attribute(_load(FRAME), "due", ast.Load())
-        call = ast.Expr(_ask("save", ast.Constant(number), _ask("locals")))
-        return ast.If(test=due, body=[call], orelse=[])
+    def save(self, number: int | None, ahead: Ahead | None) -> list[ast.stmt]:
+        """``if not @t and (@f.due or number in @f.asking): @f.save(number, @f.locals())``.
 
-    def block(self, stmts: list[ast.stmt], path: str, around: _Around) -> list[ast.stmt]:
-        """The statements of a block, each reachable."""
+        Args:
+            number: of the last point; ``None`` where there is none, since nothing was executed.
+            ahead: what is executed from there; ``None`` if it does not matter.
+        """
+        if number is None and ahead is not None:
+            self.ahead.setdefault(0, ahead)
+        if number is None or ahead is None:
+            return []
+        self.ahead[number] = ahead
+        due = ast.Attribute(load(FRAME), "due", ast.Load())
+        asking = ast.Attribute(load(FRAME), "asking", ast.Load())
+        asked = ast.Compare(ast.Constant(number), [ast.In()], [asking])
+        resumed = ast.UnaryOp(ast.Not(), load(TARGET))
+        test = ast.BoolOp(ast.And(), [resumed, ast.BoolOp(ast.Or(), [due, asked])])
+        call = ast.Expr(ask("save", ast.Constant(number), ask("locals")))
+        return [ast.If(test=test, body=[call], orelse=[])]
+
+    def key(self, stmt: ast.stmt) -> str | int:
+        """By which a loop or ``with`` statement that is rewritten next is known."""
+        if isinstance(stmt, TRIES):
+            return self.key(stmt.body[0])  # type: ignore[attr-defined]
+        return iterator_name(len(self.loops)) if isinstance(stmt, _FORS) else len(self.withs)
+
+    def block(
+        self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None = None
+    ) -> list[ast.stmt]:
+        """The statements of a block, each reachable.
+
+        Args:
+            before: the point before the first, if it can be saved there.
+        """
         done: list[ast.stmt] = []
         pending: list[ast.stmt] = []
         for index, stmt in enumerate(stmts):
             here = f"{path}[{index}]"
-            if opens(stmt):
-                done += self.group(pending, f"{path}[{index - 1}]", around)
-                done += self.open(stmt, here, around)
-                pending = []
+            piecemeal = opens(stmt)
+            if not piecemeal and not calls(stmt):
+                pending.append(stmt)
                 continue
-            pending.append(stmt)
-            if calls(stmt) or index == len(stmts) - 1:
-                done += self.group(pending, here, around)
-                pending = []
-        return done
+            if pending:
+                done += self.group(pending, f"{path}[{index - 1}]", around, before)
+                before, pending = self.last(), []
+            if piecemeal:
+                done += self.open(stmt, here, around, before)
+            else:
+                done += self.group([stmt], here, around, before)
+            before = self.last()
+        return done + self.group(pending, f"{path}[{len(stmts) - 1}]", around, before)
 
-    def group(self, stmts: list[ast.stmt], path: str, around: _Around) -> list[ast.stmt]:
-        """Statements under one guard; only the last may contain a call."""
+    def group(
+        self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None
+    ) -> list[ast.stmt]:
+        """Statements under one guard; if there are several, none contains a call."""
         if not stmts:
             return []
-        last = stmts[-1]
-        number = self.point(f"after {path}", last.lineno, around)
-        body = placed([_reset()], stmts[0]) + stmts
-        if calls(last) and not isinstance(last, _LEAVES):
-            body += placed([self.save(number)], last)
-        return placed([ast.If(test=_target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
+        saves = self.save(before, around.sees(ahead_of(stmts)))
+        number = self.point(f"after {path}", stmts[-1].lineno, around)
+        body = [*placed([*saves, reset()], stmts[0]), *stmts]
+        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
 
     def branch(
         self, stmts: list[ast.stmt], path: str, around: _Around, *, enter: bool
     ) -> list[ast.stmt]:
-        """A block of a compound statement; with ``enter`` there is a point before its first."""
+        """A block of a compound statement; there is a point before its first if one is wanted.
+
+        Args:
+            enter: the head calls something.
+        """
         if not stmts:
             return []
         self.blocks.append(path)
-        front: list[ast.stmt] = [ast.Expr(_ask("visit", ast.Constant(len(self.blocks) - 1)))]
-        if enter:
+        front: list[ast.stmt] = [ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1)))]
+        number = None
+        if enter or around.sees(ahead_of(stmts[:1])) is not None:
             number = self.point(f"enter {path}", stmts[0].lineno, around)
-            front.append(_unless_resuming(self.save(number)))
-        return [*placed(front, stmts[0]), *self.block(stmts, path, around)]
+        return [*placed(front, stmts[0]), *self.block(stmts, path, around, number)]
+
+    def body(
+        self,
+        node: ast.For | ast.AsyncFor | ast.While,
+        path: str,
+        around: _Around,
+        *,
+        enter: bool,
+        iterator: str = "",
+    ) -> list[ast.stmt]:
+        """The body of a loop, which ends where another pass may begin."""
+        body = self.branch(node.body, f"{path}.body", around, enter=enter)
+        end = self.save(self.last(), each_pass(node, iterator))
+        return [*body, *placed(end, node), *placed([reset()], node)]
 
     def last(self) -> int:
         """The number of the last point made."""
@@ -228,53 +272,57 @@ class _Rewriter:
 
     # -- compound statements ---------------------------------------------------------------------
 
-    def open(self, node: ast.stmt, path: str, around: _Around) -> list[ast.stmt]:
+    def open(
+        self, node: ast.stmt, path: str, around: _Around, before: int | None
+    ) -> list[ast.stmt]:
         kind = "try" if isinstance(node, TRIES) else type(node).__name__.lower()
         kind = kind.removeprefix("async")
-        inside = _target(ast.Lt(), self.last() + 1)  # what is done lies before this statement
-        front: ast.stmt = ast.If(test=inside, body=[_reset()], orelse=[])
+        saves = self.save(before, around.sees(ahead_of([node], self.key(node))))
+        inside = target(ast.Lt(), self.last() + 1)  # what is done lies before this statement
+        front: ast.stmt = ast.If(test=inside, body=[*saves, reset()], orelse=[])
         body: list[ast.stmt] = getattr(self, f"open_{kind}")(node, path, around)
         number = self.point(f"after {path}", node.lineno, around)
-        body = [front, *body, _reset(), self.save(number)]
-        return placed([ast.If(test=_target(ast.Lt(), number), body=body, orelse=[])], node)
+        body = [front, *body, reset()]
+        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
 
     def open_if(self, node: ast.If, path: str, around: _Around) -> list[ast.stmt]:
         enter = calls(node.test)
         body = self.branch(node.body, f"{path}.body", around, enter=enter)
-        node.test = _when_resuming(_target(ast.LtE(), self.last()), node.test)
+        node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
         orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
         node.body, node.orelse = body, orelse
         return [node]
 
     def open_while(self, node: ast.While, path: str, around: _Around) -> list[ast.stmt]:
-        body = self.branch(node.body, f"{path}.body", around, enter=calls(node.test))
-        node.test = _when_resuming(_target(ast.LtE(), self.last()), node.test)
-        orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=calls(node.test))
-        node.body, node.orelse = [*body, _reset()], orelse
+        enter = calls(node.test)
+        body = self.body(node, path, around, enter=enter)
+        node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
+        orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
+        node.body, node.orelse = body, orelse
         return [node]
 
     def open_for(self, node: ast.For | ast.AsyncFor, path: str, around: _Around) -> list[ast.stmt]:
         waits = "a" if isinstance(node, ast.AsyncFor) else ""
         number = len(self.loops)
-        iterator, item = f"@i{number}", f"@x{number}"
+        iterator, item = iterator_name(number), item_name(number)
         self.loops[iterator] = node.lineno
         enter = calls(node.iter) or bool(waits)
-        inside = _Around(around.withs, (*around.loops, iterator))
-        body = self.branch(node.body, f"{path}.body", inside, enter=enter)
+        inside = around._replace(loops=(*around.loops, iterator))
+        body = self.body(node, path, inside, enter=enter, iterator=iterator)
         again = ast.IfExp(
-            test=_target(ast.LtE(), self.last()),
-            body=_ask(f"{waits}again", _load(iterator)),
-            orelse=_ask(f"{waits}nothing"),
+            test=target(ast.LtE(), self.last()),
+            body=ask(f"{waits}again", load(iterator)),
+            orelse=ask(f"{waits}nothing"),
         )
         orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
-        begin = placed([_unless_resuming(_set(iterator, _ask(f"{waits}iter", node.iter)))], node)
-        take = ast.Assign(targets=[node.target], value=_load(item))
-        forget = _set(item, ast.Constant(None))
-        node.iter = _when_resuming(again, _load(iterator))
-        node.body = [*placed([_unless_resuming(take, forget)], node.target), *body, _reset()]
+        begin = placed([unless_resuming(store(iterator, ask(f"{waits}iter", node.iter)))], node)
+        take = ast.Assign(targets=[node.target], value=load(item))
+        forget = store(item, ast.Constant(None))
+        node.iter = when_resuming(again, load(iterator))
+        node.body = [*placed([unless_resuming(take, forget)], node.target), *body]
         node.target = ast.copy_location(ast.Name(item, ast.Store()), node.target)
         node.orelse = orelse
-        return [*begin, node, _set(iterator, ast.Constant(None))]
+        return [*begin, node, store(iterator, ast.Constant(None))]
 
     def open_with(
         self, node: ast.With | ast.AsyncWith, path: str, around: _Around
@@ -286,28 +334,35 @@ class _Rewriter:
         )
         enter = any_calls(item.context_expr for item in node.items)
         for index, item in enumerate(node.items):
-            manager = _ask("manager", ast.Constant(number), ast.Constant(index), item.context_expr)
+            manager = ask("manager", ast.Constant(number), ast.Constant(index), item.context_expr)
             item.context_expr = ast.copy_location(manager, item.context_expr)
-        inside = _Around((*around.withs, number), around.loops)
+        inside = around._replace(withs=(*around.withs, number))
         node.body = self.branch(node.body, f"{path}.body", inside, enter=enter)
-        return [ast.Expr(_ask("opening", ast.Constant(number))), node]
+        return [ast.Expr(ask("opening", ast.Constant(number))), node]
 
     def open_try(self, node: ast.Try, path: str, around: _Around) -> list[ast.stmt]:
         before = len(self.loops)
-        node.body = self.branch(node.body, f"{path}.body", around, enter=False)
+        self.blocks.append(f"{path}.body")
+        visit = ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1)))
+        # No point before the first statement: it would be the one before ``try`` itself.
+        ends = any_calls(node.finalbody)
+        inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
+        body = self.block(node.body, f"{path}.body", inside)
+        node.body = [*placed([visit], node.body[0]), *body]
         left = list(self.loops)[before:]
         for index, handler in enumerate(node.handlers):
             self.blocks.append(f"{path}.handlers[{index}].body")
             front: list[ast.stmt] = [
-                _reset(),  # what failed may be a manager or a ``finally``, on the way to the target
-                ast.Expr(_ask("visit", ast.Constant(len(self.blocks) - 1))),
+                reset(),  # what failed may be a manager or a ``finally``, on the way to the target
+                ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1))),
             ]
             # The iterators of loops that the exception left would live until the function ends.
-            front += [_set(name, ast.Constant(None)) for name in left]
+            front += [store(name, ast.Constant(None)) for name in left]
             handler.body = [*placed(front, handler.body[0]), *handler.body]
-        node.orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=False)
+        inside = around._replace(caught=around.caught or ends)
+        node.orelse = self.branch(node.orelse, f"{path}.orelse", inside, enter=False)
         if node.finalbody:
-            node.finalbody = [*placed([_reset()], node.finalbody[0]), *node.finalbody]
+            node.finalbody = [*placed([reset()], node.finalbody[0]), *node.finalbody]
         return [node]
 
     def open_match(self, node: ast.Match, path: str, around: _Around) -> list[ast.stmt]:
@@ -319,21 +374,21 @@ class _Rewriter:
             where = f"{path}.cases[{index}].body"
             bodies.append(self.branch(case.body, where, around, enter=enter))
             chosen.append(self.last())
-            case.body = placed([_set(CHOICE, ast.Constant(index))], case.pattern)
+            case.body = placed([store(CHOICE, ast.Constant(index))], case.pattern)
         by_target: ast.expr = ast.Constant(len(chosen) - 1)
         for index in reversed(range(len(chosen) - 1)):
             by_target = ast.IfExp(
-                test=_target(ast.LtE(), chosen[index]),
+                test=target(ast.LtE(), chosen[index]),
                 body=ast.Constant(index),
                 orelse=by_target,
             )
         choose = ast.If(
-            test=_load(TARGET),
-            body=[_set(CHOICE, by_target)],
-            orelse=[_set(CHOICE, ast.Constant(-1)), node],
+            test=load(TARGET),
+            body=[store(CHOICE, by_target)],
+            orelse=[store(CHOICE, ast.Constant(-1)), node],
         )
         dispatch: list[ast.stmt] = []
         for index, body in reversed(list(enumerate(bodies))):
-            test = ast.Compare(_load(CHOICE), [ast.Eq()], [ast.Constant(index)])
+            test = ast.Compare(load(CHOICE), [ast.Eq()], [ast.Constant(index)])
             dispatch = [ast.If(test=test, body=body, orelse=dispatch)]
         return [choose, *dispatch]

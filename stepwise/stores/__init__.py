@@ -1,27 +1,25 @@
 """Stores, chosen by URL: ``memory:``, ``memory:NAME``, ``disk:/path``, ``sqlite:/path``, a path.
 
-Imports: the protocol; a store's own module when it is asked for.
+Imports: the protocol, settings; a store's own module when it is asked for.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import threading
+import sys
+from collections.abc import Iterable
 
+from stepwise import _config
+from stepwise._forks import process_lock
 from stepwise.errors import ConfigurationError
 from stepwise.stores.base import Batch, Head, Owner, Store
 
-__all__ = ["Batch", "Head", "Owner", "Store", "open_store"]
+__all__ = ["Batch", "Head", "Owner", "Store", "close_under", "open_store"]
 
 _METHODS = [name for name in vars(Store) if not name.startswith("_")]
 _open: dict[str, Store] = {}
-_mutex = threading.RLock()
-# A fork waits for it: else the child would have a lock, of ours or of an import, that nobody frees.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_mutex.release
-    )
+_mutex = process_lock()  # a store's own module is imported under it, with a lock of Python
 
 
 def open_store(where: str | os.PathLike[str] | Store) -> Store:
@@ -35,11 +33,58 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
         return _checked(where)
     text = os.fspath(where)
     scheme, rest = _split(text)
+    if _config.test_home():
+        rest = _of_the_test(scheme, rest, _config.test_home())
     with _mutex:
         store = _open.get(f"{scheme}:{rest}")
         if store is None:
             store = _open[f"{scheme}:{rest}"] = _make(scheme, rest)
         return store
+
+
+def close_under(folder: str, used: Iterable[Store] = ()) -> None:
+    """Close the stores in a test's folder, and let go of those in memory that it used.
+
+    Args:
+        used: stores that stay open.
+    """
+    below, suffix = os.path.realpath(folder) + os.sep, _suffix(folder)
+    with _mutex:
+        for url, store in list(_open.items()):
+            of_the_test = url.partition(":")[2].startswith(below) or url.endswith(suffix)
+            if of_the_test and not any(store is each for each in used):
+                del _open[url]
+                store.close()
+    locks = sys.modules.get("stepwise.stores._locks")
+    if locks is not None:
+        locks.close_lock_files(os.path.realpath(folder))
+
+
+def _suffix(home: str) -> str:
+    import hashlib
+
+    return f"@{hashlib.sha256(os.fsencode(os.path.realpath(home))).hexdigest()[:12]}"
+
+
+def _of_the_test(scheme: str, rest: str, home: str) -> str:
+    """Replace a store that outlives its test: what it holds would answer the test's calls.
+
+    Stores in temporary folders are the test's own, unless it is executed inside of them.
+    """
+    import tempfile
+
+    if scheme == "memory":
+        return rest.removesuffix(_suffix(home)) + _suffix(home)
+    session = os.path.dirname(os.path.dirname(os.path.realpath(home)))
+    temporary = any(_is_below(rest, each) for each in (tempfile.gettempdir(), "/dev/shm"))  # noqa: S108
+    if _is_below(rest, session) or (temporary and not _is_below(rest, os.getcwd())):
+        return rest
+    name = os.path.basename(rest) + _suffix(rest)
+    return os.path.join(os.path.realpath(home), "stores", name)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(os.path.realpath(folder) + os.sep)
 
 
 def _checked(store: Store) -> Store:

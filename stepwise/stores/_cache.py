@@ -17,7 +17,6 @@ The only module that knows diskcache.  Imports: the folder, transactions, values
 
 from __future__ import annotations
 
-import functools
 import os
 import sqlite3
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import diskcache
 from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_BINARY, MODE_RAW
 
+from stepwise._forks import cached
 from stepwise._pieces import Data
 from stepwise.stores._folder import damaged
 from stepwise.stores._transactions import BUSY_SECONDS, NORMAL, Transactions
@@ -111,7 +111,7 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
             return super().reset(key, *value, **how)
         return None
 
-    @functools.cached_property
+    @cached
     def _told(self) -> dict[str, Any]:
         """The settings that the database has."""
         try:

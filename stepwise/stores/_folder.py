@@ -15,7 +15,16 @@ import sqlite3
 from stepwise._pieces import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 
-__all__ = ["check_path", "damaged", "inode", "make_folder", "store_error", "sync", "write_file"]
+__all__ = [
+    "check_path",
+    "damaged",
+    "inode",
+    "is_alive",
+    "make_folder",
+    "store_error",
+    "sync",
+    "write_file",
+]
 
 _NETWORK = (
     "nfs", "cifs", "smb", "9p", "sshfs", "afs", "lustre", "ceph", "gluster", "s3fs", "gcsfuse",
@@ -141,6 +150,17 @@ def inode(path: str) -> tuple[int, int] | None:
     return there.st_ino, there.st_dev
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of that id on this machine."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # of another user
+    return True
+
+
 # -- errors --------------------------------------------------------------------------------------
 
 _CODES = {
@@ -196,8 +216,9 @@ def store_error(path: str, error: Exception) -> StoreError:
 def damaged(path: str, what: str) -> CorruptStoreError:
     """The error for a database that cannot be made sense of."""
     return CorruptStoreError(
-        f"the database of the store {path} is damaged: {what}. Restore the folder from a backup; "
-        "or, if repeating the side effects of its runs is harmless, move it away and start over",
+        f"the database of the store {path} is damaged: {what}. Put the folder back from a "
+        "backup, and say so: stepwise restore (side effects that it does not know are then asked "
+        "about); or, if repeating them is harmless, move the folder away and start over",
         path=path,
         errno=None,
     )

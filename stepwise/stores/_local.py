@@ -23,8 +23,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from stepwise._group import Group, Share
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._copies import Copy, unwritable
-from stepwise.stores._folder import check_path, inode, make_folder, store_error
-from stepwise.stores._locks import LockFile, lock_file
+from stepwise.stores._folder import check_path, inode, is_alive, make_folder, store_error
+from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
 from stepwise.stores._packed import epoch_of, hashed, lease_front, owner_of, pack_lease
 from stepwise.stores._rows import Page, Rows, put_batch, put_objects
@@ -153,9 +153,10 @@ class FolderStore(abc.ABC):
         pid = self._leases().holder(run_id)
         if pid is None:
             return None
+        host = os.uname().nodename
         owner = owner_of(self._opened().lease(run_id) or b"")
-        if owner is None:
-            owner = Owner(pid, os.uname().nodename, 0.0)
+        if owner is None or (not pid and owner.host == host and not is_alive(owner.pid)):
+            owner = Owner(pid, host, 0.0)
         # Between taking the lock and writing the row, the row still names the owner before.
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
 
@@ -165,7 +166,7 @@ class FolderStore(abc.ABC):
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
-        if run_id not in self._drafts and self._is_draft(run_id, epoch, batch):
+        if self._is_draft(run_id, epoch, batch):
             self._put_draft(run_id, epoch, batch)
         elif len(self._epochs) <= 1:  # nobody else writes here
             self._write((run_id, epoch, batch))
@@ -189,6 +190,7 @@ class FolderStore(abc.ABC):
     @_locked
     def _write(self, *wanted: _Wanted) -> None:
         rows = self._opened()
+        self._leases().keep()
         rows.begin(any(batch.durable for _, _, batch in wanted))
         try:
             for run_id, epoch, batch in wanted:
@@ -214,12 +216,18 @@ class FolderStore(abc.ABC):
             self._marks.draft(hashed(run_id), Draft(epoch, name, bytes(data)))
         except OSError as error:
             raise store_error(self.path, error) from error
+        before = self._drafts.get(run_id)
+        if before is not None:
+            batch = batch._replace(delete=(*before.delete, *batch.delete))
         self._drafts[run_id] = batch
 
     def _is_draft(self, run_id: str, epoch: int, batch: Batch) -> bool:
-        """Whether a batch is one small object that need not survive a power cut yet."""
+        """Whether a batch is one small object, or a later form of it, not to be durable yet."""
         more = batch.records or batch.durable or batch.prune or batch.head or batch.mark
         if more or len(batch.put) != 1 or self._epochs.get(run_id) != epoch:
+            return False
+        before = self._drafts.get(run_id)
+        if before is not None and before.put.keys() != batch.put.keys():
             return False
         (data,) = batch.put.values()
         return len(data) <= LARGEST_DRAFT
@@ -293,7 +301,7 @@ class FolderStore(abc.ABC):
             self.release(run_id, epoch)
         rows, self._rows = self._rows, None
         if rows is not None:
-            rows.close()
+            self._close(rows)
         if self._copy is not None:
             self._copy.close()
 
@@ -342,8 +350,8 @@ class FolderStore(abc.ABC):
             if current and inode(self._database) == self._inode:
                 self._rows.roll_back()
                 return self._rows
-            self._rows.close()
-            self._rows = None
+            rows, self._rows = self._rows, None
+            self._close(rows)
             if self._leases().busy:
                 raise StoreError(
                     f"the store {self.path} was deleted or replaced while a run was using it",
@@ -361,7 +369,15 @@ class FolderStore(abc.ABC):
         check_path(self.path)
         self._rows = self._open_rows(self.path)
         self._inode = inode(self._database)
+        guarded(self._database).begin()
         return self._rows
+
+    def _close(self, rows: Rows) -> None:
+        if self._copy is not None:
+            rows.close()
+            return
+        with guarded(self._database).end():
+            rows.close()
 
 
 # -- fork ----------------------------------------------------------------------------------------

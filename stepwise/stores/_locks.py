@@ -1,9 +1,15 @@
 """Who holds a lease on this machine: one lock file for a store, one byte of it for each run.
 
-The kernel frees a POSIX record lock when its process dies, however it dies, and a forked child
-does not inherit it.  Two traps of these locks shape this module.  They do not exclude their own
-process: a registry answers for it.  And *all* of a process's locks on a file are dropped when it
-closes *any* descriptor of that file: so there is one descriptor for each lock file, for good.
+The kernel frees a record lock when its process dies, however it dies.  Where the system has them,
+locks of *open file descriptions* (OFD, Linux) are taken.  A POSIX lock has a trap: *all* locks of a
+process on a file are dropped when it closes *any* descriptor of that file, so that an agent which
+searches its own home gives its run away.  An OFD lock has another trap: a forked child holds it,
+too, so that it outlives its owner; the child closes its copies at once.  Neither kind excludes its
+own process here (one descriptor for each lock file): a registry answers for it.
+
+SQLite's own locks on a database are POSIX locks.  Dropped, they let another process delete or reset
+the log that this one writes into, and acknowledged records are gone: seen.  A :class:`Guard` holds
+the same bytes as an OFD lock.
 
 ``filelock`` was measured and not taken: it uses ``flock``, which an orphaned child keeps held.
 Imports: errors.
@@ -14,19 +20,66 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import struct
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from stepwise.errors import StoreError
 
-__all__ = ["LockFile", "exclusively", "lock_file"]
+__all__ = [
+    "Guard",
+    "LockFile",
+    "close_lock_files",
+    "exclusively",
+    "guarded",
+    "has_ofd",
+    "lock_file",
+]
 
-# struct flock, for F_GETLK: Linux puts the type first, the BSDs and macOS the offsets.
-_FLOCK = struct.Struct("@hhqqi0q" if sys.platform.startswith("linux") else "@qqihh")
+# struct flock: Linux puts the type first, the BSDs and macOS the offsets.
+_LINUX = sys.platform.startswith("linux")
+_FLOCK = struct.Struct("@hhqqi0q" if _LINUX else "@qqihh")
+
+
+@functools.cache
+def has_ofd() -> bool:
+    """Whether locks stay when this process reads the locked file, and closes it."""
+    if not _LINUX or not hasattr(fcntl, "F_OFD_GETLK"):
+        return False
+    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query)
+    except OSError:  # some sandboxes have no such locks
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _lock(descriptor: int, kind: int, offset: int, size: int = 1) -> None:
+    """Take or give up a lock of some bytes, without waiting.
+
+    Raises:
+        OSError: another process holds it (EAGAIN, EACCES), or it cannot be had.
+    """
+    if has_ofd():
+        wanted = _FLOCK.pack(kind, os.SEEK_SET, offset, size, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+    else:
+        fcntl.lockf(descriptor, _LOCKF[kind] | fcntl.LOCK_NB, size, offset, os.SEEK_SET)
+
+
+_LOCKF = {
+    fcntl.F_RDLCK: fcntl.LOCK_SH,
+    fcntl.F_WRLCK: fcntl.LOCK_EX,
+    fcntl.F_UNLCK: fcntl.LOCK_UN,
+}
 
 
 class LockFile:
@@ -45,9 +98,7 @@ class LockFile:
             if name in self._held:
                 return False
             try:
-                fcntl.lockf(
-                    self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(name), os.SEEK_SET
-                )
+                _lock(self._descriptor, fcntl.F_WRLCK, _offset(name))
             except (BlockingIOError, PermissionError):
                 return False
             except OSError as error:
@@ -61,10 +112,13 @@ class LockFile:
             if name in self._held:
                 self._held.discard(name)
                 with contextlib.suppress(OSError):  # a vanished file holds no lock
-                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _offset(name), os.SEEK_SET)
+                    _lock(self._descriptor, fcntl.F_UNLCK, _offset(name))
 
     def holder(self, name: str) -> int | None:
-        """The process id of who holds ``name``, this process included; ``None`` if nobody."""
+        """The process id of who holds ``name``, this process included; ``None`` if nobody.
+
+        0 if another process does, and the system does not say which.
+        """
         with self._mutex:
             self._reopen_if_replaced()
             if name in self._held:
@@ -76,10 +130,30 @@ class LockFile:
         """Whether this process holds any lock of the file."""
         return bool(self._held)
 
+    def close(self) -> None:
+        """Close the file, if this process holds no lock of it; the next use opens it again."""
+        with self._mutex:
+            if self._descriptor >= 0 and not self._held:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def keep(self) -> None:
+        """Take the held locks again, if somebody deleted or replaced the lock file meanwhile.
+
+        What somebody else took there first is lost; the epoch tells its owner.
+        """
+        with self._mutex:
+            if self._held and not os.fstat(self._descriptor).st_nlink:
+                self._reopen_if_replaced()
+
     def forget(self) -> None:
-        """In a forked child: the parent's locks are not ours."""
+        """In a forked child: the parent's locks are not ours, and must not outlive it in here."""
         self._mutex = threading.RLock()
         self._held = set()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # the program may have closed everything
+                os.close(descriptor)
 
     def _open(self) -> int:
         try:
@@ -95,18 +169,28 @@ class LockFile:
             raise _failed(self.path, error) from error
 
     def _reopen_if_replaced(self) -> None:
-        """Follow a store's folder that was deleted and made again while this process lives."""
+        """Follow a lock file that was deleted, or made again, while this process lives."""
         if self._descriptor < 0:
             self._descriptor = self._open()
             return
         ours = os.fstat(self._descriptor)
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        if there is None or (there.st_ino, there.st_dev) != (ours.st_ino, ours.st_dev):
-            self._descriptor = self._open()  # the old one stays open: its locks may still be held
-            self._held = set()
+        if ours.st_nlink and _is_same(self.path, ours):
+            return
+        old, self._descriptor = self._descriptor, self._open()
+        os.close(old)
+        for name in list(self._held):
+            try:
+                _lock(self._descriptor, fcntl.F_WRLCK, _offset(name))
+            except OSError:
+                self._held.discard(name)
+
+
+def _is_same(path: str, ours: os.stat_result) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (there.st_ino, there.st_dev) == (ours.st_ino, ours.st_dev)
 
 
 def _failed(path: str, error: OSError) -> StoreError:
@@ -124,16 +208,14 @@ def _offset(name: str) -> int:
 
 
 def _holder(descriptor: int, offset: int) -> int | None:
-    if sys.platform.startswith("linux"):
+    if _LINUX:
         query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
     else:
         query = _FLOCK.pack(offset, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
-    answer = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
-    if sys.platform.startswith("linux"):
-        kind, pid = answer[0], answer[4]
-    else:
-        kind, pid = answer[3], answer[2]
-    return None if kind == fcntl.F_UNLCK else pid
+    asked = fcntl.F_OFD_GETLK if has_ofd() else fcntl.F_GETLK
+    answer = _FLOCK.unpack(fcntl.fcntl(descriptor, asked, query))
+    kind, pid = (answer[0], answer[4]) if _LINUX else (answer[3], answer[2])
+    return None if kind == fcntl.F_UNLCK else max(pid, 0)  # -1: of an open file description
 
 
 _files: dict[str, LockFile] = {}
@@ -141,7 +223,7 @@ _files_mutex = threading.Lock()
 
 
 def lock_file(path: str) -> LockFile:
-    """The lock file of this process for an absolute path; opened once, and never closed."""
+    """The lock file of this process for an absolute path; opened once, closed after a test only."""
     with _files_mutex:
         file = _files.get(path)
         if file is None:
@@ -151,11 +233,98 @@ def lock_file(path: str) -> LockFile:
         return file
 
 
+def close_lock_files(folder: str) -> None:
+    """Close the lock files below a folder that nobody uses any more: that of a test."""
+    with _files_mutex:
+        files = [file for path, file in _files.items() if path.startswith(folder + os.sep)]
+    for file in files:
+        file.close()
+
+
 def _after_fork() -> None:
     global _files_mutex  # noqa: PLW0603
     _files_mutex = threading.Lock()
     for file in _files.values():
         file.forget()
+
+
+# -- what SQLite holds ---------------------------------------------------------------------------
+
+_SHARED = 0x40000002, 510  # of a database that is open: offset and bytes, as SQLite has them
+_OPEN_LOG = 128, 1  # of the index of its log
+
+
+class Guard:
+    """Holds what SQLite holds of a database that this process has open, in a way that stays.
+
+    Use :func:`guarded` to get the one for a path.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._uses = 0
+        self._descriptors: list[int] = []
+        self._held: Any = None
+
+    def begin(self) -> None:
+        """A connection was opened, and has read something."""
+        self._uses += 1
+        if not has_ofd() or (self._descriptors and _is_same(self._database, self._held)):
+            return
+        self._close(self._descriptors)  # of a database that was deleted
+        self._descriptors, self._held = [], os.stat(self._database)
+        for path, (offset, size) in (
+            (self._database, _SHARED),
+            (f"{self._database}-shm", _OPEN_LOG),
+        ):
+            with contextlib.suppress(OSError):  # busy for a moment: then as without a guard
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors.append(descriptor)
+                _lock(descriptor, fcntl.F_RDLCK, offset, size)
+
+    @contextlib.contextmanager
+    def end(self) -> Iterator[None]:
+        """Around the end of a connection: the last one must be able to tidy up."""
+        self._uses -= 1
+        gone = self._descriptors if self._uses <= 0 else []
+        if gone:
+            self._descriptors = []
+        for descriptor in gone:
+            with contextlib.suppress(OSError):
+                _lock(descriptor, fcntl.F_UNLCK, 0, 0)
+        try:
+            yield
+        finally:
+            self._close(gone)  # before, it would have dropped SQLite's own locks
+
+    def forget(self) -> None:
+        """In a forked child: the parent's guard must not outlive it in here."""
+        gone, self._descriptors, self._uses = self._descriptors, [], 0
+        self._close(gone)
+
+    def _close(self, descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # the program may have closed everything
+                os.close(descriptor)
+
+
+_guards: dict[str, Guard] = {}
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_forget_guards)
+
+
+def _forget_guards() -> None:
+    for each in _guards.values():
+        each.forget()
+
+
+def guarded(database: str) -> Guard:
+    """The guard of this process for the absolute path of a database."""
+    _watch_forks()
+    return _guards.setdefault(database, Guard(database))
 
 
 @contextlib.contextmanager

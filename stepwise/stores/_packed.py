@@ -14,7 +14,16 @@ import zlib
 
 from stepwise.stores.base import Head, Owner
 
-__all__ = ["epoch_of", "hashed", "lease_front", "owner_of", "pack", "pack_lease", "unpack"]
+__all__ = [
+    "epoch_of",
+    "hashed",
+    "lease_front",
+    "owner_of",
+    "pack",
+    "pack_lease",
+    "unpack",
+    "unpack_of",
+]
 
 _EPOCH = 24  # bytes: its check sum, and itself
 
@@ -57,9 +66,13 @@ def epoch_of(row: bytes | None) -> int:
 def owner_of(row: bytes) -> Owner | None:
     """Who has a lease; ``None`` if that cannot be read."""
     try:
-        return Owner(**json.loads(row[_EPOCH:]))
+        owner = Owner(**json.loads(row[_EPOCH:]))
     except (ValueError, TypeError):
         return None
+    # The row is not sealed: what is not of the right kind is damaged.
+    numbers = isinstance(owner.pid, int) and isinstance(owner.since, (int, float))
+    texts = isinstance(owner.host, str) and isinstance(owner.thread, str)
+    return owner if numbers and texts and owner.pid > 0 else None
 
 
 # -- heads ---------------------------------------------------------------------------------------
@@ -71,13 +84,23 @@ def pack(head: Head) -> bytes:
     return len(front).to_bytes(4, "big") + front + head.data
 
 
-def unpack(row: bytes | None) -> Head | None:
-    """The head that was packed; ``None`` if it cannot be read."""
-    if not row:
-        return None
+def unpack(row: bytes, run: str) -> Head | None:
+    """The head that was packed; ``None`` if it cannot be read, or is that of another run.
+
+    Args:
+        run: the hashed id of the run in whose row it lies.
+    """
     end = 4 + int.from_bytes(row[:4], "big")
     try:
         run_id, workflow, finished = json.loads(row[4:end])
-        return Head(run_id, workflow, finished, row[end:])
-    except (ValueError, TypeError):
+        head = Head(run_id, workflow, finished, row[end:])
+        return head if hashed(run_id) == run else None
+    except (ValueError, TypeError, AttributeError):
         return None  # a damaged row of the listing; the run's records are the truth
+
+
+def unpack_of(row: bytes | None, run_id: str) -> Head | None:
+    """The head of a run; one that does not verify, if there is a row that holds none of it."""
+    if row is None:
+        return None
+    return unpack(row, hashed(run_id)) or Head(run_id, "", False, b"")

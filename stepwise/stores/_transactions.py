@@ -7,10 +7,10 @@ memory map, since a truncated file would be a SIGBUS.  Imports: values.
 
 from __future__ import annotations
 
-import functools
 import os
 import sqlite3
 
+from stepwise._forks import cached
 from stepwise.stores._values import Values
 
 __all__ = ["BUSY_SECONDS", "NORMAL", "Transactions"]
@@ -42,7 +42,7 @@ class Transactions:
     settings: tuple[str, ...] = ()
     _level = 0
 
-    @functools.cached_property
+    @cached
     def _con(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False

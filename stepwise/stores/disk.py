@@ -10,7 +10,7 @@ from __future__ import annotations
 from stepwise._pieces import Data
 from stepwise.stores._cache import CACHE, Cache, open_cache
 from stepwise.stores._local import FolderStore
-from stepwise.stores._packed import hashed, pack, unpack
+from stepwise.stores._packed import hashed, pack, unpack, unpack_of
 from stepwise.stores._rows import Page
 from stepwise.stores.base import Head
 
@@ -93,7 +93,7 @@ class _CacheRows(Cache):
             self.set(f"u/{hashed(head.workflow)}/{run}", row)
 
     def head(self, run_id: str) -> Head | None:
-        return unpack(self.get(f"h/{hashed(run_id)}"))
+        return unpack_of(self.get(f"h/{hashed(run_id)}"), run_id)
 
     def heads(
         self, workflow: str | None, unfinished: bool, cursor: str | None, size: int
@@ -103,7 +103,7 @@ class _CacheRows(Cache):
             prefix += f"{hashed(workflow)}/"
         found = []
         for key, row in self._page(cursor or prefix, prefix + _LAST, size):
-            head = unpack(row)
+            head = unpack(row, key.rpartition("/")[2])
             wanted = head is not None and workflow in (None, head.workflow)
             found.append((key, head if wanted else None))
         return found

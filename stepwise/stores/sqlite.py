@@ -22,13 +22,14 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from stepwise._pieces import Data
 from stepwise.errors import StoreError
 from stepwise.stores import _transactions
 from stepwise.stores._folder import damaged
 from stepwise.stores._local import FolderStore
-from stepwise.stores._packed import hashed, pack, unpack
+from stepwise.stores._packed import hashed, pack, unpack, unpack_of
 from stepwise.stores._rows import Page
 from stepwise.stores._transactions import Transactions
 from stepwise.stores._values import IN_FILES, Values
@@ -249,7 +250,7 @@ class _Tables(Transactions):
     def head(self, run_id: str) -> Head | None:
         run = (self._run(run_id),)
         row = self._con.execute("SELECT head FROM runs WHERE id = ?", run).fetchone()
-        return None if row is None else unpack(self._load(row[0]))
+        return None if row is None or row[0] is None else unpack_of(self._load(row[0]), run_id)
 
     def heads(
         self, workflow: str | None, unfinished: bool, cursor: int | None, size: int
@@ -261,10 +262,10 @@ class _Tables(Transactions):
             parameters = (*parameters, _key(workflow))
         if unfinished:
             which += " AND finished = 0"
-        sql = f"SELECT id, head {which} ORDER BY id LIMIT ?"
+        sql = f"SELECT id, head, hash {which} ORDER BY id LIMIT ?"
         rows = self._con.execute(sql, (*parameters, size)).fetchall()
         self._check_order(rows)
-        return [(each, unpack(self._load(data))) for each, data in rows]
+        return [(each, unpack(self._load(data), _hex(key))) for each, data, key in rows]
 
     def forget(self, run_id: str) -> None:
         run = self._run(run_id)
@@ -296,15 +297,19 @@ class _Tables(Transactions):
         for (data,) in self._con.execute(sql, parameters).fetchall():
             self.values.give_up(data.partition(" ")[0])
 
-    def _check_order(self, rows: list[tuple[int, object]]) -> None:
+    def _check_order(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """A damaged table gives anything, in any order, and could lead in circles."""
-        ids = [each for each, _ in rows]
+        ids = [each for each, *_ in rows]
         if ids != sorted(set(ids)):
             raise damaged(self._folder, "its rows are out of order")
 
 
 def _key(text: str) -> bytes:
     return bytes.fromhex(hashed(text))
+
+
+def _hex(key: object) -> str:
+    return key.hex() if isinstance(key, bytes) else ""
 
 
 def _span(run: int) -> tuple[int, int]:

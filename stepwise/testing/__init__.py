@@ -1,6 +1,11 @@
 """For your tests: a store of their own, crashes on purpose, and the contract of stores.
 
-A test of an agent gets a store that nothing else has written to, and that is gone afterwards::
+Under pytest, each test has a store of its own without asking, in a temporary folder; so have its
+subprocesses, and so has each scope of fixtures (session, module, class).  For the real store:
+``--stepwise-store=real``, ``stepwise_store = real`` in pytest's configuration file, or
+``@pytest.mark.stepwise_store("real")``.
+
+Within a test, and with other tools than pytest, a block gets a store in memory::
 
     from stepwise.testing import fresh_store
 

@@ -26,9 +26,11 @@ def _undecorated(function=None, **options):
 
 
 def _steps(functions):
-    tool = stepwise.tool(side_effect=True, in_doubt="retry", name="tl")
+    def tool(name):
+        return stepwise.tool(side_effect=True, in_doubt="retry", name=name)
+
     return {
-        name: tool(function) if name == "tl" else stepwise.step(name=name)(function)
+        name: (tool(name) if name[0] == "t" else stepwise.step(name=name))(function)
         for name, function in functions.items()
     }
 
@@ -54,6 +56,7 @@ class Program:
 
     def call(self, namespace, store=None):
         """Execute it: what came of it, and the caller's objects afterwards."""
+        namespace["TOTAL"] = 0  # as the import of the module gives it
         arguments = self.arguments(namespace)
         agent = namespace.get("Agent")
         function = namespace["prog"] if agent is None else agent.prog

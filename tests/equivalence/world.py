@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 import types
 
@@ -108,6 +109,31 @@ async def adeed(x):
     return deed(x)
 
 
+drawn = itertools.count(1)
+
+
+def draw():
+    """A number that no other call gives, in this execution or another."""
+    return next(drawn)
+
+
+async def adeed_with(number, x):
+    return deed_with(number, x)
+
+
+def deed_with(number, x):
+    """What it is called with is drawn; what comes of it is not."""
+    world.effect("deed with", x)
+    return x
+
+
+class Absent:
+    """A sentinel's class."""
+
+
+UNSET, ABSENT = object(), Absent()
+
+
 class Box:
     """A caller's object."""
 
@@ -180,9 +206,12 @@ VOCABULARY = {
     "Box": Box,
     "Count": Count,
     "Good": Good,
+    "ABSENT": ABSENT,
+    "UNSET": UNSET,
     "add_one": add_one,
     "agen": agen,
     "bad": bad,
+    "draw": draw,
     "gather": asyncio.gather,
     "gen": gen,
     "keep": keep,
@@ -191,8 +220,8 @@ VOCABULARY = {
     "suppress": contextlib.suppress,
 }
 PLAIN = {
-    False: {"st": same, "bm": boom, "tl": deed},
-    True: {"st": asame, "bm": aboom, "tl": adeed},
+    False: {"st": same, "bm": boom, "tl": deed, "td": deed_with},
+    True: {"st": asame, "bm": aboom, "tl": adeed, "td": adeed_with},
 }
 """Whether the program is asynchronous -> its steps."""
 
@@ -203,6 +232,8 @@ def portrait(value, seen=None):
     seen = {} if seen is None else seen
     if value is None or isinstance(value, (bool, int, float, str, bytes, range, types.ModuleType)):
         return repr(value)
+    if value is UNSET or value is ABSENT:
+        return "sentinel"
     if id(value) in seen:
         return f"#{seen[id(value)][0]}"
     seen[id(value)] = len(seen), value

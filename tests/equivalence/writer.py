@@ -45,9 +45,11 @@ class Writer:
         self.budget = budget
         self.depth = self.loops = 0
         self.sealed = False  # in a finally or an except*: no break, continue, return
+        self.closed = False  # where no run can go on: what is drawn there is drawn again
         self.closures = self.chance() < 0.5
         self.main = name == "prog"
         self.method = self.is_method and self.main
+        self.total = self.main and self.chance() < 0.4
         every = self.any([1, 1, 1, 1, 2, 3])
         me = "self, " if self.method else ""
         lines = [f"@workflow(name={name!r}, checkpoint_every={every})"]
@@ -58,6 +60,7 @@ class Writer:
                 f"{self.define} {name}(a, acc):",
                 "    b, w, m, box = 1, 0, {'k': a}, Box()",
             ]
+        lines += ["    global TOTAL"] * self.total
         lines += ["    alias = m"]
         if self.closures:
             lines += [
@@ -71,7 +74,8 @@ class Writer:
             ]
         while self.budget > 0:
             lines += self.statement("    ")
-        last = "(a, b, w, list(acc), dict(m), alias is m, box.v)" if self.main else "b"
+        total = ", TOTAL" * self.total
+        last = f"(a, b, w, list(acc), dict(m), alias is m, box.v{total})" if self.main else "b"
         return "\n".join([*lines, f"    return keep(locals(), {last})"])
 
     def helper(self):
@@ -107,6 +111,8 @@ class Writer:
             values += ["count", "bump()", "f(a)"]
         if self.method:
             values += ["self.v", "len(self.notes)"]
+        if self.total:
+            values += ["TOTAL % 7", "TOTAL % 3"]
         return self.any(values)
 
     def step(self):
@@ -160,7 +166,7 @@ class Writer:
 
     def statement(self, indent):
         self.budget -= 1
-        kinds = ["step"] * 5 + ["log"] * 2 + ["assign", "mutate", "bind", "define"]
+        kinds = ["step"] * 5 + ["log"] * 2 + ["assign", "mutate", "bind", "define", "draw", "mark"]
         if self.budget > 0 and self.depth < 4:
             kinds += ["if", "if", "for", "for", "while", "try", "try", "with", "match"]
         if self.loops and not self.sealed:
@@ -194,6 +200,7 @@ class Writer:
                     f"a, *rest = [{step}, {self.value()}, 7]",
                     f"assert {step} is not None",
                     *([f"self.v = {step}", f"self.notes.append({step})"] if self.method else ()),
+                    *([f"TOTAL = {step}", f"TOTAL += {step}"] * 2 if self.total else ()),
                 ]
             )
         ]
@@ -203,7 +210,8 @@ class Writer:
 
     def write_assign(self):
         name, value = self.any("ab"), self.value()
-        return [self.any([f"{name} = {value}", f"{name} += 1", f"a, b = b, {value}", "box.v += 1"])]
+        kinds = [f"{name} = {value}", f"{name} += 1", f"a, b = b, {value}", "box.v += 1"]
+        return [self.any([*kinds, *(["TOTAL += 1", f"TOTAL = {value}"] if self.total else ())])]
 
     def write_mutate(self):
         changes = [
@@ -225,6 +233,30 @@ class Writer:
         """A variable that comes and goes."""
         name = self.name("t")
         return [f"{name} = [a, b, acc]", self.step(), f"del {name}"]
+
+    def write_draw(self):
+        """What a plain statement draws, and a side effect gets."""
+        if self.closed:
+            return self.write_log()
+        d = self.name("d")
+        between = self.any([[], [f"{d} += 1"], ["a = a + 1"], [f"log({d} > 0)"]])
+        call = f"{self.wait}td({d}, {self.value()})"
+        after = self.any(
+            [[f"a = {call}"], [f"if {call} > 2:", "    b = a"], [f"acc.append({call})"]]
+        )
+        return [f"{d} = draw()", *between, *after, f"del {d}"]
+
+    def write_mark(self):
+        """A sentinel in a variable, a container, a default; a global."""
+        u, mark = self.name("u"), self.any(["UNSET", "ABSENT"])
+        return self.any(
+            [
+                [f"{u} = {mark}", self.step(), f"a = a + ({u} is {mark})"],
+                [f"{u} = [{mark}, {{'k': {mark}}}]", self.step()]
+                + [f"b = ({u}[0] is {u}[1]['k'] is {mark}) + b"],
+                [f"{u} = lambda q={mark}: q is {mark}", self.step(), f"b = b + {u}()"],
+            ]
+        )
 
     def write_define(self):
         """Functions and classes of the program's own."""
@@ -299,11 +331,19 @@ class Writer:
         target, iterable = self.any(sources)
         wait = "async " if iterable.startswith(("agen", "Count")) else ""
         first = ["    if len(acc) > 9: break"] if iterable == "acc" else []
-        return [f"{wait}for {target} in {iterable}:", *first, *self.loop_body(), *self.loop_else()]
+        body = self.loop_body(closed=iterable.startswith(("gen", "agen", "(q for")))
+        return [f"{wait}for {target} in {iterable}:", *first, *body, *self.loop_else()]
 
-    def loop_body(self):
-        self.loops += 1
+    def inside(self, *, closed):
+        """A block in which a run may not be able to go on."""
+        before, self.closed = self.closed, self.closed or closed
         lines = self.block("    ")
+        self.closed = before
+        return lines
+
+    def loop_body(self, *, closed=False):
+        self.loops += 1
+        lines = self.inside(closed=closed)
         self.loops -= 1
         return lines
 
@@ -319,7 +359,7 @@ class Writer:
         manager = self.any(managers)
         wait = self.is_async and manager.startswith("Good") and "," not in manager
         lines = [f"{'async ' if wait and self.chance() < 0.8 else ''}with {manager}:"]
-        lines += self.block("    ")
+        lines += self.inside(closed="bad" in manager or "st(" in manager)
         if "suppress" in manager:
             lines.append(f"    {self.failure()}")
         return lines
@@ -348,7 +388,7 @@ class Writer:
         star = sys.version_info >= (3, 11) and self.chance() < 0.15
         caught = self.any(["ValueError", "(ValueError, ArithmeticError, LookupError)"])
         lines.append(f"except{'*' if star else ''} {caught} as e:")
-        lines += self.seal() if star else self.block("    ")
+        lines += self.seal() if star else self.inside(closed=True)
         lines.append(self.any(["    log('caught', str(e))", "    failed = e", "    raise"]))
         if self.chance() < 0.3:
             lines += ["else:", *self.block("    ")]
@@ -359,7 +399,7 @@ class Writer:
     def seal(self):
         """A block that nothing leaves: that would swallow the exception that plays a crash."""
         before, self.sealed = self.sealed, True
-        lines = self.block("    ")
+        lines = self.inside(closed=True)
         self.sealed = before
         return lines
 

@@ -16,7 +16,7 @@ import traceback
 import stepwise
 from stepwise import _journal, _seal
 
-SECONDS = 30  # until a start counts as hung
+SECONDS = 120  # until a start counts as hung
 ORDER = {}  # what the forked process was told to do
 
 

@@ -25,6 +25,11 @@ _MEMORY = "/dev/shm"  # a killed process needs no disk; a flush costs nothing he
 _DID = re.compile(r"did (.*?) -> (.*)")
 
 
+def python_path(*folders):
+    """``PYTHONPATH`` with folders before those in it, which may hold the library under test."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 class Ended(NamedTuple):
     """How a process ended: its exit code (negative: the signal), what it printed."""
 
@@ -145,7 +150,7 @@ class Lab:
 
     def popen(self, *, die_at="", how="kill"):
         """Start it in an interpreter of its own, as a person does."""
-        dying = {"DIE_AT": die_at, "DIE_HOW": how, "PYTHONPATH": str(PROGRAMS)}
+        dying = {"DIE_AT": die_at, "DIE_HOW": how, "PYTHONPATH": python_path(PROGRAMS)}
         return subprocess.Popen(
             [sys.executable, self.script, *self.arguments],
             env={**os.environ, **self.environment, **dying},
@@ -167,12 +172,12 @@ class Lab:
     @property
     def log(self):
         """What the program logged, all attempts together, without the places it passed."""
-        return [line for line in self._lines() if not line.startswith("@")]
+        return [line for line in self.lines if not line.startswith("@")]
 
     @property
     def places(self):
         """The places it passed."""
-        return [line[1:] for line in self._lines() if line.startswith("@")]
+        return [line[1:] for line in self.lines if line.startswith("@")]
 
     @property
     def operations(self):
@@ -182,7 +187,9 @@ class Lab:
             for path in (self.folder / f"operations{n}" for n in range(len(self.said)))
         ]
 
-    def _lines(self):
+    @property
+    def lines(self):
+        """What it logged, with the places it passed."""
         path = self.folder / "log"
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 

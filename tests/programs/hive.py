@@ -40,7 +40,7 @@ class Calls:
     async def execute(self, ctx):
         self.tries += 1
         world.log("executes calls")
-        use = ToolUse(uuid.uuid4().hex, "send", {"to": "ann"})
+        use = ToolUse(f"toolu_{uuid.uuid4().hex[:24]}", "send", {"to": "ann"})
         result = EXECUTOR.tool_executor(use)
         assert result.tool_use_id == use.id
         if self.tries == 1:

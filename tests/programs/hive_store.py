@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "hive_st
 import world
 from framework.schemas.checkpoint import Checkpoint
 
-from stepwise.integrations.hive import CheckpointStore
+from stepwise.integrations.hive import HiveCheckpointStore
 
 FILE_OPERATIONS = {
     "open",
@@ -47,7 +47,7 @@ def checkpoint(name, value, day=20):
 
 
 async def main():
-    store = CheckpointStore(os.environ["STEPWISE_HOME"])
+    store = HiveCheckpointStore(os.environ["STEPWISE_HOME"])
     threading.setprofile(watch)
     for number, name in enumerate(("one", "two", "three")):
         await store.save_checkpoint(checkpoint(name, 1, 20 + number))

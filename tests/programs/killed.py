@@ -1,5 +1,7 @@
 """What the tests of runs share that are killed and resumed in one process."""
 
+import pathlib
+
 from stepwise import _process, _references, _trees
 
 
@@ -10,6 +12,14 @@ class Killed(KeyboardInterrupt):
 def forget_process():
     """What a process remembers of its runs is gone, as in a new one."""
     vars(_process.memory).update(vars(_process.Memory()))
+
+
+def line_of(workflow, text):
+    """``file.py:N`` of the line of a workflow that holds a text."""
+    source = workflow.definition.source
+    lines = enumerate(source.lines[source.first_line - 1 :], source.first_line)
+    number = next(number for number, line in lines if text in line)
+    return f"{pathlib.Path(source.filename).name}:{number}"
 
 
 def chunk_little(monkeypatch):

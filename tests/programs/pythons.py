@@ -1,4 +1,4 @@
-"""The Pythons of this machine."""
+"""The Pythons of this machine, and what they need: this library, the pure Python of the others."""
 
 import functools
 import os
@@ -6,7 +6,18 @@ import pathlib
 import shutil
 import sys
 
+import click
+import cloudpickle
+import diskcache
 import pytest
+import tabulate
+import tenacity
+import wrapt
+
+import stepwise
+
+NEEDED = (click, cloudpickle, diskcache, stepwise, tabulate, tenacity, wrapt)
+MINE = f"3.{sys.version_info[1]}"
 
 
 @functools.cache
@@ -27,3 +38,13 @@ def interpreter(version):
     if version not in interpreters():
         pytest.skip(f"no Python {version} on this machine")
     return interpreters()[version]
+
+
+def copy_library(folder):
+    """Copy the packages that are needed, and nothing of one version only."""
+    for package in NEEDED:
+        source = pathlib.Path(package.__file__).parent
+        shutil.copytree(
+            source, folder / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
+    return folder

@@ -4,6 +4,7 @@ A program is the text of a script: it defines ``run()`` and calls the step ``wor
 ``act``.  It is killed, once for each of these calls, as the call begins.
 """
 
+import re
 import textwrap
 
 from harness import Lab
@@ -54,18 +55,23 @@ def line_of(program, text):
 
 
 def undisturbed(program):
-    """The log, the result and the places of a program to which nothing happens."""
+    """The result of a program to which nothing happens, and what it logs from each step on."""
     with lab_of(program) as lab:
         ended = lab.run()
         assert ended.code == 0, ended.text
-        return lab.log, lab.result, [p for p in lab.places if p.endswith(" before")]
+        lines = lab.lines
+        begun = [n for n, line in enumerate(lines) if re.fullmatch("@.* before", line)]
+        return lab.result, {
+            lines[n][1:]: [line for line in lines[n:] if line[0] != "@"] for n in begun
+        }
 
 
 def survives(program, *, back=(), exactly=True):
     """Kill the program in each step but the first, and run it again: nothing is done again.
 
     What it logs on its second start, in steps and in the statements between them, is what the
-    undisturbed program logs after the last step that was done; the result is the same.
+    undisturbed program logs from that step on: the statements before it are not executed again, as
+    far as they stand in the workflow itself.  The result is the same.
 
     Args:
         back: the calls in which a kill sets it back further: what it logs then is not compared.
@@ -74,10 +80,10 @@ def survives(program, *, back=(), exactly=True):
     Returns:
         what was said on each second start, by the call it had been killed in.
     """
-    log, result, places = undisturbed(program)
-    assert len(places) > 1
+    result, rests = undisturbed(program)
+    assert len(rests) > 1
     said = {}
-    for place in places[1:]:
+    for place, rest in list(rests.items())[1:]:
         call = place.removesuffix(" before")
         with lab_of(program) as lab:
             assert lab.run(die_at=place).died, lab.said
@@ -89,7 +95,6 @@ def survives(program, *, back=(), exactly=True):
             assert {*lab.did.values()} == {1}, story
             if exactly and call not in back:
                 assert "goes on at script.py:" in ended.text, story
-                done = max(n for n, line in enumerate(before) if line.startswith("did "))
-                assert lab.log == before + log[done + 1 :], story
+                assert lab.log == before + rest, story
             said[call] = ended.text
     return said

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, overload
@@ -137,7 +138,7 @@ class Client(Generic[T]):
     def method(self, a: int) -> T:
         return self.value
 
-    @step(ignore=("trace",))
+    @step(ignore=("trace", "self.session"), secret=("self.value",), redact=("a",))
     def method_called(self, a: int, trace: str = "") -> list[T]:
         return []
 
@@ -244,6 +245,8 @@ def reconcile(call: InDoubtCall) -> Landed | DidNotHappen | Inconclusive:
     timeout=3,
     key=["to"],
     ignore=["body"],
+    secret=["body"],
+    redact=lambda name, value: f"{name} of {type(value)}" if name == "to" else None,
 )
 def send(to: str, body: str = "") -> str:
     return ""
@@ -284,10 +287,13 @@ def agent(task: str, limit: int = 3) -> Reply:
     retention="all",
     keep=2,
     prune_journal=True,
+    start="new",
     durability="os",
     store="disk:/tmp/x",
     key=("task",),
     ignore=["limit"],
+    secret={"limit"},
+    redact=("task",),
 )
 def agent_called(task: str, limit: int = 3) -> Reply:
     return {"done": True, "content": task}
@@ -309,6 +315,7 @@ def check_workflows() -> None:
     assert_type(agent.run_id_for("t", 3), str)
     assert_type(agent.full_name, str)
     assert_type(agent.options(run_id="x", fresh=True)("t"), Reply)
+    assert_type(agent.options(start="unfinished")("t"), Reply)
     assert_type(agent.options(store=Path("/x")).execute("t"), Run)
     assert_type(agent.options().run_id_for("t"), str)
     agent(1)  # type: ignore[arg-type]
@@ -362,6 +369,16 @@ class Agent:
     def of_class(cls, task: str) -> int:
         return 0
 
+    @workflow
+    @classmethod
+    def above(cls, task: str) -> int:
+        return 0
+
+    @workflow(checkpoint_every=2)
+    @classmethod
+    async def aabove(cls, task: str) -> int:
+        return 0
+
     @staticmethod
     @workflow
     def of_none(task: str) -> int:
@@ -389,9 +406,73 @@ async def check_workflow_methods(a: Agent) -> None:
     await a.arun(1)  # type: ignore[arg-type]
     Agent.of_none(1)  # type: ignore[arg-type]
     a.of_class(1)  # type: ignore[arg-type]
-    # mypy cannot tell what a descriptor of ours is wrapped in: these two are right, and refused.
-    Agent.of_class("t")  # type: ignore[call-arg, arg-type]
+    Agent.of_class("t")
+    # mypy cannot tell what a descriptor of ours is wrapped in: this is right, and refused.
     a.of_none("t")  # type: ignore[call-arg]
+
+
+class Heir(Agent):
+    """Inherits them."""
+
+
+async def check_workflows_above_classmethod(a: Agent) -> None:
+    assert_type(Agent.above("t"), int)
+    assert_type(a.above("t"), int)
+    assert_type(Heir.above("t"), int)
+    assert_type(Agent.above.execute("t"), Run)
+    assert_type(a.above.execute("t"), Run)
+    assert_type(Agent.above.options(run_id="x")("t"), int)
+    assert_type(Agent.above.run_id_for("t"), str)
+    assert_type(await Agent.aabove("t"), int)
+    assert_type(await a.aabove.execute("t"), Run)
+    assert_type(await Agent.aabove.options(fresh=True)("t"), int)
+    Agent.above(1)  # type: ignore[arg-type]
+    Agent.above()  # type: ignore[call-arg]
+    Agent.above(Agent, "t")  # type: ignore[call-arg, arg-type]
+    a.above.execute(1)  # type: ignore[arg-type]
+    Agent.above.options(run_id="x")(1)  # type: ignore[arg-type]
+    await Agent.aabove(1)  # type: ignore[arg-type]
+
+
+@workflow
+def takes_a_class(kind: type[Agent], task: str) -> int:
+    return 0
+
+
+def check_a_class_as_an_argument() -> None:
+    assert_type(takes_a_class(Agent, "t"), int)
+    takes_a_class("t")  # type: ignore[call-arg, arg-type]
+
+
+async def check_options_and_execute(a: Agent) -> None:
+    agent.options(
+        name="n",
+        store="memory:",
+        durability="os",
+        key=["task"],
+        ignore="limit",
+        checkpoint_every=2,
+        retention="all",
+        keep=1,
+        prune_journal=False,
+        compensate_on_failure=True,
+        progress=None,
+        codec="json",
+        trust="data",
+        run_id=None,
+        fresh=False,
+    )
+    agent.options(run_idd="x")  # type: ignore[call-arg]
+    agent.options(run_id=3)  # type: ignore[arg-type]
+    agent.options(fresh="yes")  # type: ignore[arg-type]
+    agent.options(retention="none")  # type: ignore[arg-type]
+    agent.options(side_effect=True)  # type: ignore[call-arg]
+    a.run.options(codec="yaml")  # type: ignore[arg-type]
+    a.run.execute("t", 3)  # type: ignore[call-arg]
+    a.run.execute(task=3)  # type: ignore[arg-type]
+    Agent.of_none.execute(3)  # type: ignore[arg-type]
+    agent.execute("t").stauts  # type: ignore[attr-defined]
+    (await aagent.execute("t")).stauts  # type: ignore[attr-defined]
 
 
 class Loud(Agent):
@@ -424,6 +505,8 @@ def check_wrong_options_of_workflows() -> None:
     workflow(retention="none")  # type: ignore[call-overload]
     workflow(durability="none")  # type: ignore[call-overload]
     workflow(ignore=3)  # type: ignore[call-overload]
+    workflow(secret=3)  # type: ignore[call-overload]
+    workflow(redact=lambda name: name)  # type: ignore[arg-type, misc]
     workflow("name")  # type: ignore[call-overload]
 
 
@@ -457,12 +540,49 @@ async def check_map() -> None:
     assert_type(stepwise.map(child, [1, 2]), "list[float]")
     assert_type(await stepwise.map(achild, [1, 2]), "list[float]")
     assert_type(stepwise.map(Client("v").method, [1, 2]), "list[str]")
+    assert_type(stepwise.map(square, [1], executor=ProcessPoolExecutor()), "list[float]")
+    stepwise.map(square, [1], executor=3)  # type: ignore[call-overload]
     stepwise.map(square, ["a"])  # type: ignore[arg-type, unused-coroutine]
     stepwise.map(square, 3)  # type: ignore[call-overload]
     stepwise.map(square)  # type: ignore[call-overload]
     stepwise.map(square, [1], workers=2)  # type: ignore[call-overload]
     await stepwise.map(square, [1])  # type: ignore[misc]
     wrong: list[float] = stepwise.map(asquare, [1])  # type: ignore[assignment]
+
+
+# -- runs beside their caller --------------------------------------------------------------------
+
+
+@workflow(on_owned="wait")
+def plain_flow(x: int) -> str:
+    return str(x)
+
+
+@workflow(on_owned="skip")
+async def async_flow(x: int) -> str:
+    return str(x)
+
+
+async def check_handles() -> None:
+    handle = plain_flow.start(1)
+    assert_type(handle, "stepwise.Handle[str]")
+    assert_type(handle.id, str)
+    assert_type(handle.run, Run)
+    assert_type(handle.done, bool)
+    assert_type(handle.wait(timeout=1.5), bool)
+    assert_type(handle.result(), str)
+    started = async_flow.start(1)
+    assert_type(started, "stepwise.AsyncHandle[str]")
+    assert_type(await started.wait(1), bool)
+    assert_type(await started.result(timeout=1), str)
+    assert_type(await started, str)
+    assert_type(plain_flow.options(on_owned="wait").start(1).result(), str)
+    assert_type(handle.run.inputs, "dict[str, Any]")
+    handle.run.resume(x=2)
+    plain_flow.start("no number")  # type: ignore[arg-type]
+    plain_flow.start()  # type: ignore[call-arg]
+    for each in stepwise.recover(plain_flow, max_workers=2):
+        assert_type(each.id, str)
 
 
 # -- runs ----------------------------------------------------------------------------------------
@@ -474,11 +594,15 @@ def check_runs(run: Run) -> None:
     assert_type(run.label, str)
     assert_type(run.arguments, str)
     assert_type(run.parent, "str | None")
-    assert_type(run.status, Literal["running", "completed", "failed", "crashed", "ready"])
+    assert_type(
+        run.status,
+        Literal["running", "completed", "failed", "interrupted", "crashed", "ready"],
+    )
     assert_type(run.created_at, float)
     assert_type(run.updated_at, float)
     assert_type(run.steps, "list[StepRecord]")
     assert_type(run.error, "BaseException | None")
+    assert_type(run.secrets, "tuple[str, ...]")
     assert_type(run.resumed_from_step, "int | None")
     assert_type(run.steps_executed, int)
     assert_type(run.steps_skipped, int)
@@ -492,6 +616,9 @@ def check_runs(run: Run) -> None:
     run.resolve("send", Landed(1))
     run.resolve("send", DidNotHappen)
     run.resolve("send", DidNotHappen())
+    run.resolve(3, same=True)
+    run.resolve(3, another=True, stop=17)
+    run.resolve(3, same=True, stop="17")  # type: ignore[arg-type]
     run.resolve(3.5, landed=1)  # type: ignore[arg-type]
     run.resolve(3, Inconclusive)  # type: ignore[arg-type]
     run.resolve(3, lands=1)  # type: ignore[call-arg]
@@ -548,6 +675,8 @@ def check_events() -> None:
     assert_type(current_step().name, str)
     assert_type(current_step().run_id, str)
     configure(store="memory:", strict=True, quiet=True, injected=["package.Context"])
+    configure(volatile={"package.Message": "created", Landed: ("value",)}, references={})
+    configure(volatile=["created"])  # type: ignore[arg-type]
     configure("memory:")  # type: ignore[call-arg]
     configure(stores="memory:")  # type: ignore[call-arg]
     configure(strict="yes")  # type: ignore[arg-type]
@@ -607,6 +736,8 @@ def check_errors() -> None:
         assert_type(problem.errno, "int | None")
     except stepwise.RunOwnedError as owned:
         assert_type(owned.run_id, str)
+    except (stepwise.RunBusyError, stepwise.RunSkipped) as busy:
+        assert_type(busy.run_id, str)
     except stepwise.StepTimeoutError as late:
         assert_type(late.step, str)
         assert_type(late.timeout, float)

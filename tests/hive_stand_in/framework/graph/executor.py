@@ -1,5 +1,6 @@
 """A stand-in for the few classes of adenhq/hive that ``stepwise.integrations.hive`` builds on."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,9 @@ class ExecutionResult:
     output: dict = field(default_factory=dict)
     error: str | None = None
     path: list = field(default_factory=list)
+    steps_executed: int = 0
+    paused_at: str | None = None
+    session_state: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -36,6 +40,8 @@ class Goal:
 class Graph:
     id: str
     nodes: list
+    max_steps: int = 100
+    terminal_nodes: list = field(default_factory=list)
 
 
 class Memory:
@@ -67,25 +73,53 @@ class Validator:
 
 
 class GraphExecutor:
-    """The nodes in a row; one that fails, or whose output is not valid, is tried again."""
+    """The nodes in a row; one that fails, or whose output is not valid, is tried again.
+
+    What it does with session states, pauses and the limit of steps is what hive does.
+    """
 
     def __init__(self, runtime, tool_executor=None, node_registry=None):
         self.tool_executor = tool_executor
         self.node_registry = node_registry or {}
         self.validator = Validator()
+        self._pause_requested = asyncio.Event()
+
+    def request_pause(self):
+        self._pause_requested.set()
 
     def _get_node_implementation(self, node_spec, cleanup_llm_model=None):
         return self.node_registry[node_spec.id]
 
+    def _build_context(self, node_spec, memory):
+        return Context(memory)
+
     async def execute(self, graph, goal, input_data=None, session_state=None):
-        memory, path = Memory(), []
-        memory.data.update(input_data or {})
+        memory, path, steps = Memory(), [], 0
+        state = session_state or {}
+        memory.data.update(state.get("memory", {}))
+        if not state.get("paused_at"):
+            memory.data.update(input_data or {})
+        ids = [spec.id for spec in graph.nodes]
+        at = ids.index(state.get("paused_at") or state.get("resume_from") or ids[0])
+
+        def ended(error=None, **more):
+            saved = {"memory": dict(memory.data), "execution_path": list(path), **more}
+            paused_at = saved.pop("paused", None)
+            return ExecutionResult(
+                error is None, memory.data, error, path, steps, paused_at, session_state=saved
+            )
+
         try:
-            for spec in graph.nodes:
+            while steps < graph.max_steps and at < len(graph.nodes):
+                steps += 1
+                spec = graph.nodes[at]
+                if self._pause_requested.is_set():
+                    return ended("Execution paused by user request", paused=spec.id)
                 path.append(spec.id)
                 for _ in range(spec.max_retries):
+                    context = self._build_context(node_spec=spec, memory=memory)
                     node = self._get_node_implementation(spec, None)
-                    result = await node.execute(Context(memory))
+                    result = await node.execute(context)
                     if result.success and spec.output_keys:
                         validation = self.validator.validate_all(
                             output=result.output, expected_keys=spec.output_keys
@@ -95,8 +129,9 @@ class GraphExecutor:
                     if result.success:
                         break
                 else:
-                    return ExecutionResult(False, memory.data, result.error, path)
+                    return ended(result.error, resume_from=spec.id)
                 memory.data.update(result.output)
+                at += 1
         except Exception as error:
-            return ExecutionResult(False, memory.data, str(error), path)
-        return ExecutionResult(True, memory.data, None, path)
+            return ended(str(error), resume_from=spec.id)
+        return ended()

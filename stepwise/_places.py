@@ -1,0 +1,80 @@
+"""What a module is called in the names of workflows and steps, however its file was started.
+
+A script is named by its path, a module by its dotted name; ``python agent.py``, ``python -m agent``
+and an import of it are the same file all the same.  Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["canonical_module", "file_of", "other_names", "other_places", "place_of"]
+
+
+def place_of(module: str) -> str:
+    """Return the place of a module in the names of its workflows: for a script, its path."""
+    if module not in ("__main__", "__mp_main__"):  # the second: in a worker process, the same again
+        return module
+    main = sys.modules[module]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        name: str = spec.name  # python -m package.module: the same as when it is imported
+        return name
+    path: str | None = getattr(main, "__file__", None)
+    if path:
+        return _text(os.path.realpath(path))
+    return os.environ.get("JPY_SESSION_NAME") or _text(os.getcwd())  # a notebook; a prompt
+
+
+def file_of(module: str) -> str:
+    """The file of a module of this program; empty if it has none."""
+    path: str | None = getattr(sys.modules.get(module), "__file__", None)
+    return _text(os.path.realpath(path)) if path else ""
+
+
+def other_places(module: str) -> list[str]:
+    """What else :func:`place_of` gives where the same file is started or imported another way.
+
+    A dotted name alone proves nothing: many files may be imported by it.
+    """
+    file = file_of(module)
+    stem, ending = os.path.splitext(file)
+    if ending != ".py":
+        return []
+    names = stem.split(os.sep)
+    if names[-1] == "__init__":
+        names.pop()
+    places, dotted = [file], ""
+    for name in names[: -_DEEPEST - 1 : -1]:
+        if not name.isidentifier():
+            break
+        dotted = f"{name}.{dotted}" if dotted else name
+        places.append(dotted)
+    here = place_of(module)
+    return [place for place in places if place != here]
+
+
+def other_names(module: str, label: str) -> list[str]:
+    """The full names that a workflow of a module has where its file is started otherwise."""
+    return [f"{place}:{label}" for place in other_places(module)]
+
+
+_DEEPEST = 5  # packages in packages
+
+
+def canonical_module(module: str) -> str:
+    """One name for a module, whether its file was started, or imported, or both."""
+    main = sys.modules.get("__main__")
+    if module == "__mp_main__" or module == getattr(getattr(main, "__spec__", None), "name", ""):
+        return "__main__"
+    path: str | None = getattr(sys.modules.get(module), "__file__", None)
+    started: str | None = getattr(main, "__file__", None)
+    if path and started and os.path.basename(path) == os.path.basename(started):
+        return "__main__" if os.path.realpath(path) == os.path.realpath(started) else module
+    return module
+
+
+def _text(path: str) -> str:
+    """A path that can be written down, even if the file system's bytes are no text."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,154 @@
+"""Objects that a module holds under a name and that tell nothing but which one they are.
+
+``UNSET = object()``, ``dataclasses.MISSING``, an SDK's ``NOT_GIVEN``: compared with ``is``, so a
+copy of one is a stranger.  Stored is the name; loaded is the object of that name, if it is still of
+that class and its attributes, if it has any, are what they were; else a copy.  So a small object
+that a module holds as state comes back as it was, too.
+
+Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["form_of", "held_as", "look_for"]
+
+_ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
+_MOST = 4  # attributes
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_OWN_WAYS = ("__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+_homes: dict[type, list[str]] = {}
+"""Modules, beside that of the class, that hold sentinels of a class."""
+
+_looked_at: dict[str, int] = {}
+"""Modules that were looked at, and how many names they had."""
+
+_names: dict[str, tuple[int, dict[int, str]]] = {}
+"""The names in a module by the ids of what they stand for, and how many there were."""
+
+_bare: dict[int, tuple[object, tuple[str, str] | None]] = {}
+"""Instances of ``object`` that were looked for in all modules."""
+
+
+def look_for(namespace: Mapping[str, Any]) -> None:
+    """Note the sentinels that a module holds, and those of the modules that it imports.
+
+    A sentinel may be of a class of somebody else's module.
+    """
+    for name in (str(namespace.get("__name__")), *_imported(namespace)):
+        module = sys.modules.get(name)
+        if module is None or _looked_at.get(name) == len(vars(module)):
+            continue
+        _looked_at[name] = len(vars(module))
+        for value in list(vars(module).values()):
+            cls = type(value)
+            if cls.__flags__ & _HEAP_TYPE and not issubclass(cls, (type, types.ModuleType)):
+                homes = _homes.setdefault(cls, [])
+                if cls.__module__ != name and name not in homes:
+                    homes.append(name)
+
+
+def _imported(namespace: Mapping[str, Any]) -> list[str]:
+    names = {value.__name__ for value in namespace.values() if type(value) is types.ModuleType}
+    return [n for n in names if n.partition(".")[0] not in sys.stdlib_module_names]
+
+
+def held_as(value: Any) -> tuple[str, str] | None:
+    """The module and the name under which it holds this very object, if it is a sentinel."""
+    cls = type(value)
+    if cls is object:
+        return _held_bare(value)
+    if cls.__module__ == "builtins" or not cls.__flags__ & _HEAP_TYPE:
+        return None
+    if not _has_name(cls):  # the class itself would be a copy: that of a lock, say
+        return None
+    for module in (cls.__module__, *_homes.get(cls, ())):
+        name = _name_in(module, value)
+        if name is not None:
+            return (module, name) if _state_of(value) is not None else None
+    return None
+
+
+def _has_name(cls: type) -> bool:
+    """Whether its module holds a class under its name."""
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls
+
+
+def _held_bare(value: object) -> tuple[str, str] | None:
+    found = _bare.get(id(value))
+    if found is not None and found[0] is value:
+        return found[1]
+    place = None
+    for module in list(sys.modules):
+        name = _name_in(module, value)
+        if name is not None:
+            place = module, name
+            break
+    if len(_bare) > 1000:  # a program that makes them anew again and again
+        _bare.clear()
+    _bare[id(value)] = value, place
+    return place
+
+
+def _name_in(module: str, value: object) -> str | None:
+    held = getattr(sys.modules.get(module), "__dict__", None)
+    if type(held) is not dict:
+        return None
+    size, names = _names.get(module, (-1, {}))
+    if size != len(held):
+        names = {id(each): name for name, each in list(held.items())}
+        _names[module] = len(held), names
+    name = names.get(id(value))
+    return name if name is not None and held.get(name) is value else None
+
+
+def _state_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object; ``None`` if they are many, or no atoms."""
+    cls: Any = type(value)
+    own = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
+    if own or any(getattr(cls, n, None) is not getattr(object, n, None) for n in _OWN_WAYS):
+        return None
+    slots = copyreg._slotnames(cls)  # type: ignore[attr-defined]
+    state = dict(getattr(value, "__dict__", ()))
+    state.update({name: getattr(value, name) for name in slots if hasattr(value, name)})
+    small = len(state) <= _MOST and _ATOMS.issuperset(map(type, state.values()))
+    return state if small else None
+
+
+def form_of(value: Any) -> Any:
+    """What stands for a sentinel in a pickle, as a reduced form; ``NotImplemented`` for others."""
+    held = held_as(value)
+    if held is None:
+        return NotImplemented
+    state = {} if type(value) is object else _state_of(value)
+    return _sentinel, (*held, type(value), state)
+
+
+def _sentinel(module: str, name: str, cls: Any, state: dict[str, Any]) -> Any:
+    """The object of that name, or a copy of what was stored under it."""
+    try:
+        today = getattr(importlib.import_module(module), name, None)
+    except Exception:  # the module is gone, or raises whatever it likes
+        today = None
+    if type(today) is cls and _same(state, {} if cls is object else _state_of(today)):
+        return today
+    copy = cls.__new__(cls)
+    for attribute, value in state.items():
+        object.__setattr__(copy, attribute, value)
+    return copy
+
+
+def _same(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    if other is None or one.keys() != other.keys():
+        return False
+    return all(type(one[key]) is type(other[key]) and one[key] == other[key] for key in one)

@@ -1,0 +1,452 @@
+"""One-place changes of the library that once got past every test, and the tests that guard them.
+
+``run.py`` applies them; ``test_mutants.py`` checks that each text is still there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+class Mutant(NamedTuple):
+    """A change that a test must notice.
+
+    Args:
+        what: goes wrong with it, or is left out.
+        file: in which it is made.
+        old: the text that is replaced; it is in the file exactly once.
+        new: what stands there instead.
+        guards: the tests that fail with it, as ``test_file.py::test_name``.
+    """
+
+    what: str
+    file: str
+    old: str
+    new: str
+    guards: tuple[str, ...]
+
+    def applied(self, source: str) -> str:
+        """Return the changed source.
+
+        Raises:
+            ValueError: the text is not in it, or more than once.
+        """
+        if (count := source.count(self.old)) != 1:
+            raise ValueError(f"{self.file}: {count} times, not once: {self.old!r}")
+        return source.replace(self.old, self.new)
+
+
+def _mutant(what: str, file: str, old: str, new: str, *guards: str) -> Mutant:
+    return Mutant(what, f"stepwise/{file}", old, new, guards)
+
+
+_RESUME = [
+    _mutant(
+        "a completed effect that the second attempt did not meet is pruned",
+        "_checkpoints.py",
+        "needed: list[int] = [each[0] for each in state.unused]",
+        "needed: list[int] = []",
+        "test_second_resume.py::test_an_effect_that_was_not_met_again_outlives_pruning",
+    ),
+    _mutant(
+        "branches entered before the first stop are forgotten by the second",
+        "_frames.py",
+        "self.visited.update(blocks.index(path) for path in state.visited if path in blocks)",
+        "pass",
+        "test_second_resume.py::test_a_branch_that_was_entered_before_the_first_stop_still_counts",
+    ),
+    _mutant(
+        "fingerprints of prefixes are kept whatever was entered since",
+        "_frames.py",
+        "here = number, len(visited)  #",
+        "here = number, 0  #",
+        "test_second_resume.py::test_a_branch_that_is_entered_later_is_no_edit",
+    ),
+    _mutant(
+        "numbers of calls collide after a resume",
+        "_going_on.py",
+        "journal.calls = max(journal.calls, state.calls)",
+        "pass",
+        "test_second_resume.py::test_numbers_of_calls_are_never_used_twice",
+    ),
+]
+
+_CODE = [
+    _mutant(
+        "an edited default goes unnoticed",
+        "rewrite/points.py",
+        "parts = [self.whole(self.node.args)]",
+        "parts = []",
+        "test_edits.py::test_a_default",
+    ),
+    _mutant(
+        "an edited finally goes unnoticed",
+        "rewrite/points.py",
+        """elif block == "finalbody" or f"{path}.{block}" in entered:""",
+        """elif f"{path}.{block}" in entered:""",
+        "test_edits.py::test_a_finally_above",
+    ),
+    _mutant(
+        "a call in the head of a with does not keep the block from being entered again",
+        "_frames.py",
+        "not is_reenterable(manager) or self.active.progress.done != done):",
+        "not is_reenterable(manager)):",
+        "test_resume_inside.py::test_a_block_whose_head_calls_a_step",
+    ),
+]
+
+_VALUES = [
+    _mutant(
+        "an attribute that the workflow deleted comes back",
+        "_snapshot.py",
+        "            object.__delattr__(live, name)",
+        "            pass",
+        "test_variables.py::test_an_attribute_that_was_deleted",
+    ),
+    _mutant(
+        "a dict whose content moved to another key comes back with the old one",
+        "_trees.py",
+        "            list(chain.from_iterable(self._dicts)),",
+        "            [],",
+        "test_variables.py::test_a_key_that_was_renamed",
+    ),
+    _mutant(
+        "what a failing child did to the caller's list is lost under replay",
+        "_perform.py",
+        "                left = changed_by(watch, active.codec)",
+        "                left = None",
+        "test_variables.py::test_what_a_failed_child_left_behind",
+    ),
+    _mutant(
+        "enums of one name in two modules are equal",
+        "_digest_builtins.py",
+        """return join(b"e", [string(class_name(cls)), string(value.name)])""",
+        """return join(b"e", [string(cls.__qualname__), string(value.name)])""",
+        "test_digest.py::test_enums_of_one_name",
+    ),
+    _mutant(
+        "views of one memory with two shapes are equal",
+        "_digest_builtins.py",
+        "*encoder.items((value.format, value.shape))",
+        "*encoder.items((value.format,))",
+        "test_digest.py::test_views_of_one_memory",
+    ),
+]
+
+_FAILURES = [
+    _mutant(
+        "a step of another task makes a failure permanent",
+        "_unwinding.py",
+        "            and here in (flow, self.main)\n",
+        "",
+        "test_async.py::test_a_failure_that_one_task_handles_is_not_handled_by_another",
+    ),
+    *[
+        _mutant(
+            f"of what an exception came from, {what} is not followed",
+            "_unwinding.py",
+            "todo += [each.__cause__, each.__context__, *getattr",
+            f"todo += [{followed}, *getattr",
+            "test_failures.py::test_what_an_error_was_raised_from_is_tried_again",
+        )
+        for what, followed in [
+            ("the context", "each.__cause__"),
+            ("the cause", "each.__context__"),
+            ("the context behind a cause", "each.__cause__ or each.__context__"),
+            ("the cause beside a context", "each.__context__ or each.__cause__"),
+        ]
+    ],
+    _mutant(
+        "what a failed group cancelled counts as handled by the clean-up behind it",
+        "_unwinding.py",
+        "and (number not in self._cancelled or flow == here or handling is None)",
+        "",
+        "test_async.py::test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt",
+    ),
+    _mutant(
+        "what a failed group cancelled counts as handled at the end of the run",
+        "_unwinding.py",
+        "            again |= self._cancelled & self._pending.keys()",
+        "            pass",
+        "test_async.py::test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt",
+    ),
+    _mutant(
+        "what returned though it was cancelled is recorded as timed out",
+        "_adrive.py",
+        "if not task.cancelled() and task.exception() is None:",
+        "if False:",
+        "test_async.py::test_what_ends_well_when_it_is_cancelled_has_ended_well",
+    ),
+    _mutant(
+        "a timeout does not wait for what it cancelled",
+        "_adrive.py",
+        "        task.cancel()\n        await asyncio.wait({task})\n    except",
+        "        task.cancel()\n        await asyncio.sleep(0)\n"
+        "        return Result(error=timed_out(attempt))\n    except",
+        "test_async.py::test_a_step_has_cleaned_up_before_its_timeout_is_raised",
+    ),
+    _mutant(
+        "a cancelled step does not wait for its body",
+        "_adrive.py",
+        "        task.cancel()\n        await asyncio.wait({task})\n        raise",
+        "        task.cancel()\n        raise",
+        "test_async.py::test_a_step_has_cleaned_up_before_its_timeout_is_raised",
+    ),
+]
+
+_FORKS = [
+    _mutant(
+        "compensating a fork undoes the child runs of its source",
+        "_compensation.py",
+        "if child is None or (facts.forked_from and child[1].parent != facts.run_id):",
+        "if child is None:",
+        "test_fork.py::test_what_a_shared_child_did_is_not_undone",
+    ),
+    _mutant(
+        "a fork at a handled failure is refused",
+        "_fork_point.py",
+        "isinstance(entry.record, (Handled, Resumed))",
+        "isinstance(entry.record, Resumed)",
+        "test_fork.py::test_behind_a_handled_failure",
+    ),
+]
+
+_STORES = [
+    *[
+        _mutant(
+            f"a shared transaction of one run is durable only if {who} relies on it",
+            "_journal.py",
+            "durable = durable or share.durable",
+            f"durable = {durable}",
+            "test_group_commit.py::test_one_that_must_last_makes_what_it_shares_last",
+        )
+        for who, durable in [
+            ("the last", "share.durable"),
+            ("the first", "durable if written else share.durable"),
+            ("everybody", "share.durable and (durable or not written)"),
+        ]
+    ],
+    *[
+        _mutant(
+            f"a shared transaction of several runs is durable only if {who} relies on it",
+            "stores/_local.py",
+            "rows.begin(any(batch.durable for _, _, batch in wanted))",
+            f"rows.begin({durable})",
+            "test_runs_together.py::test_one_run_that_must_last_makes_what_it_shares_last",
+        )
+        for who, durable in [
+            ("everybody", "all(batch.durable for _, _, batch in wanted)"),
+            ("the first", "wanted[0][2].durable"),
+            ("the last", "wanted[-1][2].durable"),
+        ]
+    ],
+    _mutant(
+        "a lease that cannot be written stays locked",
+        "stores/_local.py",
+        "            self._leases().release(run_id)\n            raise",
+        "            raise",
+        "test_store_damage.py::test_a_lease_that_could_not_be_written",
+    ),
+    _mutant(
+        "a mark is deleted after its records, so that a kill between tells of a loss",
+        "stores/_local.py",
+        "            self._marks.delete(hashed(run_id))\n            rows.forget(run_id)\n"
+        "            rows.commit()",
+        "            rows.forget(run_id)\n            rows.commit()\n"
+        "            self._marks.delete(hashed(run_id))",
+        "test_journal.py::test_a_deletion_that_is_cut_short",
+    ),
+    _mutant(
+        "a draft that was taken stays beside the database, under a new mark",
+        "stores/_marks.py",
+        "file.marks + _NO_DRAFT if taken else file.marks, 0)",
+        "file.marks, 0)",
+        "test_stores.py::test_what_was_put_beside_the_database_is_there_once",
+    ),
+    _mutant(
+        "a draft that was taken stays beside the database, where there is no mark",
+        "stores/_local.py",
+        "            elif taken:\n                self._marks.taken(hashed(run_id))\n",
+        "",
+        "test_stores.py::test_what_was_put_beside_the_database_is_there_once",
+    ),
+    _mutant(
+        "a second draft takes the place of the first, which no transaction has taken",
+        "stores/_local.py",
+        "        return same and all(",
+        "        return all(",
+        "test_stores.py::test_what_was_put_beside_the_database_makes_room_for_no_other",
+    ),
+    _mutant(
+        "tasks wait for ever for a write that failed in another thread",
+        "_group.py",
+        "                _end([share for share in waiting if not share.done], error)",
+        "                pass",
+        "test_group_commit.py::test_nobody_waits_for_a_write_that_failed_in_another_thread",
+    ),
+    _mutant(
+        "new side effects are made though records of others are lost",
+        "_perform.py",
+        "if recorded is None and call.effect and active.journal.unknown_effects:",
+        "if False:",
+        "test_journal.py::test_a_side_effect_whose_record_is_lost_is_not_made_again",
+    ),
+    _mutant(
+        "a chunk of another time passes for the one that a checkpoint needs",
+        "_chunks.py",
+        "        if found and digest_of(each.link for each in chunks) != needs.links:\n"
+        "            return False\n",
+        "",
+        "test_delta_checkpoints.py::test_a_chunk_of_another_time_is_not_the_one_that_is_meant",
+    ),
+    _mutant(
+        "a waiting task misses what happened before it began to wait",
+        "_adrive.py",
+        "        if flows.changes != operation.seen:\n            return Result(True)\n",
+        "",
+        "test_stopped_calls.py::test_a_change_before_the_waiting_began_is_seen",
+    ),
+    _mutant(
+        "a waiting thread misses what happened before it began to wait",
+        "_drive.py",
+        "flows.changes != operation.seen or changed.wait(operation.seconds)",
+        "changed.wait(operation.seconds)",
+        "test_stopped_calls.py::test_a_change_before_the_waiting_began_is_seen",
+    ),
+]
+
+_GRAPH = [
+    _mutant(
+        "a list that a branch left alone sets back what the other one did to it",
+        "_graph_visits.py",
+        "not same(held, token.memory[key])",
+        "held is not token.memory[key]",
+        "test_graph.py::test_a_join_keeps_the_list_that_one_branch_changed",
+    ),
+    _mutant(
+        "a join merges its branches in the order in which they arrive",
+        "_graph_walk.py",
+        "met = sorted((t for t in self._joining if t.node == target), key=self._place)",
+        "met = [t for t in self._joining if t.node == target]",
+        "test_graph.py::test_a_join_does_not_ask_who_came_first",
+    ),
+]
+
+_LATER = [  # drawn after the others were guarded
+    _mutant(
+        "a branch is answered by what an equal call of another one was given",
+        "_matching.py",
+        "if other.branch != call.branch or self._is_of_other_code(other, call):",
+        "if self._is_of_other_code(other, call):",
+        "test_graph.py::test_a_branch_does_not_get_what_another_one_was_given",
+    ),
+    _mutant(
+        "a call is still said to be a recorded act that was undone",
+        "_matching.py",
+        "        self.rulings.forget((number,))\n",
+        "",
+        "test_stopped_calls.py::test_an_act_that_was_undone_is_no_other_call_any_more",
+    ),
+    _mutant(
+        "a new call gets the idempotency key that a recorded one has",
+        "_run.py",
+        "        if self.pool.taken:\n            call = apart",
+        "        if False:\n            call = apart",
+        "test_which_call.py::test_who_calls_first_does_not_get_the_key_of_another",
+    ),
+    _mutant(
+        "a step around a step around what was undone still answers",
+        "_run.py",
+        "scope.inner.extend((number, *inner))",
+        "scope.inner.append(number)",
+        "test_compensation.py::test_steps_around_steps_around_what_was_undone_run_again",
+    ),
+    _mutant(
+        "a failure that was handled before another one ended the run is tried again",
+        "_run.py",
+        "        if handled:\n            items.insert(0,",
+        "        if False:\n            items.insert(0,",
+        "test_failures.py::test_a_failure_that_was_handled_before_another_ended_the_run",
+    ),
+    _mutant(
+        "a failure that was handled before the last checkpoint is tried again by a replay",
+        "_frames.py",
+        "        self.active.note_handled()\n",
+        "",
+        "test_edits.py::test_a_failure_that_was_handled_before_the_stop",
+    ),
+    _mutant(
+        "a global that cannot be recorded keeps the run from its checkpoints",
+        "_frames.py",
+        "if n not in over and not is_global(n)}",
+        "if n not in over}",
+        "test_module_state.py::test_a_global_that_cannot_be_recorded",
+    ),
+    _mutant(
+        "side effects before a checkpoint count as lost behind it",
+        "_journal.py",
+        "total = max(self._at.effects, marked) - start.effects",
+        "total = max(self._at.effects, marked)",
+        "test_journal.py::test_effects_before_the_place_that_is_read_from_are_not_lost",
+    ),
+    _mutant(
+        "a tool inside another one is undone before that",
+        "_compensation.py",
+        "key=lambda each: each.last.number",
+        "key=lambda each: each.intent.number",
+        "test_compensation.py::test_what_ended_last_is_undone_first",
+    ),
+    _mutant(
+        "a join goes on with the visits of the branch that it met last",
+        "_graph_tokens.py",
+        "visits[node] = max(visits.get(node, 0), count)",
+        "visits[node] = count",
+        "test_graph.py::test_a_join_counts_the_visits_of_the_longest_way",
+    ),
+    _mutant(
+        "attempts of a node that an earlier process made do not count",
+        "_graph_visits.py",
+        "            visit.attempts.next_delay(error)\n        return error",
+        "            pass\n        return error",
+        "test_graph.py::test_attempts_of_an_earlier_process_count",
+    ),
+    _mutant(
+        "a child that failed and cleaned up as the process died is tried again",
+        "_called.py",
+        "cut_off=call.number in parent.cut_off",
+        "cut_off=False",
+        "test_resume_inside.py::test_a_child_that_failed_as_the_process_died",
+    ),
+    _mutant(
+        "what an object beside the database was to delete stays if it is replaced",
+        "stores/_local.py",
+        "batch._replace(delete=(*before, *batch.delete))",
+        "batch",
+        "test_stores.py::test_a_later_form_of_an_object_deletes_what_the_first_did",
+    ),
+    _mutant(
+        "what a failed attempt of a node changed inside the memory stays",
+        "_graph_visits.py",
+        "memory = self._memory(token, copied(token.memory))",
+        "memory = self._memory(token, token.memory)",
+        "test_graph.py::test_retries_roll_back_what_was_changed_inside",
+    ),
+    _mutant(
+        "an object that an earlier owner left beside the database comes back",
+        "stores/_local.py",
+        "if draft is None or draft.epoch != epoch_of(rows.lease(run_id)):",
+        "if draft is None:",
+        "test_stores.py::test_what_was_put_beside_the_database_outlives_its_owner",
+    ),
+    _mutant(
+        "an object beside the database is lost with its owner",
+        "stores/_local.py",
+        "                rows.put_object(run_id, draft.name, draft.data)\n",
+        "                pass\n",
+        "test_stores.py::test_what_was_put_beside_the_database_outlives_its_owner",
+    ),
+]
+
+MUTANTS = [*_RESUME, *_CODE, *_VALUES, *_FAILURES, *_FORKS, *_STORES, *_GRAPH, *_LATER]

@@ -1,0 +1,351 @@
+"""Steps of functions that return an awaitable, and coroutines that a workflow forgets to await."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import stepwise
+from stepwise import NotRecordableError, step, tool, workflow
+
+PROGRAM = """
+import asyncio, functools, os, signal, sys
+import stepwise
+from stepwise import step, tool, workflow
+
+def note(text):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{text}\\n")
+
+def required_args(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+async def body(name, x):
+    note(f"{name} {x}")
+    await asyncio.sleep(0)
+    if x < 0:
+        raise ValueError(x)
+    return x + 1
+
+class Model:
+    async def __call__(self, x):
+        return await body("call", x)
+
+class Client:
+    @required_args
+    async def create(self, x):
+        return await body("method", x)
+
+@step
+@required_args
+async def wrapped(x):
+    return await body("wrapped", x)
+
+@tool(side_effect=True)
+def send(x):
+    return body("send", x)
+
+@step
+def task(x):
+    return asyncio.ensure_future(body("task", x))
+
+@step(timeout=0.01)
+@required_args
+async def slow(x):
+    note(f"slow {x}")
+    await asyncio.sleep(600)
+
+partial = step(functools.partial(body, "partial"))
+called = step(Model())
+method = step(Client().create)
+
+@step
+async def die(where):
+    if os.environ.get("DIE") == where:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@workflow
+async def agent():
+    found = [await wrapped(1), await partial(2)]
+    await die("early")
+    found += await asyncio.gather(called(3), called(3), method(4), wrapped(5))
+    found.append(await asyncio.create_task(wrapped(6)))
+    done, _ = await asyncio.wait({task(7), task(8)})
+    found += sorted(each.result() for each in done)
+    failed = await asyncio.gather(wrapped(-1), task(-2), return_exceptions=True)
+    found += [type(each).__name__ for each in failed]
+    found.append(await send(9))
+    found += await stepwise.map(called, [10, 11])
+    try:
+        await slow(12)
+    except TimeoutError:
+        found.append("late")
+    both = asyncio.gather(die("late"), wrapped(13))
+    found.append((await both)[1])
+    return found
+
+@workflow
+def synchronous():
+    found = [asyncio.run(wrapped(1)), asyncio.run(send(2))]
+    asyncio.run(die("early"))
+    return [*found, asyncio.run(called(3))]
+
+if sys.argv[2] == "agent":
+    print(asyncio.run(agent()))
+else:
+    print(synchronous())
+"""
+
+ANSWERS = {
+    "agent": "[2, 3, 4, 4, 5, 6, 7, 8, 9, 'ValueError', 'ValueError', 10, 11, 12, 'late', 14]",
+    "synchronous": "[2, 3, 4]",
+}
+
+
+@pytest.mark.parametrize("dies", ["", "early", "late"])
+@pytest.mark.parametrize("what", ["agent", "synchronous"])
+def test_what_returns_an_awaitable_is_recorded(tmp_path, what, dies):
+    """Wrapped coroutine functions, partials, callables and methods are recorded when awaited.
+
+    Killed and run again, no body has been executed twice.
+    """
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(PROGRAM, "utf-8")
+    command = [sys.executable, str(program), str(log), what]
+    for dying in dict.fromkeys([dies, ""]):
+        environment = {**os.environ, "DIE": dying}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        killed = dying and (dying, what) != ("late", "synchronous")
+        assert done.returncode == (-signal.SIGKILL if killed else 0), done.stderr
+    assert done.stdout.strip() == ANSWERS[what]
+    noted = log.read_text("utf-8").splitlines()
+    assert noted.count("call 3") == (2 if what == "agent" else 1)  # it is called twice
+    assert len(noted) == len(set(noted)) + (what == "agent")
+
+
+def test_outside_a_run_it_is_the_plain_function():
+    """Outside a run, what the function returns is handed out as it is."""
+    made = []
+
+    @step
+    def future(x):
+        made.append(asyncio.get_running_loop().create_future())
+        return made[0]
+
+    async def main():
+        assert future(1) is made[0]
+
+    asyncio.run(main())
+
+
+class Custom:
+    """An awaitable that is no coroutine."""
+
+    def __await__(self):
+        yield from asyncio.sleep(0).__await__()
+        return "custom"
+
+
+def test_other_awaitables():
+    """An object with ``__await__`` is recorded by what awaiting it gives."""
+    calls = []
+
+    @step
+    def custom(x):
+        calls.append(x)
+        return Custom()
+
+    @workflow
+    async def agent():
+        found = await custom(1)
+        if len(calls) == 1:
+            calls.append("again")
+            raise LookupError
+        return found
+
+    with pytest.raises(LookupError):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == "custom"
+    assert calls == [1, "again"]
+
+
+def test_retries_of_what_returns_an_awaitable():
+    """An attempt that fails when it is awaited is made again."""
+    calls = []
+
+    async def body():
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError
+        return len(calls)
+
+    @step(retries=3, backoff=0)
+    def flaky():
+        return body()
+
+    @workflow
+    async def agent():
+        return await flaky()
+
+    assert asyncio.run(agent()) == 3
+    (run,) = stepwise.runs()
+    assert [each.attempts for each in run.steps] == [3]
+
+
+@pytest.mark.parametrize("options", [{}, {"side_effect": True}])
+def test_a_returned_awaitable_that_is_forgotten(options):
+    """A run does not end as completed if nobody awaits a call: the error names the call's line."""
+
+    async def body():
+        return 1
+
+    @tool(**options)
+    def send():
+        return body()
+
+    @workflow
+    async def agent():
+        send()
+        return "done"
+
+    with pytest.raises(NotRecordableError, match=r"send.*test_awaitables.py:\d+ and never awaited"):
+        asyncio.run(agent())
+    (run,) = stepwise.runs()
+    assert run.status == "failed"
+
+
+@step
+async def think(x):
+    return x
+
+
+@step
+def plain(x):
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:no checkpoint")
+def test_a_coroutine_forgotten_in_a_synchronous_workflow():
+    """The run fails with an error that names the line of the call, also when it is called again."""
+
+    @workflow
+    def agent():
+        first = plain(1)
+        forgotten = think(2)
+        then = plain(3)
+        return first + then + bool(forgotten)
+
+    line = agent.__wrapped__.__code__.co_firstlineno + 3
+    for _ in range(2):
+        with pytest.raises(NotRecordableError, match=f"test_awaitables.py:{line} and never"):
+            agent()
+    (run,) = stepwise.runs()
+    assert run.status == "failed"
+    assert [each.name for each in run.steps] == ["plain", "plain"]
+
+
+def test_a_coroutine_that_a_synchronous_workflow_returns():
+    """Awaited outside of the run, it would be unrecorded: the workflow fails and says so."""
+
+    @workflow
+    def agent():
+        return think(1)
+
+    with pytest.raises(NotRecordableError, match="'think', which would be executed outside"):
+        agent()
+    assert [run.status for run in stepwise.runs()] == ["failed"]
+
+
+def test_a_forgotten_child_workflow():
+    """A coroutine of a child workflow that nobody awaits is named, too."""
+
+    @workflow
+    async def child():
+        return 1
+
+    @workflow
+    def agent():
+        made = child()
+        return made is not None
+
+    with pytest.raises(NotRecordableError, match=r"child.* never awaited"):
+        agent()
+
+
+def test_coroutines_that_are_no_steps_are_left_to_python():
+    """What Python says of other forgotten coroutines stays as it is, and the run completes."""
+
+    async def other():
+        return 1
+
+    @workflow
+    def agent():
+        other()
+        return plain(1)
+
+    depth = sys.get_coroutine_origin_tracking_depth()
+    with pytest.warns(RuntimeWarning, match="other' was never awaited"):
+        assert agent() == 1
+    assert sys.get_coroutine_origin_tracking_depth() == depth
+
+
+def test_awaited_later_in_a_synchronous_workflow():
+    """A coroutine that is kept and awaited later by ``asyncio.run`` is an ordinary call."""
+
+    @workflow
+    def agent():
+        made = [think(1), think(2)]
+
+        async def both():
+            return await asyncio.gather(*made)
+
+        return asyncio.run(both())
+
+    assert agent() == [1, 2]
+    (run,) = stepwise.runs()
+    assert len(run.steps) == 2
+
+
+def test_partials_and_callables_have_names():
+    """A partial is named like its function, an object that is called like its class."""
+
+    class Model:
+        """Asks a model."""
+
+        def __call__(self, x, *, limit=3):
+            return x + limit
+
+    def add(a, b):
+        return a + b
+
+    model, partial = step(Model()), step(functools.partial(add, 1))
+    assert (model.__name__, partial.__name__) == ("Model", "add")
+
+    @workflow
+    def agent():
+        return model(1, limit=2), partial(5)
+
+    assert agent() == (3, 6)
+    (run,) = stepwise.runs()
+    assert [(each.name, each.arguments) for each in run.steps] == [
+        ("Model", "x=1, limit=2"),
+        ("add", "b=5"),
+    ]
+
+
+def test_what_no_step_can_be_made_of():
+    """A class is refused still, and so is what cannot be called."""
+    for given in (int, 3):
+        with pytest.raises(stepwise.ConfigurationError, match="decorates a function"):
+            step(given)

@@ -1,0 +1,96 @@
+"""Random programs with several objects: a recorded outcome answers only its own call.
+
+How that is checked: ``tests/identity``.  A failure prints the seed and the program;
+``python tests/identity SEED`` repeats it.
+"""
+
+import functools
+import pathlib
+import sys
+from collections import Counter
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
+
+from identity.judge import check_seeds
+from identity.programs import CARRIERS, draw
+from identity.rules import NAIVE, TODAY
+from sweeping import SEED, size
+
+BLOCK = 8  # programs of one test
+BLOCKS = range(size(6, 1000))
+FIRST = SEED if len(BLOCKS) > 6 else 0  # CI looks at the same programs each time
+UNSEEN = 0.3  # wrong answers and effects of twins that hold what nobody can see, of their trials
+HARM = {"wrong", "lost", "doubled", "key", "state"}
+NEEDLESS = 0.3  # trials with a step that ran, or a side effect that asked, without need: too many
+CHILDREN = 0.1  # the same of child workflows that are methods or closures: an open fault
+
+
+@functools.cache
+def block(number):
+    return check_seeds(range(FIRST + number * BLOCK, FIRST + (number + 1) * BLOCK))
+
+
+@pytest.mark.parametrize("number", BLOCKS)
+def test_a_recorded_outcome_answers_only_its_own_call(number, tally):
+    """Killed anywhere, a program of several objects ends as it would without the library."""
+    came = block(number)
+    others = [each for each in came.broken if each.program.carrier != "children"]
+    assert not any(HARM & set(each.broken) for each in others), came.text()
+    assert len(others) <= NEEDLESS * came.trials, came.text()
+    tally(
+        "programs of several objects killed",
+        came.trials,
+        in_doubt=came.needed,
+        asked_without_need=came.found["stop"],
+        repeated_steps=came.found["repeat"],
+    )
+
+
+def test_what_nobody_can_tell_apart_seldom_goes_wrong():
+    """Objects that look alike and hold different accounts hardly ever get each other's answers."""
+    found = sum((block(n).by_category.get("twins", Counter()) for n in BLOCKS), Counter())
+    wrong = found["wrong"] + found["lost"] + found["doubled"]
+    assert wrong <= 2 + UNSEEN * found["trials"], found
+
+
+def test_child_workflows_of_several_objects_seldom_go_wrong():
+    """Child workflows that are methods or closures hardly ever get each other's records."""
+    found = sum((block(n).by_carrier.get("children", Counter()) for n in BLOCKS), Counter())
+    wrong = found["wrong"] + found["lost"] + found["doubled"]
+    assert wrong <= 1 + CHILDREN * found["trials"], found
+
+
+def test_the_programs_hold_every_kind_of_object():
+    """Among the programs of a sample is every carrier of identity, in each way of being called."""
+    programs = [draw(seed) for seed in range(400)]
+    assert {each.carrier for each in programs} == set(CARRIERS)
+    forms = {statement.form for each in programs for statement in each.statements}
+    assert forms >= {"seq", "set", "plugins", "gather", "helpers", "threads", "pool", "map"}
+    assert {each.category for each in programs} >= {"ordinary", "twins", "a body configures"}
+
+
+# -- the check itself: with another rule put in, it fails ----------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["wrong", "lost", "doubled"])
+def test_the_rule_of_names_and_arguments_fails(kind):
+    """A rule that leaves out objects gives wrong answers, and loses and doubles side effects."""
+    assert finds(TODAY, [kind], seeds=range(80))
+
+
+def test_the_rule_of_whole_objects_fails():
+    """A rule that digests whole objects pays again for what is recorded, or asks without need."""
+    assert finds(NAIVE, ["repeat", "stop"], seeds=range(80))
+
+
+def finds(rule, kinds, seeds):
+    """Whether that goes wrong, several times, in ordinary programs."""
+
+    def enough(tally):
+        found = tally.by_category.get("ordinary", Counter())
+        return sum(found[kind] for kind in kinds) >= 3
+
+    return enough(check_seeds(seeds, kills=2, before=rule, enough=enough))

@@ -1,0 +1,313 @@
+"""``stepwise.map(..., executor=...)``: bodies in worker processes, recorded by their owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+import stepwise
+from stepwise import ConfigurationError, NotRecordableError, step, tool, workflow
+
+PROGRAM = """
+import multiprocessing, os, signal, sys, warnings
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+import stepwise
+from stepwise import current_step, step, tool, workflow
+
+METHOD, LOG = sys.argv[1:3]
+
+def note(*words):
+    with open(os.environ["LOG"], "a") as file:
+        file.write(" ".join(map(str, words)) + "\\n")
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @step
+    def times(self, x):
+        note("times", x)
+        return x * self.factor
+
+@step
+def square(x):
+    note("square", x, "worker" if os.getpid() != int(os.environ["OWNER"]) else "owner")
+    return x * x
+
+@tool(side_effect=True)
+def send(x):
+    note("send", x, current_step().idempotency_key)
+    if x == 3 and os.environ.get("DIE") == "worker":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+class Refused(Exception):
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+@step
+def fails(x):
+    if x == 3:  # the last one, so that all have begun
+        raise Refused(7, "no")
+    return x
+
+@workflow
+def agent():
+    with ProcessPoolExecutor(2, multiprocessing.get_context(METHOD)) as pool:
+        found = [stepwise.map(square, [5, 1, 4, 1], executor=pool)]
+        found.append(stepwise.map(Scale(10).times, range(3), executor=pool))
+        if os.environ.get("DIE") == "owner":
+            os.kill(os.getpid(), signal.SIGKILL)
+        found.append(stepwise.map(send, [1, 2, 3], max_workers=1, executor=pool))
+        try:
+            stepwise.map(fails, [1, 2, 3], executor=pool)
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
+
+if __name__ == "__main__":
+    os.environ["LOG"], os.environ["OWNER"] = LOG, str(os.getpid())
+    print(agent())
+"""
+
+ANSWER = "[[25, 1, 16, 1], [0, 10, 20], [1, 2, 3], 'Refused']"
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """Start the program; its return code, output and what its bodies noted so far."""
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(PROGRAM, "utf-8")
+
+    def start(method, die=""):
+        command = [sys.executable, "-W", "error", str(program), method, str(log)]
+        out, said = tmp_path / "out", tmp_path / "said"
+        with out.open("w") as stdout, said.open("w") as stderr:
+            environment = {**os.environ, "DIE": die}
+            process = subprocess.Popen(
+                command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
+            )
+            code = process.wait(60)
+        if die == "owner":
+            os.killpg(process.pid, signal.SIGKILL)  # its workers, which wait for more
+        return code, out.read_text().strip(), said.read_text(), log.read_text().splitlines()
+
+    return start
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_bodies_run_in_workers_and_are_recorded_by_the_owner(agent, method):
+    """Results come in order; each call is recorded, and answers after the owner was killed."""
+    code, _, said, noted = agent(method, "owner")
+    assert code == -signal.SIGKILL, said
+    assert sorted(noted) == sorted(
+        ["square 1 worker"] * 2
+        + ["square 4 worker", "square 5 worker"]
+        + [f"times {n}" for n in range(3)]
+    )
+    code, printed, said, noted = agent(method)
+    assert (code, printed) == (0, ANSWER), said
+    assert len(noted) == 7 + 3
+    (run,) = stepwise.runs()
+    assert [each.name for each in run.steps[7:]] == ["send"] * 3 + ["fails"] * 3
+    keys = {each.idempotency_key for each in run.steps if each.name == "send"}
+    assert {line.split()[-1] for line in noted[7:]} == keys
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_dies(agent, method):
+    """Its side effect is in doubt when the program is run again; those before it are answered."""
+    code, _, said, noted = agent(method, "worker")
+    assert code == 1
+    assert "BrokenProcessPool" in said
+    assert [line.split()[:2] for line in noted[7:]] == [["send", "1"], ["send", "2"], ["send", "3"]]
+    code, _, said, again = agent(method)
+    assert code == 1
+    assert "StepInDoubtError" in said
+    assert again == noted
+    (run,) = stepwise.runs()
+    (doubt,) = [each for each in run.steps if each.status == "in_doubt"]
+    run.resolve(doubt.number, landed=3)
+    code, printed, said, again = agent(method)
+    assert (code, printed) == (0, ANSWER), said
+    assert again == noted
+
+
+# -- in this process -----------------------------------------------------------------------------
+
+
+@step
+def pid(x):
+    return os.getpid(), threading.current_thread().name
+
+
+@step(timeout=0.2)
+def sleepy(path):
+    with open(path) as pipe:  # until somebody writes
+        return pipe.read()
+
+
+@step
+def inner(x):
+    return x
+
+
+@step
+def outer(x):
+    return inner(x)
+
+
+@step
+def unsendable(x):
+    return lambda: x or threading.Lock()
+
+
+@step
+def locked(x):
+    return threading.Lock()
+
+
+@step
+def broken(x):
+    raise LookupError(x)
+
+
+@tool(side_effect=True, ignore=["x"])
+def act(x):
+    return x
+
+
+@pytest.fixture(scope="module")
+def pool():
+    import multiprocessing
+
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def test_threads():
+    """An executor of threads executes the bodies in its threads; steps inside are recorded."""
+
+    @workflow
+    def agent():
+        with ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
+            found = stepwise.map(pid, range(4), executor=pool)
+            assert stepwise.map(outer, range(3), executor=pool) == [0, 1, 2]
+        return found
+
+    assert all(name.startswith("mine") for _, name in agent())
+    (run,) = stepwise.runs()
+    assert sorted(each.name for each in run.steps) == ["inner"] * 3 + ["outer"] * 3 + ["pid"] * 4
+
+
+def test_what_cannot_be_sent(pool):
+    """An item, a function or a value that does not pickle is named; a side effect did not begin."""
+
+    @workflow
+    def agent(function, item):
+        return stepwise.map(function, [item], executor=pool)
+
+    mine = agent.options(key=lambda function, item: 1, run_id="r")
+    with pytest.raises(NotRecordableError, match=r"call of 'act' cannot be sent .* argument\[0\]"):
+        mine(act, {"lock": threading.Lock()})
+    assert mine(act, {"lock": 1}) == [{"lock": 1}]
+    with pytest.raises(NotRecordableError, match=r"value returned by 'locked' is a _thread.lock"):
+        agent(locked, 1)
+    assert agent(pid, 1)[0][0] != os.getpid()
+
+
+def test_exceptions_come_back(pool):
+    """What a body raises in a worker is raised here, with the worker's traceback in its text."""
+
+    @workflow
+    def agent():
+        stepwise.map(broken, [1], executor=pool)
+
+    with pytest.raises(LookupError) as caught:
+        agent()
+    assert caught.value.args == (1,)
+    assert "in broken" in str(caught.value.__cause__)
+    (run,) = stepwise.runs()
+    assert [each.status for each in run.steps] == ["failed"]
+
+
+def test_a_step_inside_a_worker(pool):
+    """A step that a body calls in a worker cannot be recorded, and is refused."""
+
+    @workflow
+    def agent():
+        return stepwise.map(outer, [1], executor=pool)
+
+    with pytest.raises(stepwise.OutsideRunError, match="in a worker process of run"):
+        agent()
+
+
+def test_a_body_that_takes_too_long(tmp_path):
+    """A timeout counts for bodies in an executor, too; the body is abandoned."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    @workflow
+    def agent():
+        return stepwise.map(sleepy, [str(path)], executor=mine)
+
+    import multiprocessing
+
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as mine:
+        mine.submit(os.getpid).result()  # it has started
+        with pytest.raises(stepwise.StepTimeoutError):
+            agent()
+        path.write_text("done")
+
+
+def test_outside_a_run(pool):
+    """Outside a run, the executor simply executes the function; as for what is no step."""
+    ((found, _),) = stepwise.map(pid, [1], executor=pool)
+    assert found != os.getpid()
+    assert stepwise.map(abs, [-1, 2], executor=pool) == [1, 2]
+
+
+@step
+async def coroutine(x):
+    return x
+
+
+@workflow
+def child(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "executor", "text"),
+    [
+        (pid, 3, "executor=3 of map.*ProcessPoolExecutor"),
+        (coroutine, None, "is a coroutine function"),
+        (child, None, "is a workflow"),
+    ],
+)
+def test_what_has_no_meaning(pool, function, executor, text):
+    """Something else than an executor, coroutine functions and workflows are refused."""
+    with pytest.raises(ConfigurationError, match=text):
+        stepwise.map(function, [1], executor=executor or pool)
+
+
+def test_a_bound_method():
+    """``map`` over a method of an instance calls it on the instance; in a run as well."""
+
+    class Scale:
+        @step
+        def times(self, x):
+            return x * 3
+
+    @workflow
+    def agent():
+        return stepwise.map(Scale().times, [1, 2])
+
+    assert agent() == [3, 6]

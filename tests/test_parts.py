@@ -1,0 +1,306 @@
+"""The parts of a call's identity: what attributes and captured variables count for."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime as dt
+import email.utils
+import enum
+import threading
+import time
+import uuid
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepwise
+from stepwise._deltas import MISSING, applied, copied, delta
+from stepwise._parts import captured, digest_part, parse, short, shown_part
+
+
+def text(value):
+    return digest_part(value)[0]
+
+
+def same(one, other):
+    return parse(text(one)).same(parse(text(other)))
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass
+class Config:
+    model: str
+    client: object = dataclasses.field(default=None, compare=False)
+
+
+class Memory:
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("gpt", "claude"),
+        (1, 2),
+        (0.5, 0.7),
+        (True, 1),
+        (None, ""),
+        ([1], [2]),
+        ({"a": 1}, {"a": 2}),
+        (Colour.RED, Colour.BLUE),
+        (Config("gpt"), Config("claude")),
+        (Memory(model="gpt"), Memory(model="claude")),
+        (Memory(model="gpt", lock=threading.Lock()), Memory(model="claude", lock=None)),
+        (len, max),
+        (int, str),
+        (dt.date(2026, 1, 1), dt.date(2026, 1, 2)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_values_are_other_parts(one, other):
+    """Values that are not equal have other parts, whatever kind they are of."""
+    assert not same(one, other)
+    assert text(one) == text(copy.copy(one))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (uuid.uuid4(), uuid.uuid4()),
+        (uuid.uuid4().hex, uuid.uuid4().hex),
+        (str(uuid.uuid4()), str(uuid.uuid4())),
+        (dt.datetime(2026, 1, 1), dt.datetime(2027, 1, 1)),  # noqa: DTZ001
+        ("2026-01-01T10:00:00Z", "2026-01-02 11:30"),
+        (time.ctime(0), time.ctime(1_000_000_000)),
+        (email.utils.formatdate(0), email.utils.formatdate(10**9, usegmt=True)),
+        (Memory(id=uuid.uuid4().hex, user="x"), Memory(id=uuid.uuid4().hex, user="x")),
+        ({"at": dt.datetime(2026, 1, 1)}, {"at": dt.datetime(2027, 1, 1)}),  # noqa: DTZ001
+    ],
+    ids=[
+        "UUID",
+        "hex",
+        "text",
+        "moment",
+        "text of a moment",
+        "ctime",
+        "mail",
+        "in an object",
+        "in a dict",
+    ],
+)
+def test_times_and_uuids_do_not_tell_apart(one, other):
+    """A time or a UUID, by type or form of text, is the same part as another one."""
+    assert same(one, other)
+    assert parse(text(one)).exact != parse(text(other)).exact
+
+
+def test_what_the_clock_showed_does_not_tell_apart():
+    """A number that the clock has shown since the process began counts like a time."""
+    shown = [time.time(), time.time_ns(), int(time.time() * 1000), time.monotonic()]
+    for value in shown:
+        assert parse(text(value)).volatile, value
+        assert same(value, type(value)(12))
+    for value in (0.7, 30, 4096, 1_000_000.5, 10**12):
+        assert not parse(text(value)).volatile, value
+
+
+def test_a_mixture_of_a_uuid_and_a_setting_is_told_apart_by_the_setting():
+    """In an object with a UUID, what is not one still counts."""
+    assert not same(Memory(id=uuid.uuid4().hex, user="x"), Memory(id=uuid.uuid4().hex, user="y"))
+
+
+def test_what_has_no_digest_counts_by_its_class():
+    """Two locks are one part, and are handed out so that it can be asked whether they are one."""
+    locks = threading.Lock(), threading.Lock()
+    assert same(*locks)
+    assert not same(locks[0], threading.Event())
+    assert digest_part({"a": [locks[0]]})[1] == [locks[0]]
+    assert digest_part(Memory(lock=locks[1], n=1))[1] == [locks[1]]
+
+
+def test_an_object_of_a_package_counts_as_a_whole():
+    """Of somebody else's object that holds a lock nothing counts but its class."""
+    one, other = threading.Event(), threading.Event()
+    other.set()
+    assert same(one, other)
+    assert digest_part(one)[1] == [one]
+
+
+def test_what_is_nested_too_deeply_counts_by_its_class():
+    """A value nested a hundred thousand levels deep costs no error and little time."""
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert digest_part(deep)[1] == [deep]
+    del deep
+
+
+def test_a_cycle_has_a_part():
+    """An object that refers to itself, or to what holds it, is digested."""
+    one = Memory(name="a")
+    one.me = one
+    assert digest_part(one)[1] == []
+    assert digest_part([one], inside=one)[1] == []
+
+
+# -- clients -------------------------------------------------------------------------------------
+
+
+class Client:
+    def __init__(self, url, key):
+        self.url, self.key, self.lock = url, key, threading.Lock()
+
+
+def test_a_declared_class_counts_by_its_fields():
+    """stepwise.identity() says what tells the objects of a class apart, and nothing else does."""
+
+    class Declared(Client):
+        pass
+
+    assert digest_part(Declared("u", "k"))[1] != []
+    stepwise.identity(Declared, fields=["url"])
+    assert digest_part(Declared("u", "k"))[1] == []
+    assert same(Declared("u", "k"), Declared("u", "other"))
+    assert not same(Declared("u", "k"), Declared("v", "k"))
+
+
+@pytest.mark.parametrize(("cls", "fields"), [("Client", ["url"]), (Client, [3]), (Client, [""])])
+def test_a_wrong_declaration_is_refused(cls, fields):
+    """identity() of what is no class, or by what is no name, says so."""
+    with pytest.raises(stepwise.ConfigurationError, match=r"stepwise\.identity"):
+        stepwise.identity(cls, fields=fields)
+
+
+def test_known_clients_count_by_their_address():
+    """An OpenAI client counts by its base URL and organization, never by its key."""
+    openai = pytest.importorskip("openai")
+    one = openai.OpenAI(api_key="a")
+    assert same(one, openai.OpenAI(api_key="b"))
+    assert not same(one, openai.OpenAI(api_key="a", base_url="http://127.0.0.1:1"))
+    assert digest_part(one)[1] == []
+
+
+# -- functions -----------------------------------------------------------------------------------
+
+
+def make(unit, factor=1):
+    def convert(x, scale=factor):
+        return f"{x * scale} {unit}"
+
+    return convert
+
+
+def test_functions_count_by_what_they_captured_and_their_defaults():
+    """Two functions of one factory differ in a captured variable or in a default."""
+    assert text([make("m")]) == text([make("m")])
+    assert text([make("m")]) != text([make("ft")])
+    assert text([make("m")]) != text([make("m", 2)])
+
+
+def test_the_text_of_a_function_is_no_part():
+    """An edited function of the same name is the same part."""
+    texts = []
+    for body in ("return 1", "return 2"):
+        namespace = {"__name__": __name__}
+        exec(f"def edited():\n    {body}", namespace)
+        texts.append(text(namespace["edited"]))
+    assert texts[0] == texts[1]
+
+
+def test_what_captured_functions_captured_is_found():
+    """The variables of a function that another one captured have dotted names."""
+    count = 0
+
+    def helper():
+        return count
+
+    def outer():
+        return helper()
+
+    assert set(captured(outer)) == {"helper", "helper.count"}
+    assert captured(len) == {}
+
+
+# -- their texts ---------------------------------------------------------------------------------
+
+
+def test_parts_are_named_for_messages():
+    """A message speaks of arguments, attributes and captured variables."""
+    assert shown_part("question") == "the argument 'question'"
+    assert shown_part("self.model") == "the attribute 'model' of its instance"
+    assert shown_part("closure.unit") == "the captured variable 'unit'"
+    assert shown_part("@class") == "the class of its instance"
+
+
+def test_parts_are_short():
+    """A part takes eight characters, and less for what is shorter itself."""
+    assert len(short(b"s" * 64)) == 8
+    assert short(b"N") == "=N"
+
+
+# -- what a call did -----------------------------------------------------------------------------
+
+atoms = st.integers(-3, 3) | st.text("ab", max_size=2) | st.none()
+values = st.one_of(
+    st.lists(atoms, max_size=5),
+    st.dictionaries(st.text("abc", max_size=1), atoms, max_size=4),
+    st.sets(st.integers(0, 5), max_size=4),
+    st.lists(atoms, max_size=4).map(tuple),
+    st.lists(atoms, max_size=4).map(deque),
+    atoms,
+)
+
+
+@given(values, st.data())
+def test_a_change_in_place_can_be_repeated(before, data):
+    """What was done to a container, done to an equal one, gives the same."""
+    kinds = {list: st.lists(atoms, max_size=6), dict: st.dictionaries(st.text("abc"), atoms)}
+    kinds |= {set: st.sets(st.integers(0, 5)), deque: st.lists(atoms).map(deque)}
+    kind = type(before)
+    if kind not in kinds:
+        return
+    after = data.draw(kinds[kind])
+    fresh, live, held = copy.deepcopy(before), before, copied(before)
+    if kind in (list, deque):
+        live.clear()
+        live.extend(after)
+    else:
+        live.clear()
+        live.update(after)
+    change = delta(live, held, live)
+    if change[0] == "whole":
+        assert live == fresh
+    else:
+        assert applied(change, fresh) is fresh
+        assert fresh == after
+
+
+@given(values, values)
+def test_a_value_that_was_replaced_can_be_replaced_again(before, after):
+    """Another object in the place of one, given to whoever holds an equal one, is equal to it."""
+    if after is not before:
+        change = delta(before, copied(before), after)
+        assert applied(change, copy.deepcopy(before)) == after
+
+
+def test_what_grew_is_recorded_as_what_was_added():
+    """A history costs what was added to it, a counter what it was and is."""
+    history = [{"n": n} for n in range(1000)]
+    held = copied(history)
+    history.append("new")
+    assert delta(history, held, history) == ("append", ["new"])
+    assert delta(1, None, 2) == ("number", 1, 2)
+    assert applied(("number", 1, 2), 5) == 6
+    assert delta((1,), None, (1, 2)) == ("longer", (2,))
+    assert delta("x", None, MISSING) == ("gone",)

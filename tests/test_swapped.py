@@ -1,0 +1,267 @@
+"""What lies in the place of something else of its kind is refused, whoever put it there."""
+
+import contextlib
+import itertools
+import random
+import shutil
+import sqlite3
+
+import pytest
+from sweeping import SEED, many
+
+import stepwise
+from stepwise import (
+    DidNotHappen,
+    Landed,
+    _process,
+    _seal,
+    _summary,
+    current_step,
+    step,
+    tool,
+    workflow,
+)
+from stepwise._chain import read
+from stepwise._checkpoints import PREFIX, load_checkpoint
+from stepwise._chunks import Vault
+from stepwise._journal import Journal, facts_of, seal_for
+from stepwise._records import Entry
+from stepwise.stores.disk import DiskStore
+from stepwise.stores.sqlite import SqliteStore
+from stepwise.testing import SimulatedCrash, crash_at, fresh_store
+
+IDS = ("one", "two", "three")
+STORES = {"disk": DiskStore, "sqlite": SqliteStore}
+LOOKED, RESUMED = 40, 6  # pairs of each kind
+
+paid = []
+
+
+@step
+def note(n):
+    return {"n": n, "text": "word " * 20}
+
+
+def look(call):
+    """Whether it was paid, asked of who was paid."""
+    found = [n for _, n, key in paid if key == call.idempotency_key]
+    return Landed(found[0]) if found else DidNotHappen
+
+
+@tool(side_effect=True, in_doubt=look)
+def pay(n):
+    paid.append((current_step().run_id.partition("/")[0], n, current_step().idempotency_key))
+    return n
+
+
+@workflow
+def child(n):
+    return pay(n)
+
+
+@workflow
+def nightly(count):
+    notes = []
+    for n in range(count):
+        notes.extend(note(each) for each in range(n * 9, n * 9 + 9))
+        if n == 2:
+            child(n)
+        else:
+            pay(n)
+    return len(notes), stepwise.current_run().id
+
+
+def begin(folder):
+    """Three runs of one call: completed, and stopped before the third and the fourth payment."""
+    for run_id, stop in zip(IDS, (None, 3, 4), strict=True):
+        stopping = crash_at(pay, "before", call=stop) if stop else contextlib.nullcontext()
+        with fresh_store(folder), contextlib.suppress(SimulatedCrash), stopping:
+            resume(run_id)
+
+
+def resume(run_id):
+    return nightly.options(run_id=run_id)(4)
+
+
+@pytest.fixture(scope="module", params=STORES)
+def pristine(request, tmp_path_factory):
+    """A folder with runs, what is seen in it, and what was paid."""
+    folder = tmp_path_factory.mktemp(request.param) / "store"
+    opened = STORES[request.param](folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_summary, "EVERY", 9)
+        patch.setenv("STEPWISE_HOME", str(folder.parent))
+        paid.clear()
+        patch.setenv("STEPWISE_QUIET", "1")
+        begin(opened)
+        found = seen(opened)
+    opened.close()
+    assert len(found["listed"]) >= len(IDS)
+    assert ("two", 5) in found
+    return folder, type(opened), found, list(paid)
+
+
+# -- what lies where -----------------------------------------------------------------------------
+
+
+def places(folder):
+    """Everything that is stored, by kind: where it lies."""
+    found = {}
+    (database,) = [p for p in folder.iterdir() if p.name in ("cache.db", "stepwise.db")]
+    with contextlib.closing(sqlite3.connect(database)) as con:
+        if database.name == "cache.db":
+            for row, key in con.execute("SELECT rowid, key FROM Cache ORDER BY key"):
+                found.setdefault(f"row {key[0]}", []).append(("Cache", "value", row))
+        else:
+            for table, column in (
+                ("runs", "head"), ("runs", "lease"), ("runs", "hash"), ("records", "data"),
+                ("objects", "data"),
+            ):  # fmt: skip
+                rows = con.execute(f"SELECT rowid FROM {table} WHERE {column} IS NOT NULL")
+                found[f"{table}.{column}"] = [(table, column, row) for (row,) in rows]
+    (marks,) = folder.glob("*marks*")
+    found["mark"] = [(path.name,) for path in sorted(marks.iterdir())]
+    return database.name, found
+
+
+def swap(folder, database, one, other):
+    if len(one) == 1:
+        (marks,) = folder.glob("*marks*")
+        first, second = (marks / one[0]).read_bytes(), (marks / other[0]).read_bytes()
+        (marks / one[0]).write_bytes(second)
+        (marks / other[0]).write_bytes(first)
+        return
+    table, column, _ = one
+    with contextlib.closing(sqlite3.connect(folder / database)) as con:
+        values = [
+            con.execute(f"SELECT {column} FROM {table} WHERE rowid = ?", (each[2],)).fetchone()[0]
+            for each in (one, other)
+        ]
+        put = f"UPDATE {table} SET {column} = ? WHERE rowid = ?"
+        if column == "hash":
+            con.execute(put, (b"-", one[2]))
+        con.execute(put, (values[0], other[2]))
+        con.execute(put, (values[1], one[2]))
+        con.commit()
+
+
+def pairs(name, found, count):
+    every = list(itertools.combinations(found, 2))
+    return random.Random(f"{SEED} {name}").sample(every, many(min(count, len(every)), len(every)))
+
+
+# -- what is seen --------------------------------------------------------------------------------
+
+
+def seen(store):
+    """Facts, records and checkpoints of each run, as far as they verify; what is listed."""
+    seal, found = seal_for(store), {}
+    runs = [each for run_id in IDS for each in (run_id, *children(store, seal, run_id))]
+    for run_id in runs:
+        facts = attempt(facts_of, store, seal, run_id)
+        found[run_id, "facts"] = facts and (facts.run_id, facts.digest, facts.status, facts.parent)
+        for entry, _ in attempt(lambda each: list(read(store, seal, each)), run_id) or ():
+            if isinstance(entry, Entry):
+                found[run_id, entry.number] = entry
+        vault = Vault(store, seal, run_id)
+        for name in attempt(store.names, run_id, PREFIX) or ():
+            loaded = attempt(load_checkpoint, vault, name)
+            if loaded is not None:
+                found[run_id, name] = loaded.state, loaded.payload
+        attempt(lambda each: Journal(store, seal, each, 0, fsync=False).load(), run_id)
+    found["listed"] = sorted(each.id for each in attempt(stepwise.runs, store=store) or ())
+    return found
+
+
+def children(store, seal, run_id):
+    return [head.run_id for head in store.heads() if head.run_id.startswith(f"{run_id}/")]
+
+
+def attempt(call, *args, **kwargs):
+    """What a call gives; ``None`` if it is refused."""
+    try:
+        return call(*args, **kwargs)
+    except (stepwise.StepwiseError, stepwise.RunStopped):
+        return None
+
+
+def wrong(expected, now):
+    """What is seen in a place that was not there before."""
+    found = [
+        (key, value)
+        for key, value in now.items()
+        if key != "listed" and value is not None and value != expected.get(key)
+    ]
+    extra = [each for each in now["listed"] if now["listed"].count(each) > 1]
+    return found + [("listed twice", each) for each in extra]
+
+
+# -- the sweep -----------------------------------------------------------------------------------
+
+
+def swapped(pristine, tmp_path, count):
+    """Yield a store for each pair of things that changed places, and which they are."""
+    folder, kind, _, _ = pristine
+    database, found = places(folder)
+    for name, those in found.items():
+        for number, (one, other) in enumerate(pairs(name, those, count)):
+            copy = tmp_path / f"{name} {number}"
+            shutil.copytree(folder, copy)
+            swap(copy, database, one, other)
+            yield kind(copy), (name, one, other)
+            shutil.rmtree(copy)
+
+
+@pytest.fixture(autouse=True)
+def same_key(pristine, monkeypatch):
+    monkeypatch.setenv("STEPWISE_HOME", str(pristine[0].parent))
+
+
+def test_what_is_seen_of_swapped_objects(pristine, tmp_path, tally):
+    """Of each two stored things that changed places, nothing is seen in the place of the other."""
+    trials = 0
+    for store, what in swapped(pristine, tmp_path, LOOKED):
+        assert wrong(pristine[2], seen(store)) == [], what
+        store.close()
+        trials += 1
+    assert trials > 20
+    tally("two stored objects swapped", trials)
+
+
+def test_going_on_with_swapped_objects(pristine, tmp_path, tally):
+    """A run whose stored things were swapped pays each sum once, with its own key, or stops."""
+    keys = {(run, n): key for run, n, key in finished(pristine, tmp_path)}
+    trials = stopped = 0
+    for store, what in swapped(pristine, tmp_path, RESUMED):
+        vars(_process.memory).update(vars(_process.Memory()))
+        paid[:] = pristine[3]
+        with fresh_store(store):
+            for run_id in IDS:
+                result = attempt(resume, run_id)
+                stopped += result is None
+                assert result in (None, (36, run_id)), what
+        acts = [(run, n) for run, n, _ in paid]
+        assert len(acts) == len(set(acts)), what
+        assert {(run, n): key for run, n, key in paid}.items() <= keys.items(), what
+        trials += 1
+    tally("two stored objects swapped", trials, stopped=stopped)
+
+
+def finished(pristine, tmp_path):
+    """What is paid in all, if nothing is swapped."""
+    shutil.copytree(pristine[0], tmp_path / "whole")
+    paid[:] = pristine[3]
+    with fresh_store(pristine[1](tmp_path / "whole")):
+        assert [resume(run_id) for run_id in IDS] == [(36, run_id) for run_id in IDS]
+    return list(paid)
+
+
+@pytest.mark.parametrize("kind", STORES.values(), ids=STORES)
+def test_the_sweep_sees_seals_without_a_place(kind, tmp_path, monkeypatch):
+    """Were the place no part of the seal, the sweep would see things in the place of others."""
+    monkeypatch.setattr(_seal, "_named", lambda identity: b"")
+    folder = tmp_path / "pristine"
+    begin(kind(folder))
+    expected = seen(kind(folder))
+    there = folder, kind, expected, []
+    assert any(wrong(expected, seen(store)) for store, _ in swapped(there, tmp_path, LOOKED))

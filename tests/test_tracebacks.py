@@ -1,0 +1,285 @@
+"""Tracebacks: between the user's line and the user's error there is one frame of ours at most."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import stepwise
+from stepwise import step, tool, workflow
+
+OURS = str(Path(stepwise.__file__).parent) + os.sep
+
+
+def helper(x):
+    raise ValueError(x)
+
+
+@step
+def bad(x):
+    helper(x)
+
+
+@step(timeout=30)
+def limited(x):
+    helper(x)
+
+
+@step(retries=2, backoff=0)
+def again(x):
+    helper(x)
+
+
+@tool(side_effect=True)
+async def abad(x):
+    helper(x)
+
+
+@step(timeout=30)
+async def alimited(x):
+    helper(x)
+
+
+@step
+def returns(x):
+    return abad.__wrapped__(x)
+
+
+@step
+def chained(x):
+    try:
+        helper(x)
+    except ValueError as error:
+        raise LookupError(x) from error
+
+
+@workflow
+def inner(x):
+    bad(x)
+
+
+@workflow
+def nested(x):
+    inner(x)
+
+
+@workflow
+def mapped(x):
+    stepwise.map(bad, [x])
+
+
+@workflow
+def elsewhere(x):
+    with ThreadPoolExecutor(1) as pool:
+        stepwise.map(bad, [x], executor=pool)
+
+
+@workflow
+def own(x):
+    helper(x)
+
+
+def synchronous(function):
+    @workflow(name=f"calls {function.__name__}")
+    def agent(x):
+        function(x)
+
+    return agent
+
+
+@workflow
+async def ainner(x):
+    await abad(x)
+
+
+@workflow
+async def anested(x):
+    await ainner(x)
+
+
+@workflow
+async def amapped(x):
+    await stepwise.map(abad, [x])
+
+
+def asynchronous(function):
+    @workflow(name=f"awaits {function.__name__}")
+    async def agent(x):
+        await function(x)
+
+    return agent
+
+
+CALLS = {
+    "step": synchronous(bad),
+    "timeout": synchronous(limited),
+    "retries": synchronous(again),
+    "chained": synchronous(chained),
+    "workflow": own,
+    "nested": nested,
+    "mapped": mapped,
+    "executor": elsewhere,
+    "coroutine": asynchronous(abad),
+    "coroutine with a timeout": asynchronous(alimited),
+    "awaitable": asynchronous(returns),
+    "coroutines nested": anested,
+    "coroutines mapped": amapped,
+    "a step alone": bad,
+    "a coroutine alone": abad,
+}
+
+
+def raised(function):
+    """What calling it raises."""
+    try:
+        result = function(1)
+        if asyncio.iscoroutine(result):
+            asyncio.run(result)
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def frames(error):
+    """Of its traceback: ``ours`` for our frames, and the names of those of this file."""
+    found = []
+    for entry in traceback.extract_tb(error.__traceback__):
+        if entry.filename.startswith(OURS):
+            found.append("ours")
+        elif entry.filename == __file__:
+            found.append(entry.name)
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_at_most_one_frame_of_ours(name):
+    """A failing step shows the user's frames, with one of ours after the outermost call."""
+    error = raised(CALLS[name])
+    found = frames(error)
+    assert found[0] == "raised"
+    assert found.count("ours") <= 1
+    assert found[-1] == ("chained" if name == "chained" else "helper")
+    assert found[1] == "ours"
+    if name == "chained":
+        assert frames(error.__cause__) == ["chained", "helper"]
+    for run in stepwise.runs():
+        for each in run.steps:
+            assert OURS not in each.traceback
+
+
+@pytest.mark.parametrize("name", ["step", "coroutine", "mapped"])
+def test_debug_shows_all(name, monkeypatch):
+    """With ``STEPWISE_DEBUG=1`` the frames of ours are shown."""
+    monkeypatch.setenv("STEPWISE_DEBUG", "1")
+    assert frames(raised(CALLS[name])).count("ours") > 4
+
+
+def test_inside_the_workflow():
+    """An exception that the workflow handles has one frame of ours in its traceback, too."""
+    seen = []
+
+    @workflow
+    def agent():
+        for function in (bad, limited, chained):
+            try:
+                function(1)
+            except (ValueError, LookupError) as error:
+                seen.append(frames(error))
+
+    agent()
+    assert seen == [
+        ["agent", "ours", "bad", "helper"],
+        ["agent", "ours", "limited", "helper"],
+        ["agent", "ours", "chained"],
+    ]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups")
+def test_exception_groups():
+    """The exceptions of a group, and what they refer to, are folded as well."""
+
+    @workflow
+    async def agent():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(abad(1))
+            group.create_task(alimited(2))
+
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: F821
+        asyncio.run(agent())
+    for each in caught.value.exceptions:
+        assert frames(each) == ["abad" if each.args == (1,) else "alimited", "helper"]
+
+
+def test_errors_of_ours():
+    """An error that is raised by us ends at the user's call."""
+
+    @workflow
+    def agent():
+        stepwise.map(bad, [1], max_workers=0)
+
+    error = raised(lambda _: agent())
+    assert isinstance(error, stepwise.ConfigurationError)
+    assert frames(error)[-1] == "agent"
+
+
+def test_post_mortem(tmp_path):
+    """A debugger that looks at an exception after it was raised stands in the user's code."""
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(
+            """
+            from stepwise import step, workflow
+            @step
+            def think(question):
+                answer = question / 0
+            @workflow
+            def agent():
+                think(42)
+            agent()
+            """
+        ),
+        "utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pdb", "-c", "continue", "program.py"],
+        input="p 'question is', question\nup\np 'inside', 'agent' in dir()\nq\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "('question is', 42)" in done.stdout, done.stdout
+
+
+def test_no_cycle_is_left():
+    """The exception of a failed step is freed when nobody holds it."""
+
+    class Told(Exception):
+        pass
+
+    @step
+    def fails():
+        raise Told
+
+    @workflow
+    def agent():
+        fails()
+
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(Told):
+            agent()
+        assert [each for each in gc.get_objects() if isinstance(each, Told)] == []
+    finally:
+        gc.enable()
