@@ -39,7 +39,7 @@ from stepwise.rewrite.frame import Frame, pending
 from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
 from stepwise.rewrite.scope import renamed
 from stepwise.rewrite.source import Source, capture
-from stepwise.rewrite.transform import Point
+from stepwise.rewrite.transform import Point, Stop
 
 __all__ = [
     "Ahead",
@@ -49,6 +49,7 @@ __all__ = [
     "Points",
     "Rewritten",
     "Source",
+    "Stop",
     "UnsupportedError",
     "build",
     "capture",

@@ -33,7 +33,7 @@ from stepwise.rewrite.scope import (
     placed,
 )
 from stepwise.rewrite.source import FunctionNode, Source, capture
-from stepwise.rewrite.transform import Point, Transformed, With, transform
+from stepwise.rewrite.transform import Point, Stop, Transformed, With, transform
 
 __all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
 
@@ -61,6 +61,7 @@ class Rewritten:
     withs: list[With]
     loops: dict[str, int]
     ahead: dict[int, Ahead]
+    stops: list[Stop]
     assigned: frozenset[str]
     stored: frozenset[str]
     variables: frozenset[str]
@@ -138,6 +139,7 @@ def build(
         changed.withs,
         changed.loops,
         changed.ahead,
+        changed.stops,
         assigned,
         stored,
         frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars)),

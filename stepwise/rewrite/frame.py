@@ -75,6 +75,14 @@ class Frame:
         """Take a checkpoint, if one is wanted here; what comes next may call something."""
         self.due = False
 
+    # -- handlers --------------------------------------------------------------------------------
+
+    def atomic(self) -> None:
+        """A handler or ``finally`` begins, in which there are no points."""
+
+    def stop(self, number: int, values: dict[str, Any]) -> None:
+        """In there, what comes next may call something while a checkpoint is wanted."""
+
     # -- loops -----------------------------------------------------------------------------------
 
     def iter(self, iterable: Any) -> Iterator[Any]:

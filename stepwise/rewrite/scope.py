@@ -22,6 +22,7 @@ __all__ = [
     "VALUES",
     "VISIBLE",
     "attributes_stored",
+    "blocks_of",
     "hide_names",
     "hoist",
     "item_name",
@@ -72,7 +73,7 @@ def hoist(node: FunctionNode) -> list[ast.stmt]:
     The ``pass`` in their place stands on the line of a neighbour, so that nobody sees it.
     """
     found: list[ast.stmt] = []
-    for block in _blocks(node):
+    for block in blocks_of(node):
         for index in reversed(range(len(block))):
             stmt = block[index]
             if isinstance(stmt, (ast.Global, ast.Nonlocal)):
@@ -103,8 +104,8 @@ def released(node: FunctionNode) -> set[str]:
     return bound - mentioned
 
 
-def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The blocks of a function, at any depth, but not those of scopes inside it."""
+def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The blocks of a function or statement, at any depth, but not those of scopes inside it."""
     for _, value in ast.iter_fields(node):
         if not isinstance(value, list) or not value:
             continue
@@ -114,7 +115,7 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             if isinstance(each, (ast.stmt, ast.excepthandler, ast.match_case)) and not isinstance(
                 each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
             ):
-                yield from _blocks(each)
+                yield from blocks_of(each)
 
 
 class _HideNames(ast.NodeTransformer):
