@@ -166,6 +166,30 @@ def test_a_finally_above():
     assert second.log == ["behind it", *did(2)]
 
 
+@pytest.mark.parametrize("old", ['"caught"', '"tidied"'])
+def test_a_branch_of_a_handler_above(old):
+    """So does an edit in a branch within a handler or ``finally``, which are one piece each."""
+    program = """
+        @workflow
+        def run():
+            values = []
+            try:
+                values.append(work(1))
+                values.append({}["nobody"])
+            except KeyError as error:
+                if str(error):
+                    values.append(str("caught"))
+            finally:
+                for _ in range(1):
+                    values.append(str("tidied"))
+            values.append(random.random() < 2)
+            values.append(work(2))
+            return values
+    """
+    second = edit((old, '"edited"'), die_at="work(2)", program=program)
+    assert "edited" in second.result
+
+
 def test_from_an_older_checkpoint():
     """An edited run goes on at the newest checkpoint above the edit, and replays the rest."""
     program = PROGRAM.replace("@workflow", "@workflow(keep=9)")

@@ -285,10 +285,14 @@ class _Texts:
                     if f"{here}.body" in entered:
                         parts.append(self.head(item))
                         parts += [
-                            self.taken(stmt, f"{here}.body[{n}]", entered)
+                            self.whole(stmt)  # a handler is one piece
+                            if block == "handlers"
+                            else self.taken(stmt, f"{here}.body[{n}]", entered)
                             for n, stmt in enumerate(item.body)
                         ]
-                elif block == "finalbody" or f"{path}.{block}" in entered:
+                elif block == "finalbody":
+                    parts.append(self.whole(item))
+                elif f"{path}.{block}" in entered:
                     parts.append(self.taken(item, here, entered))
         return f"{type(node).__name__}<{';'.join(parts)}>"
 
