@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwise._notices import notice, reports, warn
+from stepwise._notices import count, notice, reports, warn
 from stepwise._origin import Helper
 from stepwise._others import name_of_another
 from stepwise._run import ActiveRun
@@ -92,6 +92,23 @@ class Complaints:
             "go back into the try statement: recorded steps are answered, and the statements "
             "around them run again. To have it resume there, call the steps after the try "
             "statement",
+        )
+
+    @reports
+    def skipping(self, name: str, items: int) -> None:
+        """Tell of a loop that is begun again, behind the items that it had given."""
+        where = self._where(self._rewritten.loops[name])
+        notice(f"{self._active.run_id}: skips {count(items, 'item')} of the loop at {where}")
+
+    @reports
+    def changed(self, name: str, variables: str) -> None:
+        """Tell of a loop that could be begun again if the variables in its head had not changed."""
+        self._tell(
+            name,
+            "a run cannot resume any more inside the loop at "
+            f"{self._where(self._rewritten.loops[name])}: {variables} changed since it began, so "
+            "its items could be others. It would go back to before the change. Iterate over a "
+            "copy, in a variable of its own",
         )
 
     @reports

@@ -1,13 +1,13 @@
 """The workflow function's frame: when a checkpoint is taken, what goes into it, how it comes back.
 
-Imports: run, origin, checkpoints, snapshot, resources, rewrite.
+Imports: run, origin, checkpoints, snapshot, resources, loops, rewrite.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from types import CodeType
@@ -17,6 +17,7 @@ from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._complaints import Complaints
 from stepwise._going_on import state_of
 from stepwise._known import Looked
+from stepwise._loops import Counted, Skipped, count, names_of
 from stepwise._module_state import ModuleState, is_global
 from stepwise._notices import file_name, notice, reports
 from stepwise._origin import Helper
@@ -187,11 +188,18 @@ class WorkflowFrame(Frame):
         """Return the variables of a checkpoint under the names that this version gives them.
 
         Raises:
-            LookupError: the iterator of a loop is missing.
+            LookupError: the iterator of a loop is missing, or would not be the same.
         """
         named = renamed(values)
         if not named.keys() >= {*self.place.rewritten.points[self.target].loops}:
             raise LookupError("another version of stepwise wrote them")
+        rewritten = self.place.rewritten
+        for name in rewritten.points[self.target].loops:
+            head = rewritten.heads.get(name)
+            if type(named[name]) is Skipped and (
+                head is None or names_of(head, named, rewritten) is None
+            ):
+                raise LookupError(f"the loop at line {rewritten.loops[name]} is another one")
         return named
 
     def look(self, result: object) -> Looked | None:
@@ -320,9 +328,16 @@ class WorkflowFrame(Frame):
             if not enterable:
                 return False
         for name in point.loops:
-            if type(values.get(name)).__name__ in _NO_ITERATORS:
-                why = f"cannot pickle {type(values[name]).__name__!r} object"
-                error = UnpicklableError({name: (values[name], why)})
+            iterator = values.get(name)
+            if isinstance(iterator, Counted):
+                changed = iterator.changed(values)
+                if changed and tells:
+                    self.complaints.changed(name, changed)
+                if changed:
+                    return False
+            if type(iterator).__name__ in _NO_ITERATORS:
+                why = f"cannot pickle {type(iterator).__name__!r} object"
+                error = UnpicklableError({name: (iterator, why)})
                 if tells:
                     self.complaints.unpicklable(error, point.line)
                 return False
@@ -411,6 +426,23 @@ class WorkflowFrame(Frame):
                 self.complaints.atomic(stop)
             self.within = stop
         values.clear()
+
+    # -- loops -----------------------------------------------------------------------------------
+
+    def anew(self, iterator: Any) -> bool:
+        """Whether the iterator of a resumed loop is to be made again."""
+        return isinstance(iterator, Skipped)
+
+    def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
+        """Count the items of an iterator that cannot be recorded; on resume, skip the earlier."""
+        counted = count(iterator, self.place.rewritten.heads[name], values, self.place.rewritten)
+        before = values.get(name)
+        values.clear()
+        if isinstance(before, Skipped):
+            assert isinstance(counted, Counted)
+            self.complaints.skipping(name, before.items)
+            counted.skip(before.items)
+        return counted
 
     # -- with ------------------------------------------------------------------------------------
 

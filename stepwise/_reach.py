@@ -7,7 +7,7 @@ that do not call what they are not given), or something of which nobody can tell
 What calls no step may still leave something in a variable that no checkpoint can hold: an open
 file, a generator.
 
-Imports: steps, rewrite.
+Imports: steps, loops, rewrite.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from stepwise._loops import Counted
 from stepwise._steps import step_of
 from stepwise.rewrite import Ahead, Rewritten
 
@@ -271,7 +272,7 @@ class _Look:
         root, *attributes = dotted.split(".")
         if root[0] == "@":  # the iterator of a loop
             cls = type(self.values.get(root))
-            plain = cls in _PLAIN_ITERATORS
+            plain = cls in _PLAIN_ITERATORS or cls is Counted
             self.found(Reach.NOTHING if plain else Reach.PERHAPS, drawn=cls is _SET_ITERATOR)
             return
         value = self.value(root)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from stepwise.rewrite.points import TRIES, opens
 
-__all__ = ["Ahead", "ahead_of", "each_pass"]
+__all__ = ["Ahead", "ahead_of", "each_pass", "head_of"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr)
@@ -89,6 +89,26 @@ def each_pass(stmt: ast.stmt, iterator: str = "") -> Ahead | None:
     if isinstance(stmt, ast.AsyncFor):
         return Ahead(unknown=True)
     return Ahead(called=frozenset([iterator]))
+
+
+_HEADS = (
+    *(ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Constant, ast.Load),
+    *(ast.Subscript, ast.Slice, ast.UnaryOp, ast.USub),
+)
+_RECORDED = frozenset(("range", "enumerate", "zip", "reversed"))  # of data, these pickle
+
+
+def head_of(iterable: ast.expr) -> Ahead | None:
+    """What a loop iterates over, if that consists of calls, names and constants alone."""
+    if not isinstance(iterable, ast.Call):
+        return None
+    for each in ast.walk(iterable):
+        stars = isinstance(each, ast.keyword) and each.arg is None
+        item = isinstance(each, ast.Subscript) and not isinstance(each.slice, ast.Slice)
+        if stars or item or not isinstance(each, _HEADS):
+            return None
+    ahead = _of([iterable])
+    return None if ahead.unknown or ahead.called <= _RECORDED else ahead
 
 
 def _opened(stmt: ast.stmt, key: str | int) -> Ahead:

@@ -62,6 +62,7 @@ class Rewritten:
     loops: dict[str, int]
     ahead: dict[int, Ahead]
     stops: list[Stop]
+    heads: dict[str, Ahead]
     assigned: frozenset[str]
     stored: frozenset[str]
     variables: frozenset[str]
@@ -140,6 +141,7 @@ def build(
         changed.loops,
         changed.ahead,
         changed.stops,
+        changed.heads,
         assigned,
         stored,
         frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars)),

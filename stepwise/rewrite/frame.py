@@ -99,6 +99,19 @@ class Frame:
         """For a resumed loop that had ended."""
         return ()
 
+    def anew(self, iterator: Any) -> bool:
+        """For a resumed loop: whether its iterator is to be made again."""
+        return False
+
+    def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
+        """An iterator that could be made again of what the head of the loop calls and names.
+
+        Args:
+            name: of the hidden variable.
+            values: the local variables.
+        """
+        return iterator
+
     def aiter(self, iterable: Any) -> AsyncIterator[Any]:
         """The iterator of an asynchronous loop."""
         iterator = builtins.aiter(iterable)

@@ -35,7 +35,7 @@ import ast
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepwise.rewrite.ahead import Ahead, ahead_of, each_pass
+from stepwise.rewrite.ahead import Ahead, ahead_of, each_pass, head_of
 from stepwise.rewrite.nodes import (
     ask,
     load,
@@ -127,6 +127,7 @@ class Transformed(NamedTuple):
         ahead: what is executed after a point, by its number; of those at which it can be saved,
             and under 0 what the function begins with.
         stops: by number, from 0.
+        heads: what loops iterate over that could be begun again, by hidden iterator.
     """
 
     declarations: list[ast.stmt]
@@ -137,6 +138,7 @@ class Transformed(NamedTuple):
     loops: dict[str, int]
     ahead: dict[int, Ahead]
     stops: list[Stop]
+    heads: dict[str, Ahead]
 
 
 def transform(node: FunctionNode) -> Transformed:
@@ -147,7 +149,15 @@ def transform(node: FunctionNode) -> Transformed:
     if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
         body += placed(made.save(made.last(), Ahead(ends=True)), node.body[-1])
     return Transformed(
-        declarations, body, made.points, made.blocks, made.withs, made.loops, made.ahead, made.stops
+        declarations,
+        body,
+        made.points,
+        made.blocks,
+        made.withs,
+        made.loops,
+        made.ahead,
+        made.stops,
+        made.heads,
     )
 
 
@@ -185,6 +195,7 @@ class _Rewriter:
         self.loops: dict[str, int] = {}
         self.ahead: dict[int, Ahead] = {}
         self.stops: list[Stop] = []
+        self.heads: dict[str, Ahead] = {}
 
     def point(self, position: str, line: int, around: _Around) -> int:
         number = len(self.points) + 1
@@ -330,13 +341,13 @@ class _Rewriter:
         enter = calls(node.iter) or bool(waits)
         inside = around._replace(loops=(*around.loops, iterator))
         body = self.body(node, path, inside, enter=enter, iterator=iterator)
+        begin = placed([self.begin(node, iterator, waits)], node)
         again = ast.IfExp(
             test=target(ast.LtE(), self.last()),
             body=ask(f"{waits}again", load(iterator)),
             orelse=ask(f"{waits}nothing"),
         )
         orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
-        begin = placed([unless_resuming(store(iterator, ask(f"{waits}iter", node.iter)))], node)
         take = ast.Assign(targets=[node.target], value=load(item))
         forget = store(item, ast.Constant(None))
         node.iter = when_resuming(again, load(iterator))
@@ -344,6 +355,19 @@ class _Rewriter:
         node.target = ast.copy_location(ast.Name(item, ast.Store()), node.target)
         node.orelse = orelse
         return [*begin, node, store(iterator, ast.Constant(None))]
+
+    def begin(self, node: ast.For | ast.AsyncFor, iterator: str, waits: str) -> ast.stmt:
+        """Make the iterator of a loop whose body was rewritten; on resume, if it is to be anew."""
+        first = ask(f"{waits}iter", node.iter)
+        head = None if waits else head_of(node.iter)
+        if head is None:
+            return unless_resuming(store(iterator, first))
+        self.heads[iterator] = head
+        first = ask("counted", ast.Constant(iterator), first, ask("locals"))
+        inside = target(ast.LtE(), self.last())
+        anew = ast.BoolOp(ast.And(), [inside, ask("anew", load(iterator))])
+        test = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), load(TARGET)), anew])
+        return ast.If(test=test, body=[store(iterator, first)], orelse=[])
 
     def open_with(
         self, node: ast.With | ast.AsyncWith, path: str, around: _Around
