@@ -65,7 +65,8 @@ The map, each layer importing only from those above it::
     _overview _settling            what is to be said of a run; what somebody says of a step
     _runs _listing _context        looking at runs; finding them; current_step
     _going_on _interrupted         an attempt takes over from those before it; or is stopped
-    _loops _reach _complaints      iterators begun again; what may call a step; what is told
+    _loops _remade                 iterators begun again; clients made again
+    _reach _complaints             what may call a step; why there is no checkpoint
     _module_state                  globals that a workflow assigns
     _frames _resume _definition    checkpoints of a frame; where a run goes on; options
     _renamed _reports _opened      under another name; what is told of it; a run that was taken up

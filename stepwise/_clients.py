@@ -12,7 +12,7 @@ from typing import Any
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["field", "fields_of", "identity", "is_foreign"]
+__all__ = ["field", "fields_of", "identity", "is_client", "is_foreign"]
 
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _CLIENT = ("base_url", "organization", "project", "api_version")
@@ -43,6 +43,15 @@ _known: dict[str, tuple[str, ...]] = {
     "anyio.CapacityLimiter": (),
 }
 """Classes, by ``root package.class`` or full name, whose objects count by these fields."""
+
+
+_SDK = frozenset(
+    (
+        *("openai.OpenAI", "openai.AsyncOpenAI", "anthropic.Anthropic", "anthropic.AsyncAnthropic"),
+        *("groq.Groq", "groq.AsyncGroq", "mistralai.Mistral"),
+    )
+)
+"""Clients that hold nothing but what they are made with; a session has cookies and headers."""
 
 
 def identity(cls: type, *, fields: Iterable[str]) -> None:
@@ -92,6 +101,12 @@ def field(value: Any, name: str) -> Any:
     for each in name.split("."):
         value = getattr(value, each, None)
     return value if type(value) in _SCALARS else str(value)
+
+
+def is_client(cls: type) -> bool:
+    """Whether a class is that of a client of an SDK, which is as good when it is made again."""
+    root = cls.__module__.partition(".")[0]
+    return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
 """The workflow function's frame: when a checkpoint is taken, what goes into it, how it comes back.
 
-Imports: run, origin, checkpoints, snapshot, resources, loops, rewrite.
+Imports: run, origin, checkpoints, snapshot, resources, remade, loops, rewrite.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stepwise._previews import error_text
 from stepwise._reach import Outlooks, Reach, outlook
 from stepwise._records import Record, holds_plainly
 from stepwise._references import HEAVY, References
+from stepwise._remade import Remade, remade
 from stepwise._resources import LetGo, is_reenterable
 from stepwise._run import ActiveRun
 from stepwise._snapshot import UnpicklableError, dump_few, dump_values, load_values
@@ -188,7 +189,7 @@ class WorkflowFrame(Frame):
         """Return the variables of a checkpoint under the names that this version gives them.
 
         Raises:
-            LookupError: the iterator of a loop is missing, or would not be the same.
+            LookupError: an iterator is missing, or could not be made again, nor could a client.
         """
         named = renamed(values)
         if not named.keys() >= {*self.place.rewritten.points[self.target].loops}:
@@ -200,6 +201,10 @@ class WorkflowFrame(Frame):
                 head is None or names_of(head, named, rewritten) is None
             ):
                 raise LookupError(f"the loop at line {rewritten.loops[name]} is another one")
+        for name in rewritten.made.keys() & named.keys():
+            value = named[name]
+            if type(value) is Remade and remade(name, value.cls, named, rewritten) != value:
+                raise LookupError(f"what makes {name!r} is not what it was")
         return named
 
     def look(self, result: object) -> Looked | None:
@@ -320,6 +325,9 @@ class WorkflowFrame(Frame):
             for name, value in values.items()
             if (name[0] != "@" or name in point.loops) and name not in again
         }
+        rewritten = self.place.rewritten
+        for name in rewritten.made.keys() & kept.keys():
+            kept[name] = remade(name, type(kept[name]), kept, rewritten) or kept[name]
         return {**kept, **self.module.kept()}
 
     def _can_be_taken(self, point: Point, values: dict[str, Any], *, tells: bool) -> bool:
@@ -406,6 +414,10 @@ class WorkflowFrame(Frame):
             visited=visited,
             arguments=self.around.kinds(),
         )
+
+    def remakes(self, name: str) -> bool:
+        """Whether a variable is to be made again."""
+        return type(self.values.get(name)) is Remade
 
     # -- handlers --------------------------------------------------------------------------------
 

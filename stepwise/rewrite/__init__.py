@@ -23,6 +23,7 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 ``ahead``      what a statement names and calls
 ``following``  the statement that comes after a position
 ``scope``      declarations, and the hidden names
+``made``       variables that one call makes
 ``nodes``      what is added to a body
 ``transform``  the rewrite of a body
 ``frame``      what the rewritten function asks while it runs
@@ -36,6 +37,7 @@ from stepwise.rewrite.ahead import Ahead
 from stepwise.rewrite.build import Rewritten, UnsupportedError, build, rewrite
 from stepwise.rewrite.following import following_line, function_like
 from stepwise.rewrite.frame import Frame, pending
+from stepwise.rewrite.made import Made
 from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
 from stepwise.rewrite.scope import renamed
 from stepwise.rewrite.source import Source, capture
@@ -44,6 +46,7 @@ from stepwise.rewrite.transform import Point, Stop
 __all__ = [
     "Ahead",
     "Frame",
+    "Made",
     "Place",
     "Point",
     "Points",

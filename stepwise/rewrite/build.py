@@ -1,12 +1,13 @@
 """From a rewritten syntax tree to a function that is the original in all but its code.
 
-Imports: source, points, ahead, scope, transform, frame.
+Imports: source, points, ahead, made, scope, transform, frame.
 """
 
 from __future__ import annotations
 import __future__
 
 import ast
+import copy
 import inspect
 import itertools
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 
 from stepwise.rewrite.ahead import Ahead
 from stepwise.rewrite.frame import enter, visible
+from stepwise.rewrite.made import Made, made_by_calls
+from stepwise.rewrite.nodes import ask
 from stepwise.rewrite.points import yields
 from stepwise.rewrite.scope import (
     ENTER,
@@ -63,6 +66,7 @@ class Rewritten:
     ahead: dict[int, Ahead]
     stops: list[Stop]
     heads: dict[str, Ahead]
+    made: dict[str, Made]
     assigned: frozenset[str]
     stored: frozenset[str]
     variables: frozenset[str]
@@ -117,9 +121,10 @@ def build(
         globals_ = [each for each in ast.walk(resumable) if isinstance(each, ast.Global)]
         assigned = frozenset(name for each in globals_ for name in each.names)
         stored = attributes_stored(resumable)
+        made = made_by_calls(resumable)
         changed = transform(resumable)
         alone = _alone(source, function)
-        code = _compile(plain, _body(changed, plain, alone), function)
+        code = _compile(plain, _body(changed, plain, alone, made), function)
     except RecursionError as error:
         raise UnsupportedError("its statements or expressions are nested too deeply") from error
     _check_same(original, code)
@@ -142,6 +147,7 @@ def build(
         changed.ahead,
         changed.stops,
         changed.heads,
+        made,
         assigned,
         stored,
         frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars)),
@@ -190,10 +196,13 @@ def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
     return _compile(node, node.body, function)
 
 
-def _body(changed: Transformed, plain: FunctionNode, code: types.CodeType) -> list[ast.stmt]:
+def _body(
+    changed: Transformed, plain: FunctionNode, code: types.CodeType, made: dict[str, Made]
+) -> list[ast.stmt]:
     """The plain body and the one that can be resumed, one beside the other.
 
     Args:
+        made: variables that a resume may make again.
         code: whose local variables are the function's own.
     """
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
@@ -205,6 +214,10 @@ def _body(changed: Transformed, plain: FunctionNode, code: types.CodeType) -> li
         _assign(VALUES, ast.Attribute(frame, "values", ast.Load())),
         *(_restore(name, name in arguments) for name in [*names, *changed.loops]),
         _assign(VALUES, ast.Constant(None)),
+        *(
+            ast.If(ask("remakes", ast.Constant(name)), [copy.deepcopy(each.statement)], [])
+            for name, each in made.items()
+        ),
     ]
     resumable: list[ast.stmt] = [
         _assign(TARGET, begin),

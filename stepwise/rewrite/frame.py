@@ -75,6 +75,10 @@ class Frame:
         """Take a checkpoint, if one is wanted here; what comes next may call something."""
         self.due = False
 
+    def remakes(self, name: str) -> bool:
+        """On resume: whether the statement that made this variable is to be executed again."""
+        return False
+
     # -- handlers --------------------------------------------------------------------------------
 
     def atomic(self) -> None:
