@@ -143,7 +143,7 @@ class Checkpoints:
     ) -> None:
         self._journal = journal
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
-        self._prune_journal = prune_journal
+        self.prunes_journal = prune_journal
         self._names = journal.store.names(journal.run_id, PREFIX)
         tracks = bool(self._keep) or prune_journal
         self._chunks = _Chunks(journal, tracks=tracks, none=not self._names)
@@ -168,7 +168,7 @@ class Checkpoints:
         """What checkpoints can refer to; as yet nothing, and never a chunk with a secret."""
         journal = self._journal
         return KnownValues(
-            records=not self._prune_journal,
+            records=not self.prunes_journal,
             seal=lambda number, chunk: chunk.seal(journal.seal, journal.run_id, number),
             next_chunk=self._chunks.next,
             refuses=secrets.found_in,
@@ -185,7 +185,7 @@ class Checkpoints:
         kept = names[len(pruned) :]
         gone = [*pruned, *(each for each in self._refused if each != name)]
         gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
-        behind = self._behind(kept[0], state) if self._prune_journal else 0
+        behind = self._behind(kept[0], state) if self.prunes_journal else 0
         if behind - facts.pruned < _PRUNE_AT_LEAST:
             behind = facts.pruned
         after = facts._replace(pruned=behind) if behind != facts.pruned else facts

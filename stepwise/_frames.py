@@ -327,7 +327,10 @@ class WorkflowFrame(Frame):
         }
         rewritten = self.place.rewritten
         for name in rewritten.made.keys() & kept.keys():
-            kept[name] = remade(name, type(kept[name]), kept, rewritten) or kept[name]
+            anew = remade(name, type(kept[name]), kept, rewritten)
+            # Where a global is another one later, an older checkpoint or the journal is needed.
+            if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
+                kept[name] = anew
         return {**kept, **self.module.kept()}
 
     def _can_be_taken(self, point: Point, values: dict[str, Any], *, tells: bool) -> bool:

@@ -107,6 +107,19 @@ def test_a_client_whose_argument_is_another_now():
         assert {*lab.did.values()} == {1}
 
 
+def test_a_client_whose_argument_may_change_where_the_journal_is_pruned():
+    """A checkpoint that a changed global would make useless lets no record be pruned."""
+    text = program("client = Groq(KEY)").replace("@workflow", "@workflow(prune_journal=True)")
+    with lab_of(text) as lab:
+        first = lab.run(die_at="work(3) before")
+        assert first.died
+        assert "the variable 'client' is a" in first.text
+        lab.environment["KEY"] = "rotated"
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert lab.result[0] == "first by rotated 1"
+
+
 def test_the_key_of_a_client_is_not_stored():
     """What a client is made with is not recorded with it: of a global there is a digest alone."""
     text = program("client = Groq(KEY)")
