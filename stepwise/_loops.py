@@ -85,7 +85,7 @@ class Counted:
         names = [
             repr(name)
             for name, (value, held) in self._held.items()
-            if values.get(name) is not value or not _is_same(held, _held_by(value))
+            if values.get(name) is not value or not _holds(value, held)
         ]
         return ", ".join(names)
 
@@ -164,10 +164,12 @@ def _held_by(value: Any) -> Any:
     return digest(value) if _is_of_pandas(type(value)) else value
 
 
-def _is_same(held: Any, now: Any) -> bool:
-    if type(held) is list:
-        return len(held) == len(now) and same(held, now)
-    return bool(held is now or held == now)
+def _holds(value: Any, held: Any) -> bool:
+    try:
+        now = _held_by(value)
+    except DigestError:
+        return False
+    return same(held, now) if type(held) is list else bool(held == now)
 
 
 def _are_atoms(held: Any) -> bool:

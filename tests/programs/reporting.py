@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import os
 import sys
@@ -89,6 +90,24 @@ def holds_a_lock():
     return send(text.closed)
 
 
+@workflow
+def in_handlers_and_loops():
+    items = list(range(say(3)))
+    try:
+        raise ValueError("no")
+    except ValueError:
+        say(1)
+        helper()
+        say(2)
+    for one, two in itertools.pairwise(items):
+        say(one)
+        say(two + 10)
+        items.append(two)
+        if len(items) > 4:
+            break
+    return items
+
+
 def helper():
     return [say(n % 2) for n in range(21)]
 
@@ -119,7 +138,11 @@ async def with_tasks():
 
 
 def not_resumable():
+    with crash_at(say, "before", call=25):
+        begun = outcome(in_handlers_and_loops)
     return (
+        begun,
+        outcome(in_handlers_and_loops),
         outcome(holds_a_lock),
         outcome(with_helpers),
         outcome(lambda: asyncio.run(with_tasks())),
