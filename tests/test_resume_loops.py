@@ -76,6 +76,35 @@ def test_a_loop_that_is_begun_again(head):
         )
 
 
+def test_loops_in_loops():
+    """Loops around each other go on, each behind its own items, and begin anew in the next pass."""
+    program = f"""
+{BAR}
+
+    @workflow
+    async def flow(names):
+        seen = []
+        for one in tqdm(names):
+            log(f"one {{one}}")
+            for number, two in enumerate(tqdm(names)):
+                seen.append(await awork(f"{{one}}{{two}}"))
+                if one == two == "b":
+                    break
+                log(f"two {{number}}")
+            else:
+                await awork(f"all of {{one}}")
+            await awork(f"after {{one}}")
+        return seen
+
+    def run():
+        return asyncio.run(flow([*"abc"]))
+    """
+    said = survives(program)
+    assert "skips 2 items of the loop" in said["work(bb)"]
+    assert said["work(bb)"].count("skips") == 2
+    assert said["work(after b)"].count("skips") == 1
+
+
 BACK = """
     NAMES = [*"ab"]
 
