@@ -43,7 +43,7 @@ _ATOMS = (str, bytes, int, float, bool, type(None))
 _METHODS: dict[str, tuple[str, ...]] = {
     "dict": ("items", "keys", "values"),
     "str": ("split", "splitlines"),
-    "DataFrame": ("groupby", "items", "iterrows", "itertuples"),
+    "DataFrame": ("groupby", "iterrows", "itertuples"),
 }
 
 

@@ -95,7 +95,13 @@ _HEADS = (
     *(ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Constant, ast.Load),
     *(ast.Subscript, ast.Slice, ast.UnaryOp, ast.USub),
 )
-_RECORDED = frozenset(("range", "enumerate", "zip", "reversed"))  # of data, these pickle
+_RECORDED = frozenset(
+    (
+        *("enumerate", "items", "keys", "len", "list", "range", "reversed", "sorted", "split"),
+        *("splitlines", "tuple", "values", "zip"),
+    )
+)
+"""Functions and methods of whose results, over plain data, the iterators pickle."""
 
 
 def head_of(iterable: ast.expr) -> Ahead | None:
@@ -108,7 +114,8 @@ def head_of(iterable: ast.expr) -> Ahead | None:
         if stars or item or not isinstance(each, _HEADS):
             return None
     ahead = _of([iterable])
-    return None if ahead.unknown or ahead.called <= _RECORDED else ahead
+    recorded = all(name.rpartition(".")[2] in _RECORDED for name in ahead.called)
+    return None if ahead.unknown or recorded else ahead
 
 
 def _opened(stmt: ast.stmt, key: str | int) -> Ahead:

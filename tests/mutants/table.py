@@ -84,9 +84,30 @@ _CODE = [
     _mutant(
         "an edited finally goes unnoticed",
         "rewrite/points.py",
-        """elif block == "finalbody" or f"{path}.{block}" in entered:""",
-        """elif f"{path}.{block}" in entered:""",
+        "parts.append(self.whole(item))",
+        "pass",
         "test_edits.py::test_a_finally_above",
+    ),
+    _mutant(
+        "an edited branch of a handler goes unnoticed",
+        "rewrite/points.py",
+        "self.whole(stmt)  # a handler is one piece",
+        'self.taken(stmt, f"{here}.body[{n}]", entered)',
+        "test_edits.py::test_a_branch_of_a_handler_above",
+    ),
+    _mutant(
+        "a loop is begun again although its list has changed",
+        "_loops.py",
+        "if values.get(name) is not value or not _holds(value, held)",
+        "if values.get(name) is not value",
+        "test_resume_loops.py::test_a_loop_over_a_variable_that_changes",
+    ),
+    _mutant(
+        "a client is made again of a global that has changed",
+        "_remade.py",
+        "found[each] = digest(value)",
+        "pass",
+        "test_resume_clients.py::test_a_client_whose_argument_is_another_now",
     ),
     _mutant(
         "a call in the head of a with does not keep the block from being entered again",
