@@ -13,7 +13,7 @@ from stepwise._others import name_of_another
 from stepwise._run import ActiveRun
 from stepwise._snapshot import UnpicklableError
 from stepwise.errors import RunWarning
-from stepwise.rewrite import Rewritten, Stop
+from stepwise.rewrite import Rewritten
 
 __all__ = ["Complaints"]
 
@@ -80,18 +80,6 @@ class Complaints:
             f"{'its head calls a step' if calls else why}. It would go back to before the block. "
             f"If a {kind} can simply be made and entered again, write "
             "`with stepwise.reenterable(...)`",
-        )
-
-    @reports
-    def atomic(self, stop: Stop) -> None:
-        """Tell of a handler or ``finally`` in which a second step may be called."""
-        where = self._where(stop.line)
-        self._tell(
-            f"{stop.block} {stop.line}",
-            f"a run cannot resume between the steps of the {stop.block} block at {where}. It would "
-            "go back into the try statement: recorded steps are answered, and the statements "
-            "around them run again. To have it resume there, call the steps after the try "
-            "statement",
         )
 
     @reports

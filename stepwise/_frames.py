@@ -32,7 +32,7 @@ from stepwise._resources import LetGo, is_reenterable
 from stepwise._run import ActiveRun
 from stepwise._snapshot import UnpicklableError, dump_few, dump_values, load_values
 from stepwise._surroundings import Surroundings
-from stepwise.rewrite import Frame, Point, Rewritten, Source, Stop, prefix_fingerprint, renamed
+from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint, renamed
 
 __all__ = ["RestoreFailedError", "WorkflowFrame", "Workplace"]
 
@@ -86,7 +86,6 @@ class WorkflowFrame(Frame):
         "file",
         "guessed",
         "guesses",
-        "handled",
         "helped",
         "known",
         "last",
@@ -103,7 +102,6 @@ class WorkflowFrame(Frame):
         "taken",
         "tried",
         "wanted",
-        "within",
     )
 
     def __init__(
@@ -138,8 +136,6 @@ class WorkflowFrame(Frame):
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
         self.outlooks = Outlooks(place.rewritten, self.entered)
         self.guesses = False
-        self.handled = 0  # steps done before the handler or ``finally``
-        self.within: Stop | None = None  # the statement there that is being executed
         self.drawn = False  # whether something executed may come to other values the next time
         self.count = self.taken = 0
         self.cost = self.guessed = self.last = 0.0
@@ -226,8 +222,6 @@ class WorkflowFrame(Frame):
         if self.refused:
             self.asking |= self.refused
             self.refused.clear()
-        if self.within is not None:
-            self.complaints.atomic(self.within)
         if helper is not None:
             self.due = True  # the next boundary is the end of this statement
             self.helped[helper.code] = calls = self.helped.get(helper.code, 0) + 1
@@ -239,7 +233,6 @@ class WorkflowFrame(Frame):
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Take a checkpoint here, if one is wanted and can be taken; else ``due`` stays."""
         self.helped.clear()
-        self.within = None
         began = time.perf_counter()
         tells = self.wanted  # not of a checkpoint that nobody waits for
         if self.active.stopped is not None or not self._wants(number, values):
@@ -421,26 +414,6 @@ class WorkflowFrame(Frame):
     def remakes(self, name: str) -> bool:
         """Whether a variable is to be made again."""
         return type(self.values.get(name)) is Remade
-
-    # -- handlers --------------------------------------------------------------------------------
-
-    def atomic(self) -> None:
-        """A handler or ``finally`` begins."""
-        self.handled, self.within = self.active.progress.done, None
-
-    @reports
-    def stop(self, number: int, values: dict[str, Any]) -> None:
-        """Say that there is no checkpoint here, if a step was done since it began.
-
-        Of what only may call a step it is said once that is done.
-        """
-        stop = self.place.rewritten.stops[number]
-        if self.active.progress.done != self.handled:
-            reach, _ = outlook(stop.ahead, values, self.place.rewritten, ())
-            if reach >= Reach.STEP:
-                self.complaints.atomic(stop)
-            self.within = stop
-        values.clear()
 
     # -- loops -----------------------------------------------------------------------------------
 

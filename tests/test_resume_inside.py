@@ -389,63 +389,6 @@ def test_a_handler():
     said = survives(program, back=["work(3)", "work(4)", "work(5)"])
     where = line_of(program, '{}["nobody"]')
     assert f"goes on at {where}" in said["work(5)"]
-    for block, line, told in (
-        ("except", "except KeyError", [1, 0, 0, 0, 0]),  # by a start that executes work(2)
-        ("finally", "work(4)", [1, 1, 1, 0, 0]),
-    ):
-        text = f"between the steps of the {block} block at {line_of(program, line)}"
-        assert [each.count(text) for each in said.values()] == told, said
-
-
-def test_steps_anywhere_in_a_handler():
-    """A second step in a handler is told of wherever it stands there, and each handler once."""
-    program = """
-        def ask(question):
-            return work(question)
-
-        @workflow
-        def run():
-            for i in range(2):
-                try:
-                    found = {}["nobody"]
-                except KeyError:
-                    for name in "ab":
-                        if name:
-                            ask(f"{i} {name}")
-            return work("end")
-    """
-    said = survives(program, back=["work(0 b)", "work(1 b)"])
-    text = f"between the steps of the except block at {line_of(program, 'except')}"
-    assert [each.count(text) for each in said.values()] == [1, 1, 0, 0], said
-
-
-@pytest.mark.parametrize("step", ["work(2)", "awork(2)"])
-def test_a_handler_with_one_step(step):
-    """Nothing is said of a handler that calls one step, and what turns out to call none."""
-    waits = "await " if step == "awork(2)" else ""
-    said = survives(
-        f"""
-        @workflow
-        async def flow():
-            await awork(1)
-            try:
-                {{}}["nobody"]
-            except KeyError as error:
-                value = {waits}{step}
-                log(str(error))
-                value = [value, str(error)]
-            finally:
-                print("left", repr(value))
-                await awork(3)
-                value.append(len(value))
-            return [value, await awork(4)]
-
-        def run():
-            return asyncio.run(flow())
-        """,
-        back=["work(2)", "work(3)"],
-    )
-    assert not [text for text in said.values() if "cannot resume" in text], said
 
 
 # -- workflows that call workflows ---------------------------------------------------------------

@@ -41,7 +41,7 @@ from stepwise.rewrite.made import Made
 from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
 from stepwise.rewrite.scope import renamed
 from stepwise.rewrite.source import Source, capture
-from stepwise.rewrite.transform import Point, Stop
+from stepwise.rewrite.transform import Point
 
 __all__ = [
     "Ahead",
@@ -52,7 +52,6 @@ __all__ = [
     "Points",
     "Rewritten",
     "Source",
-    "Stop",
     "UnsupportedError",
     "build",
     "capture",

@@ -36,7 +36,7 @@ from stepwise.rewrite.scope import (
     placed,
 )
 from stepwise.rewrite.source import FunctionNode, Source, capture
-from stepwise.rewrite.transform import Point, Stop, Transformed, With, transform
+from stepwise.rewrite.transform import Point, Transformed, With, transform
 
 __all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
 
@@ -64,7 +64,6 @@ class Rewritten:
     withs: list[With]
     loops: dict[str, int]
     ahead: dict[int, Ahead]
-    stops: list[Stop]
     heads: dict[str, Ahead]
     made: dict[str, Made]
     assigned: frozenset[str]
@@ -145,7 +144,6 @@ def build(
         changed.withs,
         changed.loops,
         changed.ahead,
-        changed.stops,
         changed.heads,
         made,
         assigned,

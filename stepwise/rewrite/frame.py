@@ -79,14 +79,6 @@ class Frame:
         """On resume: whether the statement that made this variable is to be executed again."""
         return False
 
-    # -- handlers --------------------------------------------------------------------------------
-
-    def atomic(self) -> None:
-        """A handler or ``finally`` begins, in which there are no points."""
-
-    def stop(self, number: int, values: dict[str, Any]) -> None:
-        """In there, what comes next may call something while a checkpoint is wanted."""
-
     # -- loops -----------------------------------------------------------------------------------
 
     def iter(self, iterable: Any) -> Iterator[Any]:

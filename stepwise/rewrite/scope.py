@@ -22,7 +22,6 @@ __all__ = [
     "VALUES",
     "VISIBLE",
     "attributes_stored",
-    "blocks_of",
     "hide_names",
     "hoist",
     "item_name",
@@ -73,7 +72,7 @@ def hoist(node: FunctionNode) -> list[ast.stmt]:
     The ``pass`` in their place stands on the line of a neighbour, so that nobody sees it.
     """
     found: list[ast.stmt] = []
-    for block in blocks_of(node):
+    for block in _blocks(node):
         for index in reversed(range(len(block))):
             stmt = block[index]
             if isinstance(stmt, (ast.Global, ast.Nonlocal)):
@@ -104,8 +103,8 @@ def released(node: FunctionNode) -> set[str]:
     return bound - mentioned
 
 
-def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The blocks of a function or statement, at any depth, but not those of scopes inside it."""
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The blocks of a function, at any depth, but not those of scopes inside it."""
     for _, value in ast.iter_fields(node):
         if not isinstance(value, list) or not value:
             continue
@@ -115,7 +114,7 @@ def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
             if isinstance(each, (ast.stmt, ast.excepthandler, ast.match_case)) and not isinstance(
                 each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
             ):
-                yield from blocks_of(each)
+                yield from _blocks(each)
 
 
 class _HideNames(ast.NodeTransformer):

@@ -50,7 +50,6 @@ from stepwise.rewrite.scope import (
     CHOICE,
     FRAME,
     TARGET,
-    blocks_of,
     hoist,
     item_name,
     iterator_name,
@@ -61,7 +60,6 @@ from stepwise.rewrite.source import FunctionNode
 
 __all__ = [
     "Point",
-    "Stop",
     "Transformed",
     "With",
     "transform",
@@ -100,20 +98,6 @@ class With(NamedTuple):
     released: tuple[str, ...]
 
 
-class Stop(NamedTuple):
-    """A statement in a handler or ``finally``, where there are no points.
-
-    Args:
-        block: ``except`` or ``finally``.
-        line: of that block.
-        ahead: what the statement calls.
-    """
-
-    block: str
-    line: int
-    ahead: Ahead
-
-
 class Transformed(NamedTuple):
     """What became of a function.
 
@@ -126,7 +110,6 @@ class Transformed(NamedTuple):
         loops: hidden iterators, with the line of their loop.
         ahead: what is executed after a point, by its number; of those at which it can be saved,
             and under 0 what the function begins with.
-        stops: by number, from 0.
         heads: what loops iterate over that could be begun again, by hidden iterator.
     """
 
@@ -137,7 +120,6 @@ class Transformed(NamedTuple):
     withs: list[With]
     loops: dict[str, int]
     ahead: dict[int, Ahead]
-    stops: list[Stop]
     heads: dict[str, Ahead]
 
 
@@ -156,7 +138,6 @@ def transform(node: FunctionNode) -> Transformed:
         made.withs,
         made.loops,
         made.ahead,
-        made.stops,
         made.heads,
     )
 
@@ -194,7 +175,6 @@ class _Rewriter:
         self.withs: list[With] = []
         self.loops: dict[str, int] = {}
         self.ahead: dict[int, Ahead] = {}
-        self.stops: list[Stop] = []
         self.heads: dict[str, Ahead] = {}
 
     def point(self, position: str, line: int, around: _Around) -> int:
@@ -262,8 +242,6 @@ class _Rewriter:
             return []
         saves = self.save(before, around.sees(ahead_of(stmts)))
         number = self.point(f"after {path}", stmts[-1].lineno, around)
-        if isinstance(stmts[0], TRIES):
-            self.watch(stmts[0])  # type: ignore[arg-type]
         body = [*placed([*saves, reset()], stmts[0]), *stmts]
         return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
 
@@ -394,7 +372,6 @@ class _Rewriter:
         inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
         body = self.block(node.body, f"{path}.body", inside)
         node.body = [*placed([visit], node.body[0]), *body]
-        self.watch(node)
         left = list(self.loops)[before:]
         for index, handler in enumerate(node.handlers):
             self.blocks.append(f"{path}.handlers[{index}].body")
@@ -410,26 +387,6 @@ class _Rewriter:
         if node.finalbody:
             node.finalbody = [*placed([reset()], node.finalbody[0]), *node.finalbody]
         return [node]
-
-    def watch(self, node: ast.Try) -> None:
-        """Before what calls something in a handler or ``finally``: ``if @f.due: @f.stop(...)``."""
-        final = ast.Module(node.finalbody, [])
-        for each in (*node.handlers, *([final] if node.finalbody else ())):
-            kind = "finally" if each is final else "except"
-            line = each.body[0].lineno if isinstance(each, ast.Module) else each.lineno
-            before = len(self.stops)
-            for block in list(blocks_of(each)):
-                for index in reversed(range(len(block))):
-                    ahead = ahead_of(block[index : index + 1])
-                    if ahead is not None:
-                        number = ast.Constant(len(self.stops))
-                        self.stops.append(Stop(kind, line, ahead))
-                        stop = ast.Expr(ask("stop", number, ask("locals")))
-                        due = ast.Attribute(load(FRAME), "due", ast.Load())
-                        asks = ast.If(test=due, body=[stop], orelse=[])
-                        block.insert(index, placed([asks], block[index])[0])
-            if len(self.stops) > before:
-                each.body[:0] = placed([ast.Expr(ask("atomic"))], each.body[0])
 
     def open_match(self, node: ast.Match, path: str, around: _Around) -> list[ast.stmt]:
         """First the case is chosen, then its body entered, so that a resume can skip the first."""
