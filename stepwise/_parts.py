@@ -26,9 +26,7 @@ import enum
 import functools
 import hashlib
 import os
-import re
 import sys
-import time
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -36,7 +34,7 @@ from typing import Any, ClassVar, NamedTuple
 from stepwise._clients import field, fields_of, is_foreign
 from stepwise._digest import Encoder, Numbering, form_of
 from stepwise._digest_atoms import ATOMS, class_name, fold, join, main_name, string
-from stepwise._moments import WRITTEN
+from stepwise._moments import has_volatile_form, is_clock
 
 __all__ = [
     "CLASS",
@@ -60,8 +58,6 @@ _VOLATILE = "*"
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _SHORT = 100  # characters
 _LONG = 8  # items of a list that is digested as it grows
-_LENGTHS = (32, 36)  # of the text of a UUID
-_UUID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 uncounted: dict[type, str] = {}
 """The field of a class that the library itself changes while calls that hold it are in flight."""
@@ -171,7 +167,7 @@ def _digest_part(value: object, inside: object) -> tuple[str, list[object]]:
 def _text(value: str) -> str:
     """The part of a short text: names and models are asked for at every call."""
     exact = short(string(value))
-    return f".{_VOLATILE}~{exact}" if _is_volatile_text(value) else f".{exact}"
+    return f".{_VOLATILE}~{exact}" if has_volatile_form(value) else f".{exact}"
 
 
 class _Lenient(Encoder):
@@ -280,44 +276,10 @@ def _wraps(cls: Any) -> bool:
 # -- times and UUIDs -----------------------------------------------------------------------------
 
 
-def _is_volatile_text(value: str) -> bool:
-    if len(value) in _LENGTHS and _UUID.fullmatch(value) is not None:
-        return True
-    return 16 <= len(value) <= 40 and WRITTEN.match(value) is not None
-
-
-def _is_clock(value: float) -> bool:
-    """Whether a number is what a clock showed since this process began."""
-    if value < 1000 or value != value or value > 1 << 62:  # noqa: PLR0124 (not a number)
-        return False
-    now = time.time()
-    for unit in (1, 1_000, 1_000_000_000):
-        if _began() * unit - 1 <= value <= now * unit:
-            return True
-    age = now - _began() + 1
-    return isinstance(value, float) and 0 <= time.monotonic() - value <= age
-
-
-@functools.cache
-def _began() -> float:
-    """When this process began, in seconds since 1970."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
-        age = time.process_time() + 60  # no such file: it began at least that long ago
-    return time.time() - max(age, 0)
-
-
-def _is_int_clock(value: int) -> bool:
-    return _is_clock(value)
-
-
 _TESTS: dict[type, Callable[[Any], bool]] = {
-    str: _is_volatile_text,
-    float: _is_clock,
-    int: _is_int_clock,
+    str: has_volatile_form,
+    float: is_clock,
+    int: is_clock,
     dt.datetime: lambda _: True,
     dt.time: lambda _: True,
 }

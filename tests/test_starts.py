@@ -832,8 +832,8 @@ MARKS = [
         ".isoformat(timespec='seconds')"
     ),
     "datetime.datetime.now(datetime.timezone.utc).isoformat()",
-    "time.ctime()",
-    "email.utils.formatdate(usegmt=True)",
+    "time.ctime(time.time() - ('DIE' in os.environ))",
+    "email.utils.formatdate(time.time() - ('DIE' in os.environ), usegmt=True)",
 ]
 
 
