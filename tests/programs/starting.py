@@ -1,4 +1,4 @@
-"""A job of two agents and a counter: started by cron, and by a server that continues what was cut."""
+"""A job of two agents and a counter: started by cron, or by a server that recovers what crashed."""
 
 import sys
 
