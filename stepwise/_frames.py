@@ -406,12 +406,10 @@ class WorkflowFrame(Frame):
 
     def manager(self, number: int, index: int, manager: Any) -> Any:
         """One of them was."""
-        before, why = self.managers[number]
-        done = self.active.progress.done
-        if done != before or not is_reenterable(manager):
-            why = why or why_shut(manager, calls=done != before)
-        self.managers[number] = done, why
-        if why:
+        done, why = self.managers[number]
+        if not why and (not is_reenterable(manager) or self.active.progress.done != done):
+            why = why_shut(manager, calls=self.active.progress.done != done)
+            self.managers[number] = self.active.progress.done, why
             self.shut.add(number)
         return manager
 

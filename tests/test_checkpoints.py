@@ -172,6 +172,29 @@ def test_what_costs_too_much_is_named(monkeypatch, told):
     assert "checkpoint_every=10" in line
 
 
+def test_a_hidden_name_is_not_shown(monkeypatch, told):
+    """The notice of dear checkpoints names a loop by its line, if what it holds is large."""
+    for name in ("_SETTLED", "_COST", "_SHARE"):
+        monkeypatch.setattr(_frames, name, -1.0)
+
+    @workflow
+    def counts(size):
+        for n in iter(list(range(size))):
+            if work(n) == 2:
+                break
+
+    counts(3)
+    (line,) = [line for line in told().splitlines() if "checkpoints take" in line]
+    assert "weighs most" not in line
+    assert "keep large data" not in line
+    counts(200_000)
+    (line,) = [line for line in told().splitlines() if "checkpoints take" in line]
+    where = line_of(counts, "for n")
+    assert f"; the iterable of the loop at {where} weighs most (0." in line
+    assert "keep large data in a file" in line
+    assert "@" not in line.replace("@workflow", "")
+
+
 def test_none_while_a_task_is_alive():
     """While another task of the run is unfinished, no checkpoint is taken; it is named once."""
 
