@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import time
+import types
 import warnings
 
 import pytest
@@ -193,6 +194,24 @@ def test_a_hidden_name_is_not_shown(monkeypatch, told):
     assert f"; the iterable of the loop at {where} weighs most (0." in line
     assert "keep large data in a file" in line
     assert "@" not in line.replace("@workflow", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cost", "is_told"),
+    [(8, 0.5, False), (20, 4, False), (90, 6, False), (90, 20, True)],
+)
+def test_what_is_not_dear(seconds, cost, is_told, told):
+    """A few percent of a run's time, or a run of some seconds, are not worth a notice."""
+    frame = types.SimpleNamespace(
+        taken=3,
+        started=time.perf_counter() - seconds,
+        cost=cost,
+        complaints=types.SimpleNamespace(first=lambda _: True, dear=lambda *_: said.append(1)),
+        _heaviest=lambda _: ("", 0),
+    )
+    said = []
+    _frames.WorkflowFrame._weigh(frame, {})
+    assert (bool(said), told()) == (is_told, "")
 
 
 def test_none_while_a_task_is_alive():
