@@ -267,8 +267,8 @@ class Body:
 
     def _in_children(self) -> str:
         """Say in which child runs, that were stopped too, it goes on."""
-        calls = [each.call for each in self.active.pool.all if not each.answers]
-        children = [call.child for call in calls if call.child]
+        left = [each for each in self.active.pool.all if not (each.answers or each.over)]
+        children = [each.call.child for each in left if each.call.child]
         more = f" and {len(children) - 1} more" if children[1:] else ""
         return f", in its child run {children[0]}{more}" if children else ""
 
