@@ -95,8 +95,7 @@ class ModuleState:
         told = []
         if left:
             why = "another run of this process is alive" if others else "this process changed it"
-            told.append(f"of the module's variables, these are left as they are: {', '.join(left)}"
-                        f", since {why}")  # fmt: skip
+            told.append(f"these globals are left as they are: {', '.join(left)}, since {why}")
         if self._changed and not again:
             told.append(
                 f"what was changed in {', '.join(self._changed)} of the module is not restored: "

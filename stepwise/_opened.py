@@ -92,7 +92,10 @@ class Opened(Generic[BodyT_co]):
         if active.facts.undoing:
             from stepwise._compensation import compensate  # on use: hardly a run is undone
 
-            notice(f"{active.run_id}: its side effects were being undone; that is finished first")
+            notice(
+                f"{active.run_id}: its side effects were being undone when it stopped; that is "
+                "finished first"
+            )
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
                 raise result.error
@@ -109,7 +112,7 @@ class Opened(Generic[BodyT_co]):
             if result.error is not None:
                 warn(
                     f"run {active.run_id!r} failed, and undoing its side effects did too: "
-                    f"{preview(result.error)}. What is older than that one was not undone; call "
+                    f"{preview(result.error)}. To undo what is left: "
                     f"stepwise.get_run({active.run_id!r}).compensate()",
                     RunWarning,
                 )

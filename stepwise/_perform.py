@@ -34,7 +34,7 @@ from stepwise._pieces import Data
 from stepwise._recorded import Recorded, Status
 from stepwise._recording import Recording, intend, record_outcome, record_settled
 from stepwise._records import Call, Entry, Intent, Outcome, StepStatus
-from stepwise._run import Scope
+from stepwise._run import ActiveRun, Scope
 from stepwise._secrets import Secrets
 from stepwise._subjects import Identity
 from stepwise._surroundings import Surroundings
@@ -285,7 +285,7 @@ def _completed(
     """
     around = changed_by(watch, inner.run.codec)
     if around is not None and not call.child:
-        _warn_mutated(call, watch.changed())
+        _warn_mutated(inner.run, call, watch.changed())
     return outcome(
         inner.run.codec,
         call,
@@ -307,13 +307,15 @@ def _warn_changed(call: Call, recorded: Recorded) -> None:
 
 
 @reports
-def _warn_mutated(call: Call, changed: list[str]) -> None:
-    warn(
-        f"{call.name!r} changed its argument {', '.join(map(repr, changed))}. What it became is "
-        "recorded with the result, and put back when the call is answered from the journal; "
-        "return the change instead, which costs less and is seen where it happens",
-        ArgumentMutatedWarning,
-    )
+def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
+    what = f"{call.name!r} changed its argument {', '.join(map(repr, changed))}"
+    if active.is_first(what):
+        warn(
+            f"{what}. What it became is recorded with the result, and put back when the call is "
+            "answered from the journal; return the change instead, which costs less and is seen "
+            "where it happens",
+            ArgumentMutatedWarning,
+        )
 
 
 def _record_failure(

@@ -14,7 +14,16 @@ import reporting
 from sweeping import SEED, many
 
 import stepwise
-from stepwise import RunWarning, StoreError, _frames, _notices, step, tool, workflow
+from stepwise import (
+    ArgumentMutatedWarning,
+    RunWarning,
+    StoreError,
+    _frames,
+    _notices,
+    step,
+    tool,
+    workflow,
+)
 from stepwise.testing import fresh_store
 
 ROOT = pathlib.Path(stepwise.__file__).parent
@@ -189,6 +198,29 @@ def test_the_notice_of_dear_checkpoints_without_variables(dear, told):
     """A workflow without variables gets the notice without a name."""
     assert beats() is None
     assert re.search("of run '.*'. Take fewer", told())
+
+
+def test_a_changed_argument_is_warned_of_once(recwarn):
+    """A step that changes its argument in each call is named once in a run."""
+    import warnings
+
+    @step
+    def note(notes, line):
+        notes.append(line)
+
+    @workflow
+    def notes():
+        found = []
+        note(found, 1)
+        note(found, 2)
+        for n in (3, 4):
+            note(found, n)
+        return found
+
+    warnings.simplefilter("always")
+    assert notes() == [1, 2, 3, 4]
+    (only,) = [each for each in recwarn if each.category is ArgumentMutatedWarning]
+    assert str(only.message).startswith("'note' changed its argument 'notes'. What it became")
 
 
 def test_a_warning_that_is_an_error(recwarn):
