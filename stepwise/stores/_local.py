@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwise._group import Group, Share
+from stepwise._memory import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._copies import Copy, unwritable
 from stepwise.stores._folder import check_path, inode, is_alive, make_folder, store_error
@@ -63,6 +64,8 @@ def _locked(
             except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
                 # The last one is sqlite3's own: a message that quotes a damaged name.
                 raise store_error(self.path, error) from error
+            except MemoryError as error:
+                raise stopped("the store was used", error, path=self.path) from error
 
     return alone
 
