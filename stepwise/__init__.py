@@ -63,6 +63,7 @@ The map, each layer importing only from those above it::
     _options _caches _steps        what options take; caches of side effects; @step and @tool
     _workers _map _compensation    bodies elsewhere; many calls at once; undoing
     _fork_point _forking           a point of a run; a new run from there
+    _step_stream                   steps in their order, none of them kept
     _overview _settling            what is to be said of a run; what somebody says of a step
     _runs _listing _context        looking at runs; finding them; current_step
     _going_on _interrupted         an attempt takes over from those before it; or is stopped

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,10 +24,12 @@ from stepwise._records import Call, RunFacts
 from stepwise._stops import Stop, differing
 
 __all__ = [
+    "MadeAnew",
     "age",
     "ago",
     "call_text",
     "coloured",
+    "echo_json",
     "error_text",
     "owned_by",
     "shorten",
@@ -33,12 +38,12 @@ __all__ = [
     "store_url",
     "table",
     "tell_in_doubt",
-    "tell_made_anew",
     "tell_stops",
     "when",
 ]
 
 _MADE_ANEW = 10  # steps of which it is said why
+_PART = 500  # rows that are printed at once
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _NARROW = 100  # columns of a terminal
 _STATUS_COLOURS = {
@@ -70,24 +75,76 @@ def age(text: str) -> float:
     return float(match[1]) * _UNITS[match[2] or "d"]
 
 
-def table(rows: list[list[Any]], headers: list[str], less: Sequence[str] = ()) -> None:
+def table(rows: Iterable[list[Any]], headers: list[str], less: Sequence[str] = ()) -> None:
     """Print a table; on a terminal it fits, but for its first column, which names things.
+
+    A long one is printed part by part; a column becomes wider where a part needs that.
 
     Args:
         less: the columns that a narrow terminal does not get.
     """
+    waiting = iter(rows)
+    places = [*range(len(headers))]
     if less and sys.stdout.isatty() and shutil.get_terminal_size().columns < _NARROW:
         places = [n for n, name in enumerate(headers) if name not in less]
-        rows = [[row[n] for n in places] for row in rows]
-        headers = [headers[n] for n in places]
+    above, widths = [headers[n] for n in places], list[int]()
+    while part := [[row[n] for n in places] for row in itertools.islice(waiting, _PART)]:
+        cells = _cells(part, above)
+        if widths:  # a hundred thousand rows take tabulate too long
+            before = [" " * width for width in widths]
+            widths = [max(map(_width, column)) for column in zip(before, *cells, strict=True)]
+            click.echo("\n".join(_line(row, widths) for row in cells))
+        else:
+            click.echo(tabulate(cells, above, tablefmt="plain", disable_numparse=True))
+            headed = [each + "  " for each in above]  # tabulate pads them
+            widths = [max(map(_width, column)) for column in zip(headed, *cells, strict=True)]
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    """A row of a table whose columns are so wide."""
+    padded = [cell + " " * (n - _width(cell)) for cell, n in zip(cells, widths, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def _width(cell: str) -> int:
+    return len(click.unstyle(cell) if "\x1b" in cell else cell)
+
+
+def _cells(rows: list[list[Any]], headers: list[str]) -> list[list[str]]:
     # A pipe gets whole cells: who searches them wants to find things.
     cells = [[shorten(cell, _WIDEST) for cell in row] for row in rows]
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        lengths = [[len(click.unstyle(cell)) for cell in row] for row in cells]
+        lengths = [[_width(cell) for cell in row] for row in cells]
         limit = _limit([[len(each) + 2 for each in headers], *lengths], width)  # tabulate pads them
         cells = [[row[0], *(shorten(cell, limit) for cell in row[1:])] for row in cells]
-    click.echo(tabulate(cells, headers, tablefmt="plain", disable_numparse=True))
+    return cells
+
+
+def echo_json(facts: Mapping[str, Any], file: Any = None) -> None:
+    """Print facts as JSON, those of an iterator one after the other."""
+    before = "{"
+    for name, value in facts.items():
+        click.echo(f"{before}\n  {json.dumps(name)}: ", file=file, nl=False)
+        if isinstance(value, Iterator):
+            _echo_items(value, file)
+        else:
+            click.echo(_indented(value, 2), file=file, nl=False)
+        before = ","
+    click.echo("\n}", file=file)
+
+
+def _echo_items(items: Iterator[Any], file: Any) -> None:
+    before = "["
+    while part := [*itertools.islice(items, _PART)]:
+        text = ",".join(f"\n    {_indented(each, 4)}" for each in part)
+        click.echo(f"{before}{text}", file=file, nl=False)
+        before = ","
+    click.echo("[]" if before == "[" else "\n  ]", file=file, nl=False)
+
+
+def _indented(value: Any, by: int) -> str:
+    return json.dumps(value, indent=2).replace("\n", "\n" + " " * by)
 
 
 def _limit(lengths: list[list[int]], width: int) -> int:
@@ -170,22 +227,32 @@ def tell_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
             )
 
 
-def tell_made_anew(steps: Iterable[StepRecord]) -> None:
+class MadeAnew:
     """Why recorded steps did not answer calls of their name, as far as that is known."""
-    told = []
-    for step in steps:
-        if step.instead:
-            names = " and ".join(map(shown_part, step.differs)) or "what it was called with"
-            verb = "differ" if len(step.differs) > 1 else "differs"
-            told.append(
-                f"step {step.number} {step.name} ran, since {names} {verb} from step {step.instead}"
-            )
-    if told:
-        click.echo()
-    for line in told[-_MADE_ANEW:]:
-        click.echo(line)
-    if len(told) > _MADE_ANEW:
-        click.echo(f"so did {len(told) - _MADE_ANEW} before")
+
+    def __init__(self) -> None:
+        self._told: deque[str] = deque(maxlen=_MADE_ANEW)
+        self._count = 0
+
+    def noting(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
+        """Pass steps on, and note those that were made anew."""
+        for step in steps:
+            if step.instead:
+                names = " and ".join(map(shown_part, step.differs)) or "what it was called with"
+                verb = "differ" if len(step.differs) > 1 else "differs"
+                text = f"{step.name} ran, since {names} {verb} from step {step.instead}"
+                self._told.append(f"step {step.number} {printable(text, 1000)}")
+                self._count += 1
+            yield step
+
+    def tell(self) -> None:
+        """Say so of the newest ones."""
+        if self._told:
+            click.echo()
+        for line in self._told:
+            click.echo(line)
+        if self._count > len(self._told):
+            click.echo(f"so did {self._count - len(self._told)} before")
 
 
 def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 import time
@@ -20,10 +21,12 @@ from stepwise._records import Call, RunFacts
 from stepwise._stops import Stop, differing
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import (
+    MadeAnew,
     age,
     ago,
     call_text,
     coloured,
+    echo_json,
     error_text,
     owned_by,
     shorten,
@@ -32,7 +35,6 @@ from stepwise.cli._display import (
     store_url,
     table,
     tell_in_doubt,
-    tell_made_anew,
     tell_stops,
     when,
 )
@@ -107,29 +109,36 @@ def runs(
 def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
     """Show a run and its newest steps."""
     run = find_run(run_id)
-    seen = run._seen(None if every else SHOWN)
+    seen = run._seen(SHOWN)
     shown = run._shown(seen)
+    steps = run._each_step(seen) if every else iter(shown.steps)
     variables = run._shown_locals() if with_locals else {}
     if as_json:
         facts = _all_facts(run, shown, seen)
+        facts["steps_left_out"] = 0 if every else shown.earlier
+        facts["steps"] = map(step_facts, steps)
+        facts["stops"] = [stop_facts(*each) for each in seen.stops]
         if with_locals:
             facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
-        click.echo(json.dumps(facts, indent=2))
+        echo_json(facts)
         return
     _describe(run, shown, seen)
-    numbers = {step.number for step in shown.steps}
-    doubtful = [step for step in seen.in_doubt if step.number not in numbers][:_DOUBTFUL]
+    anew = MadeAnew()
     if shown.steps:
         click.echo()
-        rows = [step_row(step) for step in (*doubtful, *shown.steps)]
-        if shown.earlier:
-            rows.insert(0, ["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
+        first: list[list[Any]] = []
+        if shown.earlier and not every:
+            first.append(["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
+            numbers = {step.number for step in shown.steps}
+            doubtful = [step for step in seen.in_doubt if step.number not in numbers]
+            first += map(step_row, doubtful[:_DOUBTFUL])
         headers = ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"]
+        rows = itertools.chain(first, map(step_row, anew.noting(steps)))
         table(rows, headers, less=("TRIES", "FROM"))
     if with_locals:
         click.echo()
         show_variables(variables)
-    tell_made_anew(shown.steps)
+    anew.tell()
     tell_in_doubt(run, seen.in_doubt)
     tell_stops(run, seen.stops)
 
@@ -154,9 +163,6 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
         "unreadable_records": shown.unreadable,
         "steps_total": shown.total,
         "steps_by_status": shown.statuses,
-        "steps_left_out": shown.earlier,
-        "steps": [step_facts(step) for step in shown.steps],
-        "stops": [stop_facts(*each) for each in seen.stops],
     }
 
 

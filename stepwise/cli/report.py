@@ -15,7 +15,7 @@ import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display import duration_text, facts_html, printable, run_html
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
-from stepwise.cli._display import error_text, shown_value
+from stepwise.cli._display import echo_json, error_text, shown_value
 from stepwise.cli.look import run_facts, step_facts
 
 __all__: list[str] = []
@@ -50,13 +50,13 @@ def export(run_id: str, *, form: str, output: Any) -> None:
         facts = {
             **run_facts(run),
             "error": error_text(run),
-            "steps": [step_facts(step) for step in run.steps],
+            "steps": map(step_facts, run._each_step(run._seen(1))),
             "checkpoints": [
                 {name: getattr(each, name) for name in each.__slots__} for each in run.checkpoints
             ],
             "locals": variables,
         }
-        click.echo(json.dumps(facts, indent=2), file=output)
+        echo_json(facts, output)
         return
     shown = run._shown(run._seen(_STEPS))
     parts = [run_html(shown)]
