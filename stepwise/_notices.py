@@ -25,7 +25,7 @@ from typing import ParamSpec, TypeVar
 from stepwise import _config
 from stepwise.errors import RunStopped, StepwiseWarning
 
-__all__ = ["caller", "count", "file_name", "notice", "reporters", "reports", "warn"]
+__all__ = ["caller", "count", "file_name", "notice", "printable", "reporters", "reports", "warn"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,7 +74,22 @@ _told: set[str] = set()
 
 def _put(text: str) -> None:
     if sys.stderr is not None and not _config.quiet():  # else print would take stdout
-        print(f"stepwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"stepwise: {printable(text, sys.maxsize)}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def printable(text: str, limit: int = 20_000) -> str:
+    r"""``text`` shortened, with what a terminal or a browser would obey written as ``\x1b``."""
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
 
 
 @reports
@@ -107,7 +122,7 @@ def caller() -> FrameType | None:
 @reports
 def warn(text: str, category: type[StepwiseWarning]) -> None:
     """Warn; the place of the warning is the nearest code that is not ours."""
-    frame = caller()
+    text, frame = printable(text, sys.maxsize), caller()
     if frame is None:
         warnings.warn(text, category, stacklevel=2)
         return

@@ -32,6 +32,7 @@ __all__ = [
     "echo_json",
     "error_text",
     "owned_by",
+    "say",
     "shorten",
     "shown_value",
     "step_row",
@@ -46,7 +47,7 @@ _MADE_ANEW = 10  # steps of which it is said why
 _PART = 500  # rows that are printed at once
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _NARROW = 100  # columns of a terminal
-_STATUS_COLOURS = {
+_COLOURS = {
     "completed": "green",
     "verified": "green",
     "running": "cyan",
@@ -57,6 +58,9 @@ _STATUS_COLOURS = {
     "in_doubt": "yellow",
     "cancelled": "yellow",
     "interrupted": "yellow",
+    "ok": "green",
+    "warning": "yellow",
+    "problem": "red",
 }
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -65,6 +69,27 @@ class _Styled(str):
     """Text whose control characters are ours."""
 
     __slots__ = ()
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print text, of which a terminal obeys nothing but the colours of our own words.
+
+    Most of what is shown was recorded: arguments, command lines, paths, errors.
+    """
+    parts = _OURS.split(text)
+    click.echo(
+        "".join(p if n % 2 else printable(p, sys.maxsize) for n, p in enumerate(parts)), err=err
+    )
+
+
+def coloured(word: str) -> str:
+    """A status or a finding in its colour."""
+    if "NO_COLOR" in os.environ or word not in _COLOURS:
+        return word
+    return _Styled(click.style(word, fg=_COLOURS[word]))
+
+
+_OURS = re.compile(f"({'|'.join(re.escape(click.style(w, fg=c)) for w, c in _COLOURS.items())})")
 
 
 def age(text: str) -> float:
@@ -203,13 +228,6 @@ def error_text(run: Run) -> str | None:
         return f"{name} (its text cannot be shown: {type(problem).__name__})"
 
 
-def coloured(status: str) -> str:
-    """A status in its colour."""
-    if "NO_COLOR" in os.environ:
-        return status
-    return _Styled(click.style(status, fg=_STATUS_COLOURS.get(status)))
-
-
 def owned_by(run: Run) -> str:
     """Who executes a run."""
     owner = run.owner
@@ -220,7 +238,7 @@ def tell_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
     """How to settle what is in doubt."""
     for step in steps:
         if step.status == "in_doubt":
-            click.echo(
+            say(
                 f"\nstep {step.number} is in doubt. Look outside whether it happened (key "
                 f"{step.idempotency_key}), then:\n"
                 f"  stepwise resolve {run.id} {step.number} --landed JSON | --did-not-happen"
@@ -248,11 +266,11 @@ class MadeAnew:
     def tell(self) -> None:
         """Say so of the newest ones."""
         if self._told:
-            click.echo()
+            say()
         for line in self._told:
-            click.echo(line)
+            say(line)
         if self._count > len(self._told):
-            click.echo(f"so did {self._count - len(self._told)} before")
+            say(f"so did {self._count - len(self._told)} before")
 
 
 def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
@@ -260,7 +278,7 @@ def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
     known = list(stops)
     for stop, others in known:
         call = stop.call
-        click.echo(
+        say(
             f"\nstopped at {printable(f'{call.name}({call.arguments})', 1000)}"
             f"{f' at {call.site}' if call.site else ''}, which could be a recorded side effect "
             f"(stop {stop.number}):"
@@ -268,13 +286,13 @@ def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
         for other in others:
             told = printable(f"{other.name}({other.arguments})", 1000)
             differs = ", ".join(map(shown_part, differing(call, other)))
-            click.echo(f"  step {other.number}  {told}{f'  differs: {differs}' if differs else ''}")
+            say(f"  step {other.number}  {told}{f'  differs: {differs}' if differs else ''}")
         if stop.ruled is not None:
             act = f"step {stop.ruled.steps[0]}" if stop.ruled.same else "another act"
-            click.echo(f"  it is {act}, as somebody said: run the program again")
+            say(f"  it is {act}, as somebody said: run the program again")
             continue
         for line in ruling_commands(run.id, stop, [each for each, _ in known]):
-            click.echo(line)
+            say(line)
 
 
 def store_url() -> str:

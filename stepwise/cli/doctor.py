@@ -14,14 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import click
-
 import stepwise
 from stepwise import _config
 from stepwise._listing import listed
 from stepwise._trust import check_file
 from stepwise.cli._command import as_json_option, main, store_option
-from stepwise.cli._display import store_url
+from stepwise.cli._display import coloured, say, store_url
 from stepwise.stores import open_store
 from stepwise.stores._local import FolderStore
 from stepwise.stores._locks import has_ofd
@@ -31,7 +29,6 @@ __all__: list[str] = []
 _PACKAGES = ("click", "cloudpickle", "diskcache", "tabulate", "tenacity", "wrapt")
 _SQLITE = (3, 31)
 _SPACE = 200 * 2**20  # bytes that should be free
-_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +51,11 @@ def doctor(*, as_json: bool) -> None:
     """
     findings = [*_versions(), *_store(), *_key(), *_runs()]
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
+        say(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     for each in findings if not as_json else ():
-        state = each.state
-        mark = state if "NO_COLOR" in os.environ else click.style(state, fg=_COLOURS[state])
-        click.echo(f"{each.what:<12}  {mark}  {each.text}")
+        say(f"{each.what:<12}  {coloured(each.state)}  {each.text}")
         if each.todo:
-            click.echo(f"{'':<12}  {each.todo}")
+            say(f"{'':<12}  {each.todo}")
     sys.exit(int(any(each.state == "problem" for each in findings)))
 
 

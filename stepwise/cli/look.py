@@ -29,6 +29,7 @@ from stepwise.cli._display import (
     echo_json,
     error_text,
     owned_by,
+    say,
     shorten,
     shown_value,
     step_row,
@@ -84,9 +85,9 @@ def runs(
         and (older_than is None or each.facts.updated_at <= now - older_than)
     ][:limit]
     if as_json:
-        click.echo(json.dumps([_facts(each.facts, each.status) for each in found], indent=2))
+        say(json.dumps([_facts(each.facts, each.status) for each in found], indent=2))
     elif not found:
-        click.echo(
+        say(
             f"no runs{' like that' if workflow or status or since or older_than else ''} in "
             f"{store_url()}",
             err=True,
@@ -125,7 +126,7 @@ def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
     _describe(run, shown, seen)
     anew = MadeAnew()
     if shown.steps:
-        click.echo()
+        say()
         first: list[list[Any]] = []
         if shown.earlier and not every:
             first.append(["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
@@ -136,7 +137,7 @@ def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
         rows = itertools.chain(first, map(step_row, anew.noting(steps)))
         table(rows, headers, less=("TRIES", "FROM"))
     if with_locals:
-        click.echo()
+        say()
         show_variables(variables)
     anew.tell()
     tell_in_doubt(run, seen.in_doubt)
@@ -167,7 +168,7 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
 
 
 def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
-    click.echo(printable(shown.call, 1000))
+    say(printable(shown.call, 1000))
     _say("run", f"{run.id}  {coloured(shown.status)}{owned_by(run)}")
     _say("workflow", printable(shown.workflow))
     _say("started", f"{when(shown.created_at)}, updated {when(shown.updated_at)}")
@@ -194,7 +195,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
 
 def _say(name: str, text: str) -> None:
     if text:
-        click.echo(f"  {name:<8}  {text}")
+        say(f"  {name:<8}  {text}")
 
 
 def show_variables(variables: Mapping[str, Any]) -> None:
@@ -214,11 +215,11 @@ def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
     variables = run._shown_locals(at)
     if as_json:
         told = {name: shown_value(value) for name, value in variables.items()}
-        click.echo(json.dumps(told, indent=2))
+        say(json.dumps(told, indent=2))
         return
     taken = newest_checkpoint(run.store, run._seal, run.id, at)
     if taken is not None:
-        click.echo(f"after step {taken.state.step}, at {taken.state.where}\n", err=True)
+        say(f"after step {taken.state.step}, at {taken.state.where}\n", err=True)
     show_variables(variables)
 
 
@@ -234,17 +235,17 @@ def watch(run_id: str) -> None:
         seen = run._seen(_WATCHED if told else SHOWN)
         missed = seen.steps[0].number - max(told, default=0) - 1 if seen.steps else 0
         if missed > 0:
-            click.echo(f"... {missed:,} steps: stepwise show {run.id} --all")
+            say(f"... {missed:,} steps: stepwise show {run.id} --all")
         for step in seen.steps:
             if told.get(step.number) != step.status:
                 told[step.number] = step.status
                 number, call, _, result, _, took, _ = (shorten(c, 100) for c in step_row(step))
                 moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at))
                 ended = f"{took}  {result}" if step.finished_at is not None else ""
-                click.echo(f"{moment}  {number}  {call}  {coloured(step.status)}  {ended}".rstrip())
+                say(f"{moment}  {number}  {call}  {coloured(step.status)}  {ended}".rstrip())
         if status != "running":
             verb = "has" if status in ("completed", "failed") else "is"
-            click.echo(f"{run.id} {verb} {coloured(status)}")
+            say(f"{run.id} {verb} {coloured(status)}")
             break
         # A journal that takes long to read is read less often.
         time.sleep(max(0.3, 5 * (time.monotonic() - began)))
@@ -265,7 +266,7 @@ def in_doubt(*, as_json: bool) -> None:
         rows: list[Any] = [{"run": run.id, **step_facts(step)} for run, step in found]
         for run, stops in stopped:
             rows += [{"run": run.id, "status": "stopped", **stop_facts(*stop)} for stop in stops]
-        click.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
         return
     if found:
         rows = [
@@ -273,12 +274,12 @@ def in_doubt(*, as_json: bool) -> None:
             for run, step in found
         ]
         table(rows, ["RUN", "STEP", "CALL", "STARTED"])
-        click.echo("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
+        say("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
     for run, stops in stopped:
-        click.echo(f"\n{run.id}")
+        say(f"\n{run.id}")
         tell_stops(run, stops)
     if not found and not stopped:
-        click.echo("nothing is in doubt", err=True)
+        say("nothing is in doubt", err=True)
 
 
 def stop_facts(stop: Stop, others: list[Call]) -> dict[str, Any]:
