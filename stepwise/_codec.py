@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from stepwise import _data
-from stepwise._memory import ran_out
+from stepwise._limits import ran_out
 from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump, dump_plain, masked_copy, too_deep
 from stepwise._pieces import Data
 from stepwise._previews import error_text

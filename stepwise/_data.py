@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from stepwise._memory import ran_out
+from stepwise._limits import ran_out
 from stepwise.errors import NotRecordableError, UnreadableValueError
 
 __all__ = ["decode_data", "encode_data", "parameter_types", "returned_type"]

@@ -17,7 +17,7 @@ from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._complaints import Complaints
 from stepwise._going_on import state_of
 from stepwise._known import Looked
-from stepwise._memory import stopped
+from stepwise._limits import stopped
 from stepwise._module_state import ModuleState, is_global
 from stepwise._notices import file_name, notice, reports
 from stepwise._origin import Helper

@@ -19,8 +19,8 @@ from stepwise._chain import Lost, Position, holds, identity, read, read_one
 from stepwise._group import Group, Share
 from stepwise._heads import derive_facts, read_head, seal_head
 from stepwise._interrupts import Uninterrupted
+from stepwise._limits import stopped
 from stepwise._marks import is_another_history, mark, newest_mark
-from stepwise._memory import stopped
 from stepwise._notices import notice
 from stepwise._pieces import Data
 from stepwise._records import (

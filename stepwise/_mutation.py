@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from stepwise import _codec, _config, _digest
 from stepwise._codec import JSON, Codec, Encoded
 from stepwise._deltas import WHOLE, Delta, as_data
-from stepwise._memory import ran_out
+from stepwise._limits import ran_out
 from stepwise._notices import reports, warn
 from stepwise._parts import shown_part
 from stepwise._pickling import PYTHON

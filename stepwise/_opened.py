@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stepwise._codec import Encoded
-from stepwise._memory import stopped
+from stepwise._limits import stopped
 from stepwise._mutation import encode_changed, surroundings
 from stepwise._notices import notice, warn
 from stepwise._operations import Core, Result

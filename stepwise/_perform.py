@@ -16,8 +16,8 @@ from stepwise import _tasks
 from stepwise._attempts import Attempts
 from stepwise._claim import claim
 from stepwise._codec import Codec, Encoded
+from stepwise._limits import stopped
 from stepwise._matching import FRESH, Verdict
-from stepwise._memory import stopped
 from stepwise._mutation import Did, Watches, changed_by, did_to_subject
 from stepwise._notices import notice, reports, warn
 from stepwise._operations import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from stepwise._alike import alike
-from stepwise._memory import ran_out
+from stepwise._limits import ran_out
 from stepwise._notices import notice
 from stepwise._previews import error_text
 from stepwise._secrets import NO_SECRETS, Secrets

@@ -27,7 +27,7 @@ from stepwise._drive import Unfinished, drive_on
 from stepwise._forks import cached
 from stepwise._hiding import Redact
 from stepwise._identity import Key, Parameters, label_of
-from stepwise._memory import stopped
+from stepwise._limits import stopped
 from stepwise._mutation import Watch
 from stepwise._operations import Core
 from stepwise._parts import FUNCTION, captured

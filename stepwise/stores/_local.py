@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwise._group import Group, Share
-from stepwise._memory import stopped
+from stepwise._limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._copies import Copy, unwritable
 from stepwise.stores._folder import check_path, inode, is_alive, make_folder, store_error

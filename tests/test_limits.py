@@ -1,15 +1,19 @@
-"""Memory that runs out: reported as that, and no side effect is lost or done twice."""
+"""Memory, space and open files that run out: reported as that; nothing is lost or done twice."""
 
 import errno
+import os
+import sqlite3
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 import stepwise
-from stepwise import StepInDoubtError, StoreError, step, tool, workflow
+from stepwise import StepInDoubtError, StoreError, _seal, step, tool, workflow
 from stepwise._parts import digest_part
+from stepwise.stores import _folder, _locks
 
 
 class Large:
@@ -329,3 +333,137 @@ def test_a_store_without_memory(monkeypatch):
     with pytest.raises(StoreError, match="memory ran out while the store was used") as caught:
         agent()
     assert caught.value.errno == errno.ENOMEM
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+FILES = """
+import os, resource, sys
+from stepwise import step, workflow
+
+@step
+def load(number):
+    if number == 3 and len(sys.argv) > 1:
+        which, limit = sys.argv[1:]
+        _, hard = resource.getrlimit(getattr(resource, which))
+        if which == "RLIMIT_NOFILE":
+            limit = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(getattr(resource, which), (int(limit), hard))
+    return str(number) * 100_000
+
+@workflow(checkpoint_every=100)
+def agent():
+    return sum(len(load(number)) for number in range(10))
+
+try:
+    print(agent())
+except BaseException as error:
+    print(type(error).__name__, error.errno, error)
+"""
+
+
+@pytest.mark.parametrize("url", ["disk", "sqlite"])
+@pytest.mark.parametrize("limit", [4096, 400_000])
+def test_a_limit_on_the_size_of_files(url, limit, tmp_path, monkeypatch):
+    """``ulimit -f`` is told as that, not as a bad disk; without it the run goes on."""
+    monkeypatch.setenv("STEPWISE_STORE", f"{url}:{tmp_path}/store")
+    script = tmp_path / "agent.py"
+    script.write_text(FILES)
+
+    def said(*arguments):
+        command = [sys.executable, str(script), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    text = said("RLIMIT_FSIZE", str(limit))
+    assert text.startswith(f"StoreError {errno.EFBIG} the store {tmp_path}/store")
+    assert f"file too large: a limit on file sizes (ulimit -f, {limit:,} bytes) (EFBIG)" in text
+    assert "Nothing recorded is lost; raise that limit (ulimit -f unlimited) and run again" in text
+    assert said() == "1000000\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "sqlite", "way"),
+    [
+        (errno.EMFILE, 14, "raise the limit on open files"),
+        (errno.ENFILE, 14, "end programs that hold files open"),
+        (errno.EDQUOT, None, "have the quota raised"),
+        (errno.ENOSPC, 10, "free some space"),
+        (errno.ENOSPC, 13, "free some space"),
+        (errno.EIO, 10, "mend the cause"),
+        (errno.EACCES, 14, "mend its permissions"),
+    ],
+)
+def test_what_ran_out(code, sqlite, way, tmp_path, monkeypatch):
+    """What SQLite tells as a bad disk or a missing right is looked into: what ran out is named."""
+    if sqlite is None:
+        error = OSError(code, os.strerror(code), str(tmp_path))
+    else:
+        error = sqlite3.OperationalError("disk I/O error" if sqlite == 10 else "unable to open")
+        error.sqlite_errorcode = sqlite
+
+    def refused(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        if code in (errno.EMFILE, errno.ENFILE):
+            patched.setattr(os, "open", refused)
+        if code == errno.ENOSPC:
+            patched.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0))
+        told = _folder.store_error(str(tmp_path), error)
+    assert told.errno == code
+    assert errno.errorcode[code] in str(told)
+    assert way in str(told).lower()
+
+
+def test_no_open_files_left(home):
+    """A lock or key file that cannot be opened since too many files are open says so."""
+    for make in (_locks._failed, _seal._unusable):
+        told = make(str(home / "file"), OSError(errno.EMFILE, "Too many open files"))
+        assert "too many open files: a limit of the process (ulimit -n)" in str(told)
+        assert "another folder" not in str(told)
+        assert "STEPWISE_HOME" not in str(told)
+
+
+def test_a_limit_on_open_files(tmp_path):
+    """A program without a file left gets an error that says so, and goes on when it has some."""
+    script = tmp_path / "agent.py"
+    script.write_text(OPEN_FILES)
+    command = [sys.executable, str(script), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    text, result = done.stdout.splitlines()
+    assert text.startswith(f"StoreError {errno.EMFILE} ")
+    assert "ulimit -n" in text
+    assert result == "1"
+
+
+OPEN_FILES = """
+import os, resource, sys
+from stepwise import step, workflow
+
+@step
+def one():
+    return 1
+
+@workflow
+def agent():
+    return one()
+
+agent()  # so that all modules are loaded
+held = []
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+other = agent.options(store=f"disk:{sys.argv[1]}")
+try:
+    other()
+except BaseException as error:
+    text = f"{type(error).__name__} {error.errno} {error}"
+for each in held:
+    os.close(each)
+print(text)
+print(other())
+"""
