@@ -9,7 +9,7 @@ The map, each layer importing only from those above it::
     _forks                         what a forked child can still use
     _config _notices _interrupts   settings; one-line messages; Ctrl-C held back
     _tracebacks                    exceptions without our frames
-    _memory                        memory that ran out, reported as that
+    _limits                        memory, space, open files that ran out
     _tasks _threads                what asyncio is doing; threads that belong to a run
     _pieces _group                 large bytes that are never joined; group commit
     _digest_atoms _digest_types    equal values, equal digests
