@@ -114,7 +114,7 @@ def run(command, run_id=""):
     try:
         result = CliRunner().invoke(cli.main, arguments, input="")
     except stepwise.RunStopped as error:
-        assert "Restore the folder from a backup" in str(error)
+        assert "Put the folder back from a backup" in str(error)
         return None
     if not isinstance(result.exception, (SystemExit, stepwise.StepwiseError, type(None))):
         raise result.exception
