@@ -160,6 +160,17 @@ class Complaints:
                 )
 
     @reports
+    def no_memory(self, line: int) -> None:
+        """Warn that memory ran out while the variables were recorded."""
+        if self.first("memory"):
+            warn(
+                f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: memory ran "
+                "out while its variables were recorded. The run would resume at the checkpoint "
+                "before it. Let go (`del`) what is no longer used, or give the program more memory",
+                RunWarning,
+            )
+
+    @reports
     def skipped(self, line: int) -> None:
         """Warn, after some boundaries in a row, of what else of the run is still at work."""
         another = name_of_another(self._active)

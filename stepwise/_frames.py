@@ -17,6 +17,7 @@ from stepwise._checkpoints import Checkpoints, Loaded, State
 from stepwise._complaints import Complaints, why_shut
 from stepwise._going_on import state_of
 from stepwise._known import Looked
+from stepwise._limits import stopped
 from stepwise._module_state import ModuleState, is_global
 from stepwise._notices import file_name, reports
 from stepwise._origin import Helper
@@ -173,6 +174,9 @@ class WorkflowFrame(Frame):
                 self.values.update(self.loaded.changes())
                 self.references.restored(self.values.values(), self.around.arguments.values())
                 self.module.restore(self.values)
+            except MemoryError as error:
+                doing = f"the variables at {state.where} were loaded"
+                raise self.active.stop(stopped(doing, error)) from error
             except Exception as error:
                 raise RestoreFailedError(f"{type(error).__name__}: {error_text(error)}") from error
             blocks = place.rewritten.blocks
@@ -256,6 +260,10 @@ class WorkflowFrame(Frame):
         except UnpicklableError as error:
             if tells:
                 self.complaints.unpicklable(error, point.line)
+            return
+        except MemoryError as error:
+            error.with_traceback(None)  # its frames hold what was pickled so far
+            self.complaints.no_memory(point.line)
             return
         self.active.note_handled()
         state = self._state(number)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from stepwise import _codec, _config, _digest
 from stepwise._codec import JSON, Codec, Encoded
 from stepwise._deltas import WHOLE, Delta, as_data
+from stepwise._limits import ran_out
 from stepwise._notices import reports, warn
 from stepwise._parts import shown_part
 from stepwise._pickling import PYTHON
@@ -164,6 +165,9 @@ def encode_changed(
         return Encoded(few, PYTHON)
     try:
         return Encoded(dump_values(whole, around), PYTHON)
+    except MemoryError as problem:
+        doing = f"what {what} returned and changed was recorded"
+        raise ran_out(doing, problem) from None
     except UnpicklableError as error:
         name, (value, reason) = next(iter(error.culprits.items()))
         kind = type(value).__qualname__

@@ -26,7 +26,17 @@ from typing import Any, ParamSpec, TypeVar
 from stepwise import _config
 from stepwise.errors import RunStopped, StepwiseWarning
 
-__all__ = ["caller", "count", "file_name", "notice", "publisher", "reporters", "reports", "warn"]
+__all__ = [
+    "caller",
+    "count",
+    "file_name",
+    "notice",
+    "printable",
+    "publisher",
+    "reporters",
+    "reports",
+    "warn",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,12 +90,28 @@ _told: set[str] = set()
 def _put(text: str) -> None:
     if _config.quiet():
         return
+    line = f"stepwise: {printable(text, sys.maxsize)}"
     notebook = publisher()
     if notebook is not None:
-        data = {"text/plain": f"stepwise: {text}", "text/html": _html(f"stepwise: {text}")}
+        data = {"text/plain": line, "text/html": _html(line)}
         notebook.publish(data, {"stepwise": "notice"})
     elif sys.stderr is not None:  # else print would take stdout
-        print(f"stepwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def printable(text: str, limit: int = 20_000) -> str:
+    r"""``text`` shortened, with what a terminal or a browser would obey written as ``\x1b``."""
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
 
 
 def _html(text: str) -> str:
@@ -138,7 +164,7 @@ def caller() -> FrameType | None:
 @reports
 def warn(text: str, category: type[StepwiseWarning]) -> None:
     """Warn; the place of the warning is the nearest code that is not ours."""
-    frame = caller()
+    text, frame = printable(text, sys.maxsize), caller()
     if frame is None:
         warnings.warn(text, category, stacklevel=2)
         return

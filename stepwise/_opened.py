@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stepwise._codec import Encoded
+from stepwise._limits import stopped
 from stepwise._mutation import encode_changed, surroundings
 from stepwise._notices import notice, warn
 from stepwise._operations import Core, Result
@@ -134,7 +135,17 @@ class Opened(Generic[BodyT_co]):
             if error is active.stopped:
                 raise error
             raise active.stopped from error
-        changed: dict[str, str] = {}
+        try:
+            self.changed = bool(self._record_end(value, error, again=again))
+        except MemoryError as problem:
+            doing = f"the end of {active.facts.label!r} was recorded"
+            raise active.stop(stopped(doing, problem)) from (error or problem)
+
+    def _record_end(
+        self, value: Any, error: BaseException | None, *, again: bool
+    ) -> dict[str, str]:
+        """Record the end; what of the objects that the run was given was changed."""
+        active, changed = self.active, dict[str, str]()
         if error is None and again:
             active.finish("completed", value, None)
         elif error is None:
@@ -145,7 +156,7 @@ class Opened(Generic[BodyT_co]):
             if active.parent is not None:  # answered with this error, it has done to them the same
                 changed = self.body.changed(self.before)
         # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
-        self.changed = bool(changed)
+        return changed
 
     def _encode(self, value: Any) -> tuple[Encoded | None, dict[str, str]]:
         """The result, if it can be recorded, and the objects that the run was given and changed."""
@@ -160,7 +171,7 @@ class Opened(Generic[BodyT_co]):
                 return plainly(), {}
             around = self.body.arguments()
             return encode_changed(codec, value, plainly, around, repr(label), {}), changed
-        except NotRecordableError as problem:
+        except (NotRecordableError, MemoryError) as problem:
             warn(
                 f"{problem}. The run is complete; when it is called again, its journal makes the "
                 "result anew",

@@ -147,6 +147,8 @@ def digest_part(value: object, inside: object = None) -> tuple[str, list[object]
     token = main_name.set(module_key("__main__"))
     try:
         return _digest_part(value, inside)
+    except MemoryError:
+        raise
     except Exception:  # nested too deeply, or changed by another thread meanwhile
         return short(_by_class(cls)), [value]
     finally:
@@ -221,7 +223,7 @@ class _Lenient(Encoder):
                 return fold(b"c" + class_name(value).encode())
             self.whole = before or (form_of(cls) is Encoder.reduced and is_foreign(cls))
             return super().object(value)
-        except RecursionError:
+        except (RecursionError, MemoryError):
             raise
         except Exception:
             if before:

@@ -107,6 +107,7 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
     """Each function that only reports is met by a scenario, or has a test that is named here."""
     elsewhere = {
         "stepwise._claim._tell_waiting": "test_which_call.py",
+        "stepwise._complaints.Complaints.no_memory": "test_limits.py",
         "stepwise._events._tell_once": "test_what_reports_are_made_with_fails",
         "stepwise._starts.Starting.warn_of_another": "test_starts.py",
     }
