@@ -1,6 +1,6 @@
 """What a call is made on: the attributes of its instance, and the variables that its step captured.
 
-Imports: instances, parts, deltas, identity.
+Imports: parts, deltas, identity.
 """
 
 from __future__ import annotations
@@ -14,27 +14,18 @@ from typing import Any
 
 from stepwise._deltas import MISSING
 from stepwise._identity import Parameters, attributes, reader_of, slots_of, uncompared
-from stepwise._instances import by_name
-from stepwise._parts import captured, digest_part, module_key
+from stepwise._parts import captured, class_digest, module_key
 
 __all__ = ["Holder", "class_text"]
 
-_PLAIN = (str, int, float, bool, bytes, complex, tuple, frozenset, type(None))
 _ITEMS = "self.[]"
 """The part of an instance that is itself a list, a text or the like: its items."""
 
 
 @functools.lru_cache(maxsize=1000)
 def class_text(cls: Any) -> str:
-    """The part that names the class of an instance.
-
-    Classes that their name does not lead to (a function made them, or ``type()``) may share it:
-    they are told apart by their plain attributes, and those of such bases.
-    """
-    made = [each for each in cls.__mro__[:-1] if by_name(each, each.__module__) is None]
-    held = {n: v for each in reversed(made) for n, v in vars(each).items()}
-    plain = {n: v for n, v in held.items() if n[:2] != "__" and type(v) in _PLAIN}
-    return f"{_name_of(cls)} {digest_part(plain)[0]}" if plain else _name_of(cls)
+    """The part that names the class of an instance (see ``_classes``)."""
+    return f"{_name_of(cls)} {class_digest(cls)}".rstrip()
 
 
 def _name_of(cls: Any) -> str:

@@ -178,6 +178,26 @@ CARRIERS = {
         + _METHODS.replace("    ", "        ")
         + "    return Agent\nmake = {each: classes(each)() for each in ('bull', 'bear')}.get\n"
     ),
+    "class whose methods captured": (
+        "def classes(name):\n    class Agent:\n        who = property(lambda self: name)\n"
+        + _METHODS.replace("    ", "        ").replace("self.who", "self.given()")
+        + "        def given(self): return name\n"
+        + "    return Agent\nmake = {each: classes(each)() for each in ('bull', 'bear')}.get\n"
+    ),
+    "class held by an instance": (
+        "def classes(name):\n    class Model:\n        who = name\n    return Model\n"
+        "class make:\n    def __init__(self, who): self.model = classes(who)\n"
+        + _METHODS.replace("self.who", "self.model.who")
+    ),
+    "captured instance of a class made by a factory": (
+        "def model(name):\n    class Model:\n        who = name\n    return Model()\n"
+        f"def make(who):\n    held = model(who)\n{_FUNCTIONS.format('held.who')}"
+    ),
+    "class of data made on the fly": (
+        "class make:\n    def __init__(self, who):\n"
+        "        self.out = dataclasses.make_dataclass('Out', [who])\n"
+        + _METHODS.replace("self.who", "dataclasses.fields(self.out)[0].name")
+    ),
     "text": f"class make(str):\n    who = property(str.__str__)\n{_METHODS}",
     "number": (
         "class Agent(int):\n    who = property(('bull', 'bear').__getitem__)\n"
