@@ -30,7 +30,7 @@ The map, each layer importing only from those above it::
     _progress_terminal             that as a line of the terminal
     _progress_notebook _progress   or as an output in a notebook; where it is shown
     _moments _places               times and random ids; what a file is called
-    _clients _parts                clients by their fields; what tells calls apart, in parts
+    _classes _clients _parts       classes of one name; clients by fields; calls told apart
     _injected _identity            what frameworks inject; calls and runs told apart
     _captures                      what a workflow function captured
     _call_parts                    what tells its calls apart, part by part

@@ -15,7 +15,7 @@ Arguments are digested strictly (see ``_identity``): what cannot be part of an i
 there.  Attributes and captured variables are digested here, leniently: nobody chose to make them
 part of an identity, so nothing that they hold may fail a call.
 
-Imports: clients, digest, digest atoms, moments.
+Imports: classes, clients, digest, digest atoms, moments.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ import hashlib
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+from stepwise._classes import content_of
 from stepwise._clients import field, fields_of, is_foreign
 from stepwise._digest import Encoder, Numbering, form_of
 from stepwise._digest_atoms import ATOMS, class_name, fold, join, main_name, string
@@ -43,6 +45,7 @@ __all__ = [
     "Part",
     "as_function",
     "captured",
+    "class_digest",
     "digest_part",
     "module_key",
     "parse",
@@ -61,6 +64,9 @@ _LONG = 8  # items of a list that is digested as it grows
 
 uncounted: dict[type, str] = {}
 """The field of a class that the library itself changes while calls that hold it are in flight."""
+
+_made: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+"""The encodings of classes that no name leads to."""
 
 _CAPTURES_NOTHING: Mapping[str, types.CellType] = {}
 
@@ -155,6 +161,12 @@ def digest_part(value: object, inside: object = None) -> tuple[str, list[object]
         main_name.reset(token)
 
 
+@functools.lru_cache(maxsize=1000)
+def class_digest(cls: Any) -> str:
+    """Digest what tells a class from others of its name; empty if nothing does."""
+    return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
+
+
 def _digest_part(value: object, inside: object) -> tuple[str, list[object]]:
     masked = _Lenient(inside, masking=True)
     masked.without_cells = inside is None and as_function(value) is not None
@@ -192,6 +204,7 @@ class _Lenient(Encoder):
         self.masking = masking
         self.volatile = False
         self.without_cells = False  # what the function itself captured counts elsewhere
+        self.in_class = False
         self.whole = False  # in an object that counts by its class if any part has no digest
         self.unknown: list[object] = []
         # Long lists are remembered by what stands at the front of their digest.
@@ -220,9 +233,10 @@ class _Lenient(Encoder):
             if function is not None:
                 return self.code(function)
             if isinstance(value, type):
-                return fold(b"c" + class_name(value).encode())
+                return self.class_(value)
             self.whole = before or (form_of(cls) is Encoder.reduced and is_foreign(cls))
-            return super().object(value)
+            encoded = super().object(value)
+            return join(b"k", [self.class_(cls), encoded]) if content_of(cls) else encoded
         except (RecursionError, MemoryError):
             raise
         except Exception:
@@ -232,6 +246,26 @@ class _Lenient(Encoder):
             return _by_class(cls)
         finally:
             self.whole = before
+
+    def class_(self, cls: type) -> bytes:
+        """A class by its name, and by what it holds if that name does not lead to it.
+
+        It counts as it was when it was first asked for: what is called may change what it holds.
+        """
+        known = _made.get(cls)
+        if known is not None and not self.in_class:
+            return known
+        held = content_of(cls)
+        if held is None:
+            return fold(b"c" + class_name(cls).encode())
+        encoder = self
+        if not self.in_class:
+            encoder = _Lenient(cls, masking=True)
+            encoder.in_class = True
+        encoded = join(b"k", [string(class_name(cls)), encoder.dict_(held)])
+        if not self.in_class:
+            _made[cls] = encoded
+        return encoded
 
     def code(self, function: types.FunctionType) -> bytes:
         """A function by its name, what it captured, and its defaults; not by its text."""
