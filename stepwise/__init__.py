@@ -9,6 +9,7 @@ The map, each layer importing only from those above it::
     _forks                         what a forked child can still use
     _config _notices _interrupts   settings; one-line messages; Ctrl-C held back
     _tracebacks                    exceptions without our frames
+    _limits                        memory, space, open files that ran out
     _tasks _threads                what asyncio is doing; threads that belong to a run
     _pieces _group                 large bytes that are never joined; group commit
     _digest_atoms _digest_types    equal values, equal digests
@@ -29,7 +30,7 @@ The map, each layer importing only from those above it::
     _progress_terminal             that as a line of the terminal
     _progress_notebook _progress   or as an output in a notebook; where it is shown
     _moments _places               times and random ids; what a file is called
-    _clients _parts                clients by their fields; what tells calls apart, in parts
+    _classes _clients _parts       classes of one name; clients by fields; calls told apart
     _injected _identity            what frameworks inject; calls and runs told apart
     _captures                      what a workflow function captured
     _call_parts                    what tells its calls apart, part by part
@@ -62,6 +63,7 @@ The map, each layer importing only from those above it::
     _options _caches _steps        what options take; caches of side effects; @step and @tool
     _workers _map _compensation    bodies elsewhere; many calls at once; undoing
     _fork_point _forking           a point of a run; a new run from there
+    _step_stream                   steps in their order, none of them kept
     _overview _settling            what is to be said of a run; what somebody says of a step
     _runs _listing _context        looking at runs; finding them; current_step
     _going_on _interrupted         an attempt takes over from those before it; or is stopped

@@ -3,7 +3,7 @@
 ``arg:q`` is an argument, the default of a parameter that was not given included; ``captured:model``
 a variable of an enclosing function; ``self.model`` an attribute of the instance.  A derived run id
 is made of them; a record that knows them tells what differs, and a part that it does not know does
-not count.  Imports: captures, moments, identity, digest.
+not count.  Imports: captures, parts, moments, identity, digest.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stepwise._captures import captured_parts, own_name
 from stepwise._forks import cached
 from stepwise._identity import Parameters
 from stepwise._moments import is_momentary
+from stepwise._parts import class_digest
 
 __all__ = ["CallParts", "Parts", "short_digest", "spoken"]
 
@@ -157,6 +158,9 @@ class CallParts(Parts):
             values = _identity.attributes(self._instance) if self.left_out else {}
             for name in self.left_out:
                 counted[f"self.{name}"] = _class_of(values.get(name))
+            content = self._instance is not None and class_digest(_class(self._instance))
+            if content:
+                counted["class"] = content.encode()
         return counted
 
     def digests(self, module: str | None = None) -> Iterator[tuple[str, ...]]:
@@ -221,10 +225,8 @@ class CallParts(Parts):
             return {name: short_digest(encoded) for name, encoded in parts.items()}
         parts.update(self._captured)
         if self._instance is not None:
-            cls: Any = self._instance
-            if not isinstance(cls, type):
-                cls = type(cls)
-            parts["class"] = own_name(cls, self._function).encode()
+            cls: Any = _class(self._instance)
+            parts["class"] = (own_name(cls, self._function) + class_digest(cls)).encode()
             values = _identity.attributes(self._instance) if self.left_out else {}
             out = self._ignored | _identity.uncompared(cls)
             for name in self._held.keys() - out:
@@ -243,7 +245,14 @@ def _combined(extras: Mapping[str, bytes]) -> list[str]:
 
 
 def _class_of(value: object) -> bytes:
+    if isinstance(value, type):
+        return f"c{_digest.class_name(value)} {class_digest(value)}".encode()
     return b"?" + _digest.class_name(type(value)).encode()
+
+
+def _class(instance: Any) -> Any:
+    """The class of an instance; a class that a method is bound to is meant itself."""
+    return instance if isinstance(instance, type) else type(instance)
 
 
 def short_digest(encoded: bytes) -> str:

@@ -6,19 +6,20 @@ first: what a run did to it must not make the next call another one.  A captured
 by its module, its name, its defaults and what it captured; what has no digest by its class.  What
 is defined beside the workflow (its steps) is code, not a value: it counts by what it captured only,
 so that an edited workflow may call another step.
-Imports: identity, digest, moments, places.
+Imports: identity, classes, parts, digest, moments, places.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from stepwise import _digest, _identity
+from stepwise._classes import assigned_in
 from stepwise._moments import is_momentary
+from stepwise._parts import class_digest, digest_part
 from stepwise._places import canonical_module
 from stepwise.errors import DigestError
 
@@ -105,9 +106,7 @@ class _Teller:
         """
         cls = type(value)  # not isinstance: the __class__ of a proxy may raise
         if issubclass(cls, type):
-            name = own_name(value, self._of)
-            beside = self._is_beside(value, variable)
-            return None if beside else _digest.encode(("class", name))
+            return self._class(value, variable)
         if issubclass(cls, functools.partial):
             keywords = sorted(value.keywords.items())
             parts = [value.func, *value.args, *(part for pair in keywords for part in pair)]
@@ -122,7 +121,18 @@ class _Teller:
         except DigestError:
             return _digest.encode(("?", own_name(cls, self._of)))
 
+    def _class(self, value: Any, variable: str) -> bytes | None:
+        name, content = own_name(value, self._of), class_digest(value)
+        if content:
+            return _digest.encode(("class", name, content))
+        return None if self._is_beside(value, variable) else _digest.encode(("class", name))
+
     def _value(self, value: Any) -> bytes:
+        cls: Any = type(value)
+        content = class_digest(cls)
+        if content:
+            parts = digest_part(value)[0]
+            return _digest.encode(("object", own_name(cls, self._of), content, parts))
         held = _identity.attributes(value) if type(value).__dictoffset__ else {}
         stays = {name: each for name, each in held.items() if not is_momentary(each)}
         if len(stays) == len(held):
@@ -175,7 +185,7 @@ def _rebound(function: Callable[..., Any]) -> set[int]:
     """The cells (by id) that a function, or one that it captured, assigns to."""
     found: set[int] = set()
     for each in _reached(function, set()):
-        assigned = _assigned(each.__code__)
+        assigned = assigned_in(each.__code__)
         found.update(id(cell) for name, cell in _cells(each).items() if name in assigned)
     return found
 
@@ -187,17 +197,3 @@ def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
         inner = plain_function(cell.cell_contents)
         if inner is not None and id(inner) not in met:
             yield from _reached(inner, met)
-
-
-@functools.lru_cache(maxsize=1000)
-def _assigned(code: types.CodeType) -> frozenset[str]:
-    """The captured variables that code, or code inside it, assigns to."""
-    names = {
-        str(each.argval)
-        for each in dis.get_instructions(code)
-        if each.opname in ("STORE_DEREF", "DELETE_DEREF")
-    }
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            names |= _assigned(inner)
-    return frozenset(names & set(code.co_freevars))

@@ -39,8 +39,7 @@ def claim(
         while True:
             seen = flows.changes
             match = active.match(call, origin, identity, caller, lambda: not others_alive(active))
-            if caller.has_twins and call.name not in active.told:
-                active.told.add(call.name)
+            if caller.has_twins and active.is_first(f"twins {call.name}"):
                 _tell_twins(active, caller)
             if match.verdict is Verdict.BLOCKED:
                 began = began or time.monotonic()

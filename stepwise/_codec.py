@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from stepwise import _data
+from stepwise._limits import ran_out
 from stepwise._pickling import PROTOCOL, PYTHON, Reducers, dump, dump_plain, masked_copy, too_deep
 from stepwise._pieces import Data
 from stepwise._previews import error_text
@@ -132,9 +133,12 @@ def encode(value: object, what: str = "the value") -> Encoded:
 
     Raises:
         NotRecordableError: it cannot be pickled; says which part of it.
+        MemoryError: memory ran out; says what was recorded.
     """
     try:
         return _encode(value)
+    except MemoryError as error:
+        raise ran_out(f"{what} was recorded", error) from None
     except Exception as error:
         raise _not_recordable(value, what, error) from error
 
@@ -142,6 +146,8 @@ def encode(value: object, what: str = "the value") -> Encoded:
 def _encode(value: object) -> Encoded:
     try:
         return Encoded(dump_plain(value))
+    except MemoryError:
+        raise
     except Exception:
         return Encoded(dump(value, Reducers()), PYTHON)
 
@@ -167,6 +173,8 @@ def decode_with(load: Callable[[], Any], python: str | None) -> Any:
         )
     try:
         return load()
+    except MemoryError as error:
+        raise ran_out("a recorded value was loaded", error) from None
     except Exception as error:
         raise UnreadableValueError(
             f"a recorded value cannot be loaded: {type(error).__name__}: {error_text(error)}. "
@@ -233,6 +241,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 def _pickles(value: object) -> bool:
     try:
         _encode(value)
+    except MemoryError:
+        raise
     except Exception:
         return False
     return True
@@ -330,6 +340,8 @@ def _surviving(error: BaseException, secrets: Secrets) -> tuple[bytes | None, st
             if secrets.found_in(encoded.data):
                 return None, None
         copy = decode(*encoded)
+    except MemoryError as problem:
+        raise ran_out(f"the {type(error).__name__} that was raised was recorded", problem) from None
     except Exception:
         return None, None
     same = type(copy) is type(error) and error_text(copy) == text

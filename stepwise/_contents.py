@@ -79,7 +79,7 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
     types = around.annotated
     try:
         contents = {n: _read(each, types.get(n), around, n) for n, each in written.items()}
-    except UnreadableValueError:
+    except (UnreadableValueError, MemoryError):
         raise
     except Exception as problem:
         raise UnreadableValueError(
@@ -92,6 +92,8 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
     except Exception as problem:
         for name, held in before.items():
             refill(around.arguments[name], held)
+        if isinstance(problem, MemoryError):
+            raise
         raise UnreadableValueError(
             f"what the call left in its argument {name!r} cannot be put back: {problem}"
         ) from problem

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from stepwise._limits import ran_out
 from stepwise.errors import NotRecordableError, UnreadableValueError
 
 __all__ = ["decode_data", "encode_data", "parameter_types", "returned_type"]
@@ -55,6 +56,8 @@ def encode_data(value: Any, kind: Any, what: str) -> bytes:
             data = _json_bytes(_with_ints(json.loads(data), value))
             again = _from_json(data, kind)
         same, twice = alike(value, again), held_twice(value)
+    except MemoryError as error:
+        raise ran_out(f"{what} was recorded", error) from None
     except Exception as error:
         raise _not_data(value, what, str(error).split("\n", 1)[0]) from error
     if not same:
@@ -76,6 +79,8 @@ def decode_data(data: bytes, kind: Any) -> Any:
     """
     try:
         return _from_json(data, kind)
+    except MemoryError as error:
+        raise ran_out("a recorded value was loaded", error) from None
     except Exception as error:
         raise UnreadableValueError(
             f"a value recorded as JSON does not fit the type {_name(kind)} that its function is "

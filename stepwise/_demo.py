@@ -72,7 +72,7 @@ def _repository(folder: str) -> str:
     if here and int(_git(here, "rev-list", "--count", "HEAD", check=False) or 0) >= _LIMIT:
         return here
     made = os.path.join(folder, "agent")
-    os.mkdir(made)
+    os.mkdir(made, 0o700)
     _git(made, "init", "--quiet")
     for subject in _SUBJECTS:
         identity = ("-c", "user.name=Demo", "-c", "user.email=demo@example.org")

@@ -27,7 +27,7 @@ from stepwise._digest_atoms import (
     string,
 )
 
-__all__ = ["Form", "form_for", "leads_to"]
+__all__ = ["Form", "description", "form_for", "leads_to"]
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not set for classes compiled into the interpreter
 
@@ -133,7 +133,7 @@ def _class(encoder: Encoder, value: Any) -> bytes:
     name = class_name(value)
     if not value.__flags__ & _HEAP_TYPE or leads_to(value.__module__, value.__qualname__, value):
         return fold(b"c" + name.encode())
-    described = _description(value)
+    described = description(value)
     if described is None:
         raise UndigestibleError(
             f"no importable name leads to the class {value.__qualname__!r}, so that two of that "
@@ -143,7 +143,8 @@ def _class(encoder: Encoder, value: Any) -> bytes:
     return join(b"k", [string(name), encoder.encode(described)])
 
 
-def _description(cls: Any) -> list[Any] | None:
+def description(cls: Any) -> list[Any] | None:
+    """The fields or members of a class that describes data; ``None`` for others."""
     if issubclass(cls, enum.Enum):
         return [(name, member.value) for name, member in cls.__members__.items()]
     if dataclasses.is_dataclass(cls):

@@ -3,7 +3,7 @@
 What is recorded may be anything (HTML, ANSI codes, ten megabytes): it is shortened, made of
 printable characters, and escaped.  The HTML needs nothing from outside, follows the theme of
 Jupyter or VS Code, and that of the browser elsewhere.  The class is named twice in the style, so
-that it weighs more than what Jupyter says of every table.  Imports nothing of ours.
+that it weighs more than what Jupyter says of every table.  Imports: notices.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from stepwise._notices import printable
 
 __all__ = [
     "RunShown",
@@ -100,21 +102,6 @@ class RunShown:
             return ""
         noun = "record" if self.unreadable == 1 else "records"
         return f"{self.unreadable:,} {noun} cannot be read: stepwise verify {self.id}"
-
-
-def printable(text: str, limit: int = _LONG) -> str:
-    r"""``text`` shortened, with what a terminal or a browser would obey written as ``\x1b``."""
-    if len(text) > limit:
-        half = limit // 2
-        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
-    if text.isprintable():
-        return text
-    return "".join(
-        each
-        if each.isprintable() or each in "\n\t"
-        else each.encode("unicode_escape").decode("ascii")
-        for each in text
-    )
 
 
 def _line(text: str, limit: int = _SHORT) -> str:

@@ -79,4 +79,5 @@ def _tell_once(listener: Listener, error: BaseException) -> None:
     if id(listener) not in _told:
         _told.add(id(listener))
         _logger.debug("a callback of on_event raised", exc_info=error)
-        notice(f"a callback of stepwise.on_event raised {error!r}; the run goes on")
+        name = getattr(listener, "__qualname__", type(listener).__qualname__)
+        notice(f"{name}, a callback of stepwise.on_event, raised {error!r}; the run goes on")

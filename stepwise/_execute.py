@@ -185,22 +185,26 @@ async def _until_done(task: Any) -> None:
 
 
 async def _end_others(active: ActiveRun, *, tell: bool) -> None:
-    """Cancel and await the tasks that are left, which could not record anything any more."""
+    """Cancel and await the tasks that are left, which could not record anything any more.
+
+    Those that close a generator, which nobody else could await, come to their end if the run did.
+    """
     import asyncio
 
     if isinstance(sys.exc_info()[1], GeneratorExit):
         return
     left = tasks_of(active)
-    for task in left:
+    forgotten = [each for each in left if not (tell and _tasks.closes_generator(each))]
+    for task in forgotten:
         task.cancel()
     for task in left:
         await _until_done(task)
     if active.flows.others_working():  # threads
         await asyncio.get_running_loop().run_in_executor(None, active.flows.join, active.run_id)
-    if left and tell:
-        names = ", ".join(task.get_name() for task in left[:5])
+    if forgotten and tell:
+        names = ", ".join(task.get_name() for task in forgotten[:5])
         warn(
-            f"run {active.run_id!r} ended while {len(left)} of its tasks were still running "
+            f"run {active.run_id!r} ended while {len(forgotten)} of its tasks were still running "
             f"({names}); they were cancelled. Await them, or start what is not part of the run "
             "under `with stepwise.background():`",
             RunWarning,

@@ -14,12 +14,13 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from stepwise._checkpoints import Checkpoints, Loaded, State
-from stepwise._complaints import Complaints
+from stepwise._complaints import Complaints, why_shut
 from stepwise._going_on import state_of
 from stepwise._known import Looked
+from stepwise._limits import stopped
 from stepwise._loops import Counted, Skipped, count, names_of
 from stepwise._module_state import ModuleState, is_global
-from stepwise._notices import file_name, notice, reports
+from stepwise._notices import file_name, reports
 from stepwise._origin import Helper
 from stepwise._others import others_alive
 from stepwise._pieces import Data
@@ -37,8 +38,10 @@ from stepwise.rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint
 __all__ = ["RestoreFailedError", "WorkflowFrame", "Workplace"]
 
 _MANY = 20  # steps in one statement, by one helper
+_SEVERAL = 3  # steps without a boundary
 _ALLOWED = 0.05  # seconds for checkpoints before what only may call a step; more in a long run
-_SHARE, _COST, _SETTLED = 0.05, 0.002, 5.0  # of the run's time; seconds each; seconds of running
+_GUESSES = 0.05  # of the run's time, for those
+_SHARE, _COST, _SETTLED = 0.1, 0.002, 30.0  # of the run's time; seconds each; seconds of running
 _NO_ITERATORS = ("generator", "async_generator", "coroutine")
 
 
@@ -98,10 +101,12 @@ class WorkflowFrame(Frame):
         "references",
         "refused",
         "seen",
+        "shut",
         "started",
         "taken",
         "tried",
         "wanted",
+        "without",
     )
 
     def __init__(
@@ -125,7 +130,7 @@ class WorkflowFrame(Frame):
         self.known = checkpoints.known_values(active.secrets)
         self.references = References(self.known)
         self.module = ModuleState(active, place.rewritten.function, place.rewritten.assigned)
-        self.managers: dict[int, tuple[int, bool]] = {}  # steps done before it, is it enterable
+        self.managers: dict[int, tuple[int, str]] = {}  # steps done before it; why it stays shut
         self.complaints = Complaints(active, self.file, place.rewritten)
         self.prefixes: dict[tuple[int, int], str | None] = {}
         self.asking = place.rewritten.ahead.keys() - {0}
@@ -135,9 +140,10 @@ class WorkflowFrame(Frame):
         self.refused: set[int] = set()
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
         self.outlooks = Outlooks(place.rewritten, self.entered)
+        self.shut: set[int] = set()  # blocks of which nothing was said yet
         self.guesses = False
         self.drawn = False  # whether something executed may come to other values the next time
-        self.count = self.taken = 0
+        self.count = self.taken = self.without = 0
         self.cost = self.guessed = self.last = 0.0
         self.wanted = False  # a checkpoint, at the next boundary where one can be taken
         self.helped: dict[CodeType, int] = {}  # steps that helpers made since the last boundary
@@ -170,6 +176,9 @@ class WorkflowFrame(Frame):
                 self.values.update(self.loaded.changes())
                 self.references.restored(self.values.values(), self.around.arguments.values())
                 self.module.restore(self.values)
+            except MemoryError as error:
+                doing = f"the variables at {state.where} were loaded"
+                raise self.active.stop(stopped(doing, error)) from error
             except Exception as error:
                 raise RestoreFailedError(f"{type(error).__name__}: {error_text(error)}") from error
             blocks = place.rewritten.blocks
@@ -209,6 +218,8 @@ class WorkflowFrame(Frame):
 
     def recorded(self, number: int, record: Record, looked: Looked | None) -> None:
         """A result that was looked at is in the journal."""
+        if self.shut:
+            self.due = True  # an answered step is one of the block, too
         if looked is not None and holds_plainly(record):
             self.known.recorded(number, looked)
 
@@ -227,12 +238,19 @@ class WorkflowFrame(Frame):
             self.helped[helper.code] = calls = self.helped.get(helper.code, 0) + 1
             if calls == _MANY:
                 self.complaints.helped(helper, calls)
+        self.without += 1  # boundaries
+        if self.without % _SEVERAL == 0 and helper is None:
+            place = self.place
+            self.complaints.within_handler(place.source.node(), place.rewritten.function.__code__)
 
     # -- saving ----------------------------------------------------------------------------------
 
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Take a checkpoint here, if one is wanted and can be taken; else ``due`` stays."""
         self.helped.clear()
+        self.without = 0
+        if self.shut:
+            self._tell_shut(self.place.rewritten.points[number])
         began = time.perf_counter()
         tells = self.wanted  # not of a checkpoint that nobody waits for
         if self.active.stopped is not None or not self._wants(number, values):
@@ -255,6 +273,10 @@ class WorkflowFrame(Frame):
         except UnpicklableError as error:
             if tells:
                 self.complaints.unpicklable(error, point.line)
+            return
+        except MemoryError as error:
+            error.with_traceback(None)  # its frames hold what was pickled so far
+            self.complaints.no_memory(point.line)
             return
         self.active.note_handled()
         state = self._state(number)
@@ -299,7 +321,7 @@ class WorkflowFrame(Frame):
         elif (seen or reach >= Reach.STEP) and not self.active.pool:
             return True
         elapsed = time.perf_counter() - self.started
-        self.guesses = self.guessed + self.last <= max(_ALLOWED, _SHARE * elapsed)
+        self.guesses = self.guessed + self.last <= max(_ALLOWED, _GUESSES * elapsed)
         if not self.guesses:
             self.asking.discard(number)
             self.refused.add(number)  # until a step was done
@@ -328,8 +350,7 @@ class WorkflowFrame(Frame):
 
     def _can_be_taken(self, point: Point, values: dict[str, Any], *, tells: bool) -> bool:
         for number in point.withs:
-            _, enterable = self.managers.get(number, (0, True))
-            if not enterable:
+            if self.managers.get(number, (0, ""))[1]:
                 return False
         for name in point.loops:
             iterator = values.get(name)
@@ -373,7 +394,7 @@ class WorkflowFrame(Frame):
         )
         alone = replace(self.around, references=None, arguments={})
         found = {n: v for n, v in values.items() if secrets.found_in(dump_values({n: v}, alone))}
-        raise UnpicklableError({n: (v, why) for n, v in (found or {"?": None}).items()})
+        raise UnpicklableError({n: (v, why) for n, v in (found or {"": None}).items()})
 
     def _dump(self, values: dict[str, Any]) -> Data:
         try:
@@ -436,16 +457,24 @@ class WorkflowFrame(Frame):
 
     def opening(self, number: int) -> None:
         """The managers of a ``with`` statement are about to be evaluated."""
-        self.managers[number] = self.active.progress.done, True
+        self.managers[number] = self.active.progress.done, ""
 
     def manager(self, number: int, index: int, manager: Any) -> Any:
         """One of them was."""
-        done, enterable = self.managers[number]
-        if enterable and (not is_reenterable(manager) or self.active.progress.done != done):
-            self.managers[number] = done, False
-            calls = self.active.progress.done != done
-            self.complaints.no_entry(number, type(manager).__name__, calls=calls)
+        done, why = self.managers[number]
+        if not why and (not is_reenterable(manager) or self.active.progress.done != done):
+            why = why_shut(manager, calls=self.active.progress.done != done)
+            self.managers[number] = self.active.progress.done, why
+            self.shut.add(number)
         return manager
+
+    def _tell_shut(self, point: Point) -> None:
+        """Tell of the blocks around a point in which a step was done and no checkpoint can be."""
+        for number in self.shut.intersection(point.withs):
+            done, why = self.managers[number]
+            if self.active.progress.done > done:
+                self.shut.discard(number)
+                self.complaints.no_entry(number, why)
 
     # -- what it costs ---------------------------------------------------------------------------
 
@@ -460,14 +489,7 @@ class WorkflowFrame(Frame):
         dear = self.cost > _SHARE * elapsed and self.cost / self.taken > _COST
         if elapsed < _SETTLED or not dear or not self.complaints.first("cost"):
             return
-        heaviest, size = self._heaviest(values)
-        most = f"; of its variables {heaviest!r} weighs most ({size / 1e6:.1f} MB)"
-        notice(
-            f"checkpoints take {self.cost / elapsed:.0%} of the time of run "
-            f"{self.active.run_id!r}{most if size else ''}. Take fewer, "
-            "@workflow(checkpoint_every=10), or keep large data in a file and its path in the "
-            "variable"
-        )
+        self.complaints.dear(self.cost / elapsed, *self._heaviest(values))
 
     def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
         """The variable that takes most of a checkpoint, and its bytes; 0 if there is none."""

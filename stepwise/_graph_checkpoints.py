@@ -205,6 +205,7 @@ class CheckpointManager:
         self.storage = self._store.store
         self.config = config if config is not None else CheckpointConfig()
         check_kind("config", self.config, CheckpointConfig, "write CheckpointConfig(...)")
+        self._said: set[tuple[str, str]] = set()  # of a run: why there is no checkpoint
 
     def save_checkpoint(
         self,
@@ -270,7 +271,10 @@ class CheckpointManager:
         try:
             self._save(checkpoint, place, durable=False)
         except (NotRecordableError, DigestError) as error:
-            notice(f"{checkpoint.run_id}: no checkpoint after {checkpoint.node_id!r}: {error}")
+            why = checkpoint.run_id, str(error)
+            if why not in self._said:
+                self._said.add(why)
+                notice(f"{checkpoint.run_id}: no checkpoint after {checkpoint.node_id!r}: {error}")
             return False
         return True
 

@@ -32,6 +32,7 @@ from stepwise._stops import differing
 __all__ = [
     "Program",
     "StepRecord",
+    "concerns_effects",
     "in_doubt",
     "program_of",
     "step_record",
@@ -137,11 +138,11 @@ def to_settle(entries: Iterable[Entry]) -> list[Recorded]:
 
 
 def _effects(entries: Iterable[Entry]) -> list[Recorded]:
-    return Pool(filter(_concerns_effects, entries)).all
+    return Pool(filter(concerns_effects, entries)).all
 
 
-def _concerns_effects(entry: Entry) -> bool:
-    """Not so the call of a plain step, unless it shows that the workflow acted on a failure."""
+def concerns_effects(entry: Entry) -> bool:
+    """Not the call of a plain step, unless it shows that the workflow acted on a failure."""
     record = entry.record
     if isinstance(record, (Outcome, Intent)):
         return record.call.effect or record.call.unwinding is not None

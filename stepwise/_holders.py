@@ -5,6 +5,7 @@ Imports: parts, deltas, identity.
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -12,27 +13,23 @@ from types import CellType, FunctionType
 from typing import Any
 
 from stepwise._deltas import MISSING
-from stepwise._identity import Parameters, attributes, slots_of, uncompared
-from stepwise._parts import captured, digest_part, module_key
+from stepwise._identity import Parameters, attributes, reader_of, slots_of, uncompared
+from stepwise._parts import captured, class_digest, module_key
 
 __all__ = ["Holder", "class_text"]
 
-_PLAIN = (str, int, float, bool, bytes, complex, tuple, frozenset, type(None))
 _ITEMS = "self.[]"
-"""The part of an instance that is itself a list, a dict or the like: its items."""
+"""The part of an instance that is itself a list, a text or the like: its items."""
 
 
 @functools.lru_cache(maxsize=1000)
 def class_text(cls: Any) -> str:
-    """The part that names the class of an instance.
+    """The part that names the class of an instance (see ``_classes``)."""
+    return f"{_name_of(cls)} {class_digest(cls)}".rstrip()
 
-    Classes that a function made, which share their name, are told apart by their plain attributes.
-    """
-    text = f"{module_key(cls.__module__)}:{cls.__qualname__}"
-    if "<locals>" not in cls.__qualname__:
-        return text
-    plain = {n: v for n, v in vars(cls).items() if n[:2] != "__" and type(v) in _PLAIN}
-    return f"{text} {digest_part(plain)[0]}" if plain else text
+
+def _name_of(cls: Any) -> str:
+    return f"{module_key(cls.__module__)}:{cls.__qualname__}"
 
 
 class Holder:
@@ -116,8 +113,10 @@ class Holder:
                 found = dict(zip(map(_SELF.__getitem__, held), held.values(), strict=True))
             else:
                 found = {_SELF[name]: held[name] for name in held if name not in left_out}
-            if isinstance(instance, _COLLECTIONS):
-                found[_ITEMS] = _items(instance)
+            cls: Any = type(instance)
+            read = reader_of(cls)
+            if read is not None:
+                found[_ITEMS] = read(instance)
         for name, cell in self.cells.items():
             try:
                 found[f"closure.{name}"] = cell.cell_contents
@@ -161,7 +160,6 @@ class Holder:
 
 
 _ATOMS = (str, int, float, bool, bytes, complex, tuple, frozenset, type(None))
-_COLLECTIONS = (dict, list, set)
 
 
 class _Names(dict[str, str]):
@@ -178,24 +176,24 @@ _SELF = _Names()
 @functools.lru_cache(maxsize=1000)
 def _is_simple(cls: type) -> bool:
     """Whether all that its instances hold is in their ``__dict__``."""
-    return cls.__dictoffset__ != 0 and not slots_of(cls) and not issubclass(cls, _COLLECTIONS)
-
-
-def _items(instance: Any) -> Any:
-    if isinstance(instance, dict):
-        return dict(dict.items(instance))
-    return list(list.__iter__(instance)) if isinstance(instance, list) else set(instance)
+    return cls.__dictoffset__ != 0 and not slots_of(cls) and reader_of(cls) is None
 
 
 def _refill(instance: Any, items: Any) -> None:
-    if isinstance(instance, list):
-        list.__setitem__(instance, slice(None), items)
-    elif isinstance(instance, dict):
+    if isinstance(instance, dict):
         dict.clear(instance)
         dict.update(instance, items)
-    else:
+    elif isinstance(instance, set):
         set.clear(instance)
         set.update(instance, items)
+    elif isinstance(instance, collections.deque):
+        collections.deque.clear(instance)
+        collections.deque.extend(instance, items)
+    elif isinstance(instance, BaseException):
+        instance.args = items
+    else:  # what never changes is never refilled
+        base: Any = list if isinstance(instance, list) else bytearray
+        base.__setitem__(instance, slice(None), items)
 
 
 def _same_code(function: Any) -> list[Any]:
@@ -211,12 +209,13 @@ def _classes(cls: type, text: str) -> list[type]:
     """The classes of that name that have a base in common with a class."""
     if class_text(cls) == text:
         return [cls]
-    # Classes that a function made may have no more in common than ``object``.
-    waiting = [base for base in cls.__mro__ if base is not object or "<locals>" in text]
+    # Classes that share a name may have no more in common than ``object``.
+    alike = text.startswith(_name_of(cls))
+    waiting = [base for base in cls.__mro__ if base is not object or alike or "<locals>" in text]
     met: set[type] = set()
     while waiting:
         each = waiting.pop()
         if each not in met:
             met.add(each)
             waiting += type.__subclasses__(each)
-    return [each for each in met if class_text(each) == text]
+    return [each for each in met if text.startswith(_name_of(each)) and class_text(each) == text]

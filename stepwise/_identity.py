@@ -9,6 +9,7 @@ Imports: digest, parts, injected, hiding, places, errors.
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import inspect
@@ -409,7 +410,9 @@ def instance_parts(instance: object) -> dict[str, bytes | None]:
     state = {name: held for name, held in attributes(instance).items() if name not in _NOT_STATE}
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
         state.update(state.pop(extra, None) or {})
-    items = _items(instance)
+    cls: Any = type(instance)
+    read = reader_of(cls)
+    items = None if read is None else read(instance)
     parts: dict[str, bytes | None] = {}
     numbering = _digest.Numbering()
     for name, value in [*sorted(state.items()), *([("its items", items)] if items else [])]:
@@ -433,17 +436,30 @@ def uncompared(cls: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _items(instance: object) -> Any:
-    """What an agent holds that is itself a list, a dict or the like."""
-    if isinstance(instance, dict):
-        return dict(dict.items(instance))
-    if isinstance(instance, str):
-        return str.__str__(instance)
-    bases: tuple[type, ...] = (list, tuple, set, frozenset)
-    for base in bases:
-        if isinstance(instance, base):
-            return base(base.__iter__(instance))  # type: ignore[attr-defined]
-    return None
+@functools.lru_cache(maxsize=1000)
+def reader_of(cls: type) -> Callable[[Any], Any] | None:
+    """Return what reads the content of instances that are lists, texts or the like themselves.
+
+    ``None`` for classes whose instances hold attributes only.
+    """
+    return next((read for base, read in _READERS.items() if issubclass(cls, base)), None)
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {
+    # By the methods of the builtin class: those of its subclass may do anything.
+    dict: lambda held: dict(dict.items(held)),
+    list: lambda held: [*list.__iter__(held)],
+    set: lambda held: {*set.__iter__(held)},
+    str: str.__str__,
+    tuple: lambda held: (*tuple.__iter__(held),),
+    frozenset: lambda held: frozenset(frozenset.__iter__(held)),
+    int: int.__int__,
+    float: float.__float__,
+    bytes: lambda held: bytes(memoryview(held)),
+    bytearray: lambda held: bytes(memoryview(held)),
+    collections.deque: lambda held: [*collections.deque.__iter__(held)],
+    BaseException: lambda held: held.args,
+}
 
 
 def attributes(instance: object) -> dict[str, Any]:

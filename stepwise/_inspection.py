@@ -207,6 +207,8 @@ def _load(payload: bytes, kinds: Mapping[str, str], reader: Reader | None = None
     }
     try:
         return load_values(payload, Surroundings(_Cells(), arguments), reader, _Unpickler)
+    except MemoryError:
+        raise
     except Exception as error:
         raise UnreadableValueError(
             f"the variables cannot be loaded here: {type(error).__name__}: {error_text(error)}"

@@ -19,6 +19,7 @@ from stepwise._chain import Lost, Position, holds, identity, read, read_one
 from stepwise._group import Group, Share
 from stepwise._heads import derive_facts, read_head, seal_head
 from stepwise._interrupts import Uninterrupted
+from stepwise._limits import stopped
 from stepwise._marks import is_another_history, mark, newest_mark
 from stepwise._notices import notice
 from stepwise._pieces import Data
@@ -193,6 +194,9 @@ class Journal:
                 continue
             try:
                 following, at = self._follow(at, share.items)
+            except MemoryError as error:
+                share.error = stopped("a record was sealed", error, path=self.store.url)
+                continue
             except Exception as error:
                 share.error = error
                 continue

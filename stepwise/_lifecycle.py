@@ -26,6 +26,7 @@ from stepwise._origin import Locator
 from stepwise._outcomes import reached
 from stepwise._pieces import Data
 from stepwise._process import command as process_command
+from stepwise._process import memory
 from stepwise._records import Ended, RunFacts, Started
 from stepwise._renamed import is_call_of, is_of_file
 from stepwise._reports import tell_of_unfinished
@@ -202,9 +203,10 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
         if call.parts is None:  # no @workflow is behind it
             ways = "another run_id"
+        first = memory.is_first(f"recalled {call.name}")  # of a loop over calls
         notice(
-            f"{call.run_id} already completed at {when}{change}; here is its recorded result. "
-            f"To run it afresh: {ways}, or: {_forget(call.run_id)}"
+            f"{call.run_id} already completed at {when}{change}; here is its recorded result"
+            f"{f'. To run it afresh: {ways}, or: {_forget(call.run_id)}' if first else ''}"
         )
     return Recall(value, bool(entry.record.changed))
 

@@ -3,9 +3,10 @@
 What the function declares ``global`` is part of its checkpoints.  It is restored where that takes
 nothing from anybody: the global still has the value that it had when the first run of this process
 began (mostly that of the import), or that this run left, and no other run of the process is alive.
-Containers that are changed in place are not restored; on resume they are named.
+Containers that are changed in place are not restored; on resume they are named.  So are variables
+of enclosing functions, which the function, or a function that it names, captured.
 
-Imports: digest, trees, process, run, notices.
+Imports: digest, parts, trees, process, run, notices.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from stepwise._digest import digest
 from stepwise._notices import notice, reports
+from stepwise._parts import captured
 from stepwise._previews import preview
 from stepwise._process import memory
 from stepwise._run import ActiveRun, live_runs
@@ -24,7 +26,7 @@ from stepwise.errors import DigestError
 
 __all__ = ["ModuleState", "is_global"]
 
-_GLOBAL, _CHANGED = "@global ", "@changed"
+_GLOBAL, _CHANGED, _CAPTURED = "@global ", "@changed", "closure."
 _MOST = 1000  # objects in a container that is watched
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _MISSING = object()
@@ -42,7 +44,7 @@ class ModuleState:
         assigned: names of the globals that the function assigns.
     """
 
-    __slots__ = ("_active", "_assigned", "_changed", "_namespace", "_watched")
+    __slots__ = ("_active", "_assigned", "_cells", "_changed", "_namespace", "_watched")
 
     def __init__(
         self, active: ActiveRun, function: types.FunctionType, assigned: Collection[str]
@@ -53,8 +55,10 @@ class ModuleState:
         self._changed: list[str] = []
         for name in self._assigned:
             memory.globals.setdefault(self._key(name), _mark(self._value(name)))
-        named = _named_by(function) - {*self._assigned}
-        contents = {name: _content(self._value(name)) for name in named}
+        named, functions = _named_by(function)
+        contents = {name: _content(self._value(name)) for name in named - {*self._assigned}}
+        self._cells = {_CAPTURED + name: (cell, _held(cell)) for name, cell in _cells(functions)}
+        contents.update((name, _content(value)) for name, (_, value) in self._cells.items())
         trees = {name: walk(c, most=_MOST) for name, c in contents.items() if c is not None}
         self._watched = {n: Watch.over(t.nodes) for n, t in trees.items() if t and t.nodes}
 
@@ -66,11 +70,12 @@ class ModuleState:
 
     def kept(self) -> dict[str, Any]:
         """Return the part of it that a checkpoint holds, under names that no variable has."""
-        if not (self._assigned or self._watched or self._changed):
+        if not (self._assigned or self._watched or self._changed or self._cells):
             return {}
         found = {name: self._value(name) for name in self._assigned}
         kept = {f"{_GLOBAL}{n}": value for n, value in found.items() if value is not _MISSING}
         changed = [name for name, watch in self._watched.items() if not watch.holds()]
+        changed += [name for name, held in self._cells.items() if _is_another(*held)]
         changed = sorted({*self._changed, *changed})
         return {**kept, _CHANGED: changed} if changed else kept
 
@@ -95,11 +100,10 @@ class ModuleState:
         told = []
         if left:
             why = "another run of this process is alive" if others else "this process changed it"
-            told.append(f"of the module's variables, these are left as they are: {', '.join(left)}"
-                        f", since {why}")  # fmt: skip
+            told.append(f"these globals are left as they are: {', '.join(left)}, since {why}")
         if self._changed and not again:
             told.append(
-                f"what was changed in {', '.join(self._changed)} of the module is not restored: "
+                f"what was changed in {_spoken(self._changed)} is not restored: "
                 "keep what a run changes in its local variables, or in arguments"
             )
         if told:
@@ -165,9 +169,42 @@ def _content(value: Any) -> Any:
     return attributes if type(attributes) is dict else None
 
 
-def _named_by(function: types.FunctionType) -> set[str]:
-    """The globals that a function names, and those that the module's functions it names do."""
+def _spoken(names: Collection[str]) -> str:
+    captured = [n.removeprefix(_CAPTURED) for n in names if n.startswith(_CAPTURED)]
+    of_module = [n for n in names if not n.startswith(_CAPTURED)]
+    spoken = [f"{', '.join(of_module)} of the module"] if of_module else []
+    return " and ".join([*spoken, *([f"the captured {', '.join(captured)}"] if captured else [])])
+
+
+def _held(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has no value yet
+        return _MISSING
+
+
+def _is_another(cell: types.CellType, before: Any) -> bool:
+    """Whether a captured variable was given another value."""
+    now = _held(cell)
+    return now is not before and _mark(now) != _mark(before)
+
+
+def _cells(functions: list[types.FunctionType]) -> Iterator[tuple[str, types.CellType]]:
+    """Yield the variables that functions captured, by name, those of hidden names left out."""
+    for function in functions:
+        for name, cell in captured(function).items():
+            if name.replace(".", "").isidentifier():
+                yield name, cell
+
+
+def _named_by(function: types.FunctionType) -> tuple[set[str], list[types.FunctionType]]:
+    """The globals that a function names, and those that the module's functions it names do.
+
+    Returns:
+        their names; and the function with those of the module's functions.
+    """
     namespace, named = function.__globals__, set[str]()
+    functions = [function]
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
@@ -181,4 +218,5 @@ def _named_by(function: types.FunctionType) -> set[str]:
                 inside = getattr(value, "__wrapped__", value)
                 if type(inside) is types.FunctionType and inside.__globals__ is namespace:
                     waiting.append(inside.__code__)
-    return named
+                    functions.append(inside)
+    return named, functions

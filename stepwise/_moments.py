@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
+import os
 import re
 import sys
 import time
 from typing import Any
 
-__all__ = ["WRITTEN", "is_momentary"]
-
-_EARLY = 5.0  # seconds that an interpreter may have run before this module is imported
-_began = time.time() - _EARLY
-_ticked = time.perf_counter() - _EARLY, time.monotonic() - _EARLY
+__all__ = ["has_volatile_form", "is_clock", "is_momentary"]
 
 _RANDOM = "1467"  # versions of UUIDs; the others are made of a name, and stay
-_UUID = re.compile(
-    rf"(?i)[0-9a-f]{{8}}-?[0-9a-f]{{4}}-?[{_RANDOM}][0-9a-f]{{3}}-?[89ab][0-9a-f]{{3}}-?[0-9a-f]{{12}}"
-)
-WRITTEN = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d ")
+_UUID = re.compile(r"(?i)[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_WRITTEN = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d ")
 """How a text begins that is a time: by ISO 8601, ``time.ctime()``, or as in mails and HTTP."""
+_LENGTHS = (32, 36)  # of UUIDs
 _FORMS = ("%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT")
 
 
@@ -31,7 +28,7 @@ def is_momentary(value: object) -> bool:
     """Whether a value is a random UUID, or a time since this process began, by type or text."""
     cls: Any = type(value)  # not isinstance: the __class__ of a proxy may raise
     if cls in (int, float):
-        return _is_clock(value)  # type: ignore[arg-type]
+        return is_clock(value)  # type: ignore[arg-type]
     if issubclass(cls, str):
         return _is_written(str(value))
     if issubclass(cls, dt.datetime):
@@ -42,10 +39,20 @@ def is_momentary(value: object) -> bool:
     )
 
 
+def has_volatile_form(text: str) -> bool:
+    """Return whether a text is a UUID or a time by its form, whenever it was made."""
+    return _is_uuid(text) or (16 <= len(text) <= 40 and _WRITTEN.match(text) is not None)
+
+
+def _is_uuid(text: str) -> bool:
+    return len(text) in _LENGTHS and _UUID.fullmatch(text) is not None
+
+
 def _is_written(text: str) -> bool:
-    if len(text) in (32, 36) and _UUID.fullmatch(text):
-        return True
-    if len(text) > 40 or not WRITTEN.match(text):
+    if _is_uuid(text):
+        digits = text.replace("-", "")
+        return digits[12] in _RANDOM and digits[16] in "89abAB"  # version and variant
+    if not has_volatile_form(text):
         return False
     for form in ("", *_FORMS):
         with contextlib.suppress(ValueError):
@@ -60,7 +67,7 @@ def _read(text: str, form: str) -> dt.datetime:
 
 
 def _is_now(moment: dt.datetime) -> bool:
-    begun, now = _began, time.time()
+    begun, now = _began(), time.time()
     try:
         if moment.tzinfo is not None:
             return begun <= moment.timestamp() <= now
@@ -71,10 +78,28 @@ def _is_now(moment: dt.datetime) -> bool:
     return begun - 1 <= here <= now or begun - 1 <= there <= now  # cut to a second
 
 
-def _is_clock(number: float) -> bool:
-    """Whether a clock of this process has shown it, in seconds or in parts of them."""
-    now = time.time()
-    if any(_began - 1 <= number / unit <= now for unit in (1, 1e3, 1e6, 1e9)):
-        return True
-    clocks = zip(_ticked, (time.perf_counter(), time.monotonic()), strict=True)
-    return isinstance(number, float) and any(begun <= number <= ticks for begun, ticks in clocks)
+def is_clock(number: float) -> bool:
+    """Return whether a clock of this process has shown a number, in seconds or in parts of them."""
+    if not 1000 <= number <= 1 << 62:  # nor is NaN
+        return False
+    now, begun = time.time(), _began() - 1
+    for unit in (1, 10**3, 10**6, 10**9):
+        if begun * unit <= number <= now * unit:
+            return True
+    if type(number) is int:
+        return False
+    return any(
+        0 <= clock() - number <= now - begun for clock in (time.monotonic, time.perf_counter)
+    )
+
+
+@functools.cache
+def _began() -> float:
+    """Return when this process began, in seconds since 1970."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        age = time.process_time() + 60  # no such file: it began at least that long ago
+    return time.time() - max(age, 0)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from stepwise import _codec, _config, _digest
 from stepwise._codec import JSON, Codec, Encoded
 from stepwise._deltas import WHOLE, Delta, as_data
+from stepwise._limits import ran_out
 from stepwise._notices import reports, warn
 from stepwise._parts import shown_part
 from stepwise._pickling import PYTHON
@@ -44,6 +45,9 @@ class HasSubjects(Protocol):
 
     subjects: Subjects
     codec: Codec
+
+    def is_first(self, about: str) -> bool:
+        """Return whether this was not said before of this run."""
 
 
 def surroundings(
@@ -161,6 +165,9 @@ def encode_changed(
         return Encoded(few, PYTHON)
     try:
         return Encoded(dump_values(whole, around), PYTHON)
+    except MemoryError as problem:
+        doing = f"what {what} returned and changed was recorded"
+        raise ran_out(doing, problem) from None
     except UnpicklableError as error:
         name, (value, reason) = next(iter(error.culprits.items()))
         kind = type(value).__qualname__
@@ -222,7 +229,7 @@ def did_to_subject(active: HasSubjects, call: Call, identity: Identity) -> Did |
     if call.child:  # its own journal tells what it did
         return Did({}, Surroundings(), effects.state)
     if effects.unclear:
-        _warn_lost(call, effects.unclear, "while other calls that hold it were in progress")
+        _warn_lost(active, call, effects.unclear, "while other calls that hold it were in progress")
     if active.codec.data_only:
         around = Surroundings()
         deltas, lost = _as_data(effects)
@@ -230,7 +237,7 @@ def did_to_subject(active: HasSubjects, call: Call, identity: Identity) -> Did |
         around = surroundings(effects.whole)
         deltas, lost = _recordable(effects.deltas, around)
     if lost:
-        _warn_lost(call, lost, "so that it cannot be recorded")
+        _warn_lost(active, call, lost, "so that it cannot be recorded")
     return Did(deltas, around, effects.state)
 
 
@@ -262,10 +269,11 @@ def _recordable(
 
 
 @reports
-def _warn_lost(call: Call, parts: Iterable[str], why: str) -> None:
-    names = ", ".join(map(shown_part, parts))
-    warn(
-        f"{call.name!r} changed {names} {why}. What it did will be missing after a crash, when the "
-        "call is answered from the journal. Return the change, and make it in the workflow",
-        ArgumentMutatedWarning,
-    )
+def _warn_lost(active: HasSubjects, call: Call, parts: Iterable[str], why: str) -> None:
+    what = f"{call.name!r} changed {', '.join(map(shown_part, parts))} {why}"
+    if active.is_first(what):
+        warn(
+            f"{what}. What it did will be missing after a crash, when the call is answered from "
+            "the journal. Return the change, and make it in the workflow",
+            ArgumentMutatedWarning,
+        )

@@ -1,7 +1,7 @@
 """What a notebook's cell shows: recorded while it runs, shown again when it is skipped.
 
 Text goes on to where it went, and everything is shown as it comes: recording only listens.
-Imports: notices, progress.
+Imports: notices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepwise._notices import count
-from stepwise._progress_notebook import ID
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -110,7 +109,7 @@ class Recorder:
         **kw: Any,
     ) -> None:
         ident = (transient or {}).get("display_id")
-        if str(ident).startswith(ID):
+        if "stepwise" in (metadata or {}):  # progress and notices, which the cell does not show
             plain(data, metadata, *args, transient=transient, **kw)
             return
         item = ("data", data, metadata or {}, ident)

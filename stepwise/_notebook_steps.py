@@ -281,6 +281,8 @@ class StepMagic:
             file = self.shell.compile.cache(job.source, self.shell.execution_count, job.raw)
             exec(self.shell.compile(job.code.definitions, file, "exec"), variables)  # noqa: S102
             value = self.notebook.load(entry)
+        except MemoryError:
+            raise  # a done cell must not run again for that
         except Exception as error:
             notice(f"cell {job.name!r} is done, but runs again, since {_told(error)}")
             return False

@@ -1,7 +1,8 @@
 """One-line notices to the person at the terminal, and warnings that point at the user's line.
 
 Notices go to stderr, beginning with ``stepwise:``, so that a program's own output stays clean, and
-to the logger ``stepwise`` at level DEBUG for whoever collects logs.
+to the logger ``stepwise`` at level DEBUG for whoever collects logs.  A notebook shows what is on
+stderr as an error: there, a notice is an output of its own, in the grey of what is by the way.
 
 Everything that only reports is guarded by :func:`reports`: what fails in it (a closed stderr, a
 handler of a log, a ``__repr__``, a callback) never reaches the run that is reported on.  So the
@@ -20,12 +21,22 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from stepwise import _config
 from stepwise.errors import RunStopped, StepwiseWarning
 
-__all__ = ["caller", "count", "file_name", "notice", "reporters", "reports", "warn"]
+__all__ = [
+    "caller",
+    "count",
+    "file_name",
+    "notice",
+    "printable",
+    "publisher",
+    "reporters",
+    "reports",
+    "warn",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +46,10 @@ reporters: set[str] = set()
 
 _OURS = ("stepwise._", "wrapt", "contextlib", "asyncio", "concurrent.futures", "threading")
 _CELL = r"[/\\]ipykernel_\d+[/\\]|<ipython-input-"  # names that say nothing
+_STYLE = (
+    "font:13px/1.5 system-ui,sans-serif;overflow-wrap:anywhere;"
+    "color:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#757575))"
+)
 _logger = logging.getLogger("stepwise")
 
 
@@ -73,8 +88,50 @@ _told: set[str] = set()
 
 
 def _put(text: str) -> None:
-    if sys.stderr is not None and not _config.quiet():  # else print would take stdout
-        print(f"stepwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    if _config.quiet():
+        return
+    line = f"stepwise: {printable(text, sys.maxsize)}"
+    notebook = publisher()
+    if notebook is not None:
+        data = {"text/plain": line, "text/html": _html(line)}
+        notebook.publish(data, {"stepwise": "notice"})
+    elif sys.stderr is not None:  # else print would take stdout
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def printable(text: str, limit: int = 20_000) -> str:
+    r"""``text`` shortened, with what a terminal or a browser would obey written as ``\x1b``."""
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def _html(text: str) -> str:
+    import html  # on use: mostly there is no notebook
+
+    return f'<div style="{_STYLE}">{html.escape(text)}</div>'
+
+
+def publisher() -> Any:
+    """Return what publishes outputs for a notebook, or ``None`` where nothing shows them."""
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is None:
+        return None
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        return None  # a worker that was forked: the connection is that of the kernel
+    found = shell.display_pub
+    capturing = sys.modules["IPython.core.displaypub"].CapturingDisplayPublisher
+    return None if isinstance(found, capturing) else found
 
 
 @reports
@@ -107,7 +164,7 @@ def caller() -> FrameType | None:
 @reports
 def warn(text: str, category: type[StepwiseWarning]) -> None:
     """Warn; the place of the warning is the nearest code that is not ours."""
-    frame = caller()
+    text, frame = printable(text, sys.maxsize), caller()
     if frame is None:
         warnings.warn(text, category, stacklevel=2)
         return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stepwise._codec import Encoded
+from stepwise._limits import stopped
 from stepwise._mutation import encode_changed, surroundings
 from stepwise._notices import notice, warn
 from stepwise._operations import Core, Result
@@ -92,7 +93,10 @@ class Opened(Generic[BodyT_co]):
         if active.facts.undoing:
             from stepwise._compensation import compensate  # on use: hardly a run is undone
 
-            notice(f"{active.run_id}: its side effects were being undone; that is finished first")
+            notice(
+                f"{active.run_id}: its side effects were being undone when it stopped; that is "
+                "finished first"
+            )
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
                 raise result.error
@@ -109,7 +113,7 @@ class Opened(Generic[BodyT_co]):
             if result.error is not None:
                 warn(
                     f"run {active.run_id!r} failed, and undoing its side effects did too: "
-                    f"{preview(result.error)}. What is older than that one was not undone; call "
+                    f"{preview(result.error)}. To undo what is left: "
                     f"stepwise.get_run({active.run_id!r}).compensate()",
                     RunWarning,
                 )
@@ -131,7 +135,17 @@ class Opened(Generic[BodyT_co]):
             if error is active.stopped:
                 raise error
             raise active.stopped from error
-        changed: dict[str, str] = {}
+        try:
+            self.changed = bool(self._record_end(value, error, again=again))
+        except MemoryError as problem:
+            doing = f"the end of {active.facts.label!r} was recorded"
+            raise active.stop(stopped(doing, problem)) from (error or problem)
+
+    def _record_end(
+        self, value: Any, error: BaseException | None, *, again: bool
+    ) -> dict[str, str]:
+        """Record the end; what of the objects that the run was given was changed."""
+        active, changed = self.active, dict[str, str]()
         if error is None and again:
             active.finish("completed", value, None)
         elif error is None:
@@ -142,7 +156,7 @@ class Opened(Generic[BodyT_co]):
             if active.parent is not None:  # answered with this error, it has done to them the same
                 changed = self.body.changed(self.before)
         # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
-        self.changed = bool(changed)
+        return changed
 
     def _encode(self, value: Any) -> tuple[Encoded | None, dict[str, str]]:
         """The result, if it can be recorded, and the objects that the run was given and changed."""
@@ -157,7 +171,7 @@ class Opened(Generic[BodyT_co]):
                 return plainly(), {}
             around = self.body.arguments()
             return encode_changed(codec, value, plainly, around, repr(label), {}), changed
-        except NotRecordableError as problem:
+        except (NotRecordableError, MemoryError) as problem:
             warn(
                 f"{problem}. The run is complete; when it is called again, its journal makes the "
                 "result anew",

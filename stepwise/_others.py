@@ -52,8 +52,12 @@ def _others_in_tasks(run: ActiveRun, idle: Container[int] = ()) -> bool:
 
 
 def name_of_another(run: ActiveRun) -> str:
-    """What is still running, in words."""
+    """What is still running, in words; empty for what only closes a generator, and soon ends."""
     for task in tasks_of(run):
-        return f"the task {task.get_name()!r} ({task.get_coro().__qualname__})"
+        if not _tasks.closes_generator(task):
+            what = getattr(task.get_coro(), "__qualname__", type(task.get_coro()).__qualname__)
+            return f"the task {task.get_name()!r} ({what})"
     names = run.flows.others()
-    return f"the thread {names[0]!r}" if names else "a step in another thread"
+    if names:
+        return f"the thread {names[0]!r}"
+    return "a step in another thread" if run.flows.others_working() else ""

@@ -2,14 +2,14 @@
 
 The summary that a long run keeps counts what came before; a run without one is read whole.
 
-Imports: summary, history, checkpoints, journal, codec, lease, display.
+Imports: summary, step_stream, history, checkpoints, journal, codec, lease, display.
 """
 
 from __future__ import annotations
 
 import linecache
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,7 +19,14 @@ from stepwise._codec import Codec
 from stepwise._course import Course
 from stepwise._display import RunShown
 from stepwise._heads import is_ready
-from stepwise._history import Program, StepRecord, step_record, steps_of, steps_with
+from stepwise._history import (
+    Program,
+    StepRecord,
+    concerns_effects,
+    in_doubt,
+    step_record,
+    steps_with,
+)
 from stepwise._journal import Lost, Position, read, read_one
 from stepwise._lease import describe_owner
 from stepwise._records import (
@@ -34,6 +41,7 @@ from stepwise._records import (
     call_of,
 )
 from stepwise._seal import Seal
+from stepwise._step_stream import StepStream
 from stepwise._stops import Stop, stops_in
 from stepwise._summary import Summary, course_of, follow, kept_summary, with_unclear
 from stepwise.rewrite import following_line, function_like
@@ -114,28 +122,32 @@ def _stops(
 
 
 def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
-    entries: list[Entry] = []
+    stream = StepStream(store, seal, facts.run_id, facts.pruned)
+    effects: list[Entry] = []
     unreadable: set[int] = set()
     course = Course()
     for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
         if isinstance(entry, Lost):
             unreadable.add(at.last)
-        else:
-            entries.append(entry)
-            course.add(entry)
-            if isinstance(entry.record, Quarantined):
-                unreadable.difference_update(entry.record.numbers)
-    steps = steps_of(facts.run_id, entries, owned=owned)
-    course.saved = sum(map(_saved, (each for each in steps if each._entry.number < course.begun)))
-    newest = steps[-count:] if count else steps
-    return Overview(
-        newest,
-        len(steps),
-        dict(Counter(each.status for each in steps)),
-        [each for each in steps if each.status == "in_doubt"],
-        course,
-        len(unreadable),
-    )
+            continue
+        stream.add(entry)
+        course.add(entry)
+        if concerns_effects(entry):
+            effects.append(entry._replace(payload=b""))
+        if isinstance(entry.record, Quarantined):
+            unreadable.difference_update(entry.record.numbers)
+    doubtful = () if owned else {each.call.number for each in in_doubt(effects)}
+    statuses = Counter[str]()
+    newest: deque[StepRecord] = deque(maxlen=count)
+    doubted: list[StepRecord] = []
+    course.saved = 0.0
+    for step in stream.steps(doubtful):
+        statuses[step.status] += 1
+        newest.append(step)
+        doubted += [step] if step.status == "in_doubt" else []
+        course.saved += _saved(step) if step._entry.number < course.begun else 0.0
+    total = sum(statuses.values())
+    return Overview([*newest], total, dict(statuses), doubted, course, len(unreadable))
 
 
 def _saved(step: StepRecord) -> float:

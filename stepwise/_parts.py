@@ -15,7 +15,7 @@ Arguments are digested strictly (see ``_identity``): what cannot be part of an i
 there.  Attributes and captured variables are digested here, leniently: nobody chose to make them
 part of an identity, so nothing that they hold may fail a call.
 
-Imports: clients, digest, digest atoms, moments.
+Imports: classes, clients, digest, digest atoms, moments.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import enum
 import functools
 import hashlib
 import os
-import re
 import sys
-import time
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+from stepwise._classes import content_of
 from stepwise._clients import field, fields_of, is_foreign
 from stepwise._digest import Encoder, Numbering, form_of
 from stepwise._digest_atoms import ATOMS, class_name, fold, join, main_name, string
-from stepwise._moments import WRITTEN
+from stepwise._moments import has_volatile_form, is_clock
 
 __all__ = [
     "CLASS",
@@ -45,6 +45,7 @@ __all__ = [
     "Part",
     "as_function",
     "captured",
+    "class_digest",
     "digest_part",
     "module_key",
     "parse",
@@ -60,11 +61,12 @@ _VOLATILE = "*"
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _SHORT = 100  # characters
 _LONG = 8  # items of a list that is digested as it grows
-_LENGTHS = (32, 36)  # of the text of a UUID
-_UUID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 uncounted: dict[type, str] = {}
 """The field of a class that the library itself changes while calls that hold it are in flight."""
+
+_made: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+"""The encodings of classes that no name leads to."""
 
 _CAPTURES_NOTHING: Mapping[str, types.CellType] = {}
 
@@ -151,10 +153,18 @@ def digest_part(value: object, inside: object = None) -> tuple[str, list[object]
     token = main_name.set(module_key("__main__"))
     try:
         return _digest_part(value, inside)
+    except MemoryError:
+        raise
     except Exception:  # nested too deeply, or changed by another thread meanwhile
         return short(_by_class(cls)), [value]
     finally:
         main_name.reset(token)
+
+
+@functools.lru_cache(maxsize=1000)
+def class_digest(cls: Any) -> str:
+    """Digest what tells a class from others of its name; empty if nothing does."""
+    return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
 
 
 def _digest_part(value: object, inside: object) -> tuple[str, list[object]]:
@@ -171,7 +181,7 @@ def _digest_part(value: object, inside: object) -> tuple[str, list[object]]:
 def _text(value: str) -> str:
     """The part of a short text: names and models are asked for at every call."""
     exact = short(string(value))
-    return f".{_VOLATILE}~{exact}" if _is_volatile_text(value) else f".{exact}"
+    return f".{_VOLATILE}~{exact}" if has_volatile_form(value) else f".{exact}"
 
 
 class _Lenient(Encoder):
@@ -194,6 +204,7 @@ class _Lenient(Encoder):
         self.masking = masking
         self.volatile = False
         self.without_cells = False  # what the function itself captured counts elsewhere
+        self.in_class = False
         self.whole = False  # in an object that counts by its class if any part has no digest
         self.unknown: list[object] = []
         # Long lists are remembered by what stands at the front of their digest.
@@ -222,10 +233,11 @@ class _Lenient(Encoder):
             if function is not None:
                 return self.code(function)
             if isinstance(value, type):
-                return fold(b"c" + class_name(value).encode())
+                return self.class_(value)
             self.whole = before or (form_of(cls) is Encoder.reduced and is_foreign(cls))
-            return super().object(value)
-        except RecursionError:
+            encoded = super().object(value)
+            return join(b"k", [self.class_(cls), encoded]) if content_of(cls) else encoded
+        except (RecursionError, MemoryError):
             raise
         except Exception:
             if before:
@@ -234,6 +246,26 @@ class _Lenient(Encoder):
             return _by_class(cls)
         finally:
             self.whole = before
+
+    def class_(self, cls: type) -> bytes:
+        """A class by its name, and by what it holds if that name does not lead to it.
+
+        It counts as it was when it was first asked for: what is called may change what it holds.
+        """
+        known = _made.get(cls)
+        if known is not None and not self.in_class:
+            return known
+        held = content_of(cls)
+        if held is None:
+            return fold(b"c" + class_name(cls).encode())
+        encoder = self
+        if not self.in_class:
+            encoder = _Lenient(cls, masking=True)
+            encoder.in_class = True
+        encoded = join(b"k", [string(class_name(cls)), encoder.dict_(held)])
+        if not self.in_class:
+            _made[cls] = encoded
+        return encoded
 
     def code(self, function: types.FunctionType) -> bytes:
         """A function by its name, what it captured, and its defaults; not by its text."""
@@ -280,44 +312,10 @@ def _wraps(cls: Any) -> bool:
 # -- times and UUIDs -----------------------------------------------------------------------------
 
 
-def _is_volatile_text(value: str) -> bool:
-    if len(value) in _LENGTHS and _UUID.fullmatch(value) is not None:
-        return True
-    return 16 <= len(value) <= 40 and WRITTEN.match(value) is not None
-
-
-def _is_clock(value: float) -> bool:
-    """Whether a number is what a clock showed since this process began."""
-    if value < 1000 or value != value or value > 1 << 62:  # noqa: PLR0124 (not a number)
-        return False
-    now = time.time()
-    for unit in (1, 1_000, 1_000_000_000):
-        if _began() * unit - 1 <= value <= now * unit:
-            return True
-    age = now - _began() + 1
-    return isinstance(value, float) and 0 <= time.monotonic() - value <= age
-
-
-@functools.cache
-def _began() -> float:
-    """When this process began, in seconds since 1970."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
-        age = time.process_time() + 60  # no such file: it began at least that long ago
-    return time.time() - max(age, 0)
-
-
-def _is_int_clock(value: int) -> bool:
-    return _is_clock(value)
-
-
 _TESTS: dict[type, Callable[[Any], bool]] = {
-    str: _is_volatile_text,
-    float: _is_clock,
-    int: _is_int_clock,
+    str: has_volatile_form,
+    float: is_clock,
+    int: is_clock,
     dt.datetime: lambda _: True,
     dt.time: lambda _: True,
 }

@@ -16,6 +16,7 @@ from stepwise import _tasks
 from stepwise._attempts import Attempts
 from stepwise._claim import claim
 from stepwise._codec import Codec, Encoded
+from stepwise._limits import stopped
 from stepwise._matching import FRESH, Verdict
 from stepwise._mutation import Did, Watches, changed_by, did_to_subject
 from stepwise._notices import notice, reports, warn
@@ -34,7 +35,7 @@ from stepwise._pieces import Data
 from stepwise._recorded import Recorded, Status
 from stepwise._recording import Recording, intend, record_outcome, record_settled
 from stepwise._records import Call, Entry, Intent, Outcome, StepStatus
-from stepwise._run import Scope
+from stepwise._run import ActiveRun, Scope
 from stepwise._secrets import Secrets
 from stepwise._subjects import Identity
 from stepwise._surroundings import Surroundings
@@ -43,6 +44,7 @@ from stepwise.errors import (
     ArgumentsChangedWarning,
     NotRecordableError,
     RunStopped,
+    StoreError,
     UnreadableValueError,
 )
 
@@ -133,14 +135,13 @@ def perform(
         if match.instead:
             call = call._replace(instead=match.instead)
         identity.began(call.number)
+        settled = None
         if recorded is not None and match.verdict is Verdict.DOUBT:
             settled = yield from _decide(performer, scope, call, recorded, bound)
-            if settled is not None:
-                return settled
-        if call.effect:
+        if settled is None and call.effect:
             settled = yield from _announce(performer, scope, call, recorded, bound)
-            if settled is not None:
-                return settled
+        if settled is not None:
+            return settled
         active.tell("step_started", call)
         active.flows.begin(call.number)
         try:
@@ -149,8 +150,16 @@ def perform(
             )
         finally:
             active.flows.done(call.number)
+    except MemoryError as error:  # what the body raises is in its result: these are ours
+        raise active.stop(_stopped(performer, error)) from error
     finally:
         active.subjects.end(identity)
+
+
+def _stopped(performer: Performer, error: MemoryError) -> StoreError:
+    then = f". If {performer.name!r} has happened, it is in doubt then"
+    doing = f"a call of {performer.name!r} was looked up or recorded"
+    return stopped(doing, error, then if performer.effect else "")
 
 
 def _recalled(
@@ -285,7 +294,7 @@ def _completed(
     """
     around = changed_by(watch, inner.run.codec)
     if around is not None and not call.child:
-        _warn_mutated(call, watch.changed())
+        _warn_mutated(inner.run, call, watch.changed())
     return outcome(
         inner.run.codec,
         call,
@@ -307,13 +316,15 @@ def _warn_changed(call: Call, recorded: Recorded) -> None:
 
 
 @reports
-def _warn_mutated(call: Call, changed: list[str]) -> None:
-    warn(
-        f"{call.name!r} changed its argument {', '.join(map(repr, changed))}. What it became is "
-        "recorded with the result, and put back when the call is answered from the journal; "
-        "return the change instead, which costs less and is seen where it happens",
-        ArgumentMutatedWarning,
-    )
+def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
+    what = f"{call.name!r} changed its argument {', '.join(map(repr, changed))}"
+    if active.is_first(what):
+        warn(
+            f"{what}. What it became is recorded with the result, and put back when the call is "
+            "answered from the journal; return the change instead, which costs less and is seen "
+            "where it happens",
+            ArgumentMutatedWarning,
+        )
 
 
 def _record_failure(

@@ -64,7 +64,7 @@ class Memory:
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
         self._executed: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._taken: dict[tuple[str, str], str] = {}
-        self._warned: set[str] = set()
+        self._said: set[str] = set()
 
     def executes(self, store: str, run_id: str) -> None:
         """A run is executed here."""
@@ -86,13 +86,12 @@ class Memory:
         """Whether calls that are counted otherwise were given that run."""
         return self._taken.get((store, run_id), base) != base
 
-    def is_first_warning(self, workflow: str) -> bool:
-        """Whether nobody was warned yet that this workflow was answered by another process."""
+    def is_first(self, about: str) -> bool:
+        """Return whether this was not said before in this process."""
         with self._mutex:
-            if workflow in self._warned:
-                return False
-            self._warned.add(workflow)
-            return True
+            first = about not in self._said
+            self._said.add(about)
+            return first
 
     def ordinal(self, store: str, base: str) -> int:
         """How many runs of this derived id have completed here."""

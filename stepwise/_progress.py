@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from stepwise import _config
 from stepwise._doing import Doing
 from stepwise._events import on_event
-from stepwise._notices import reports
+from stepwise._notices import publisher, reports
 
 if TYPE_CHECKING:
     from stepwise._event import Event
@@ -70,7 +70,7 @@ class Display:
         wanted = _config.progress() if wanted is None else wanted
         if wanted is False or (wanted is None and not unasked):
             return None
-        from stepwise._progress_notebook import Output, publisher
+        from stepwise._progress_notebook import Output
         from stepwise._progress_terminal import Line, is_free_terminal
 
         found = publisher()

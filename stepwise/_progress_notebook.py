@@ -11,7 +11,6 @@ from __future__ import annotations
 import html
 import logging
 import os
-import sys
 import threading
 import time
 from typing import Any
@@ -20,10 +19,7 @@ from stepwise._display import printable
 from stepwise._doing import Doing
 from stepwise._notices import count
 
-__all__ = ["ID", "Output", "publisher"]
-
-ID = "stepwise-progress-"
-"""How the ids of these outputs begin: they are not what a cell shows."""
+__all__ = ["Output"]
 
 _PATIENCE = 1.0  # seconds that a run takes until it is shown
 _AGAIN = 1.0  # seconds after which the time at least is another
@@ -61,20 +57,6 @@ font:12px/1.5 ui-monospace,monospace;color:inherit;background:none}
 </style>""".replace("LATE", str(_LATE))
 
 
-def publisher() -> Any:
-    """What publishes outputs for a notebook; ``None`` if there is none, or outputs are captured."""
-    ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    if getattr(shell, "kernel", None) is None:
-        return None
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is not None and processes.parent_process() is not None:
-        return None  # a worker that was forked: the connection is that of the kernel
-    found = shell.display_pub
-    capturing = sys.modules["IPython.core.displaypub"].CapturingDisplayPublisher
-    return None if isinstance(found, capturing) else found
-
-
 class Output:
     """The output of one run.
 
@@ -88,7 +70,7 @@ class Output:
     def __init__(self, doing: Doing, published: Any) -> None:
         self._doing = doing
         self._publisher = published
-        self._id = f"{ID}{os.urandom(8).hex()}"
+        self._id = f"stepwise-progress-{os.urandom(8).hex()}"
         self._at = 0.0  # when the last version was made
         self._dirty = self._over = False
         self._lock = threading.Lock()

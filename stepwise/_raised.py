@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from stepwise._alike import alike
+from stepwise._limits import ran_out
 from stepwise._notices import notice
 from stepwise._previews import error_text
 from stepwise._secrets import NO_SECRETS, Secrets
@@ -179,6 +180,10 @@ def _verify(chain: list[BaseException], facts: list[dict[str, Any]]) -> None:
         try:
             if not _same(error, _Revived(written).of(number)):
                 fact["why"] = "made again, it is another"
+        except MemoryError as problem:
+            raise ran_out(
+                f"the {type(error).__name__} that was raised was recorded", problem
+            ) from None
         except Exception as problem:  # of a text that its class makes, of an ``==``
             fact["why"] = str(problem.__cause__ or problem) or type(problem).__name__
 
@@ -266,7 +271,7 @@ class _Revived:
         self._made[number] = None
         try:
             made = self._make(facts, name)
-        except UnreadableValueError:
+        except (UnreadableValueError, MemoryError):
             del self._made[number]
             raise
         except Exception as problem:

@@ -218,16 +218,24 @@ def _executed(found: list[TopLevel], max_workers: int) -> list[Handle[Any] | Asy
 
 
 def _work(jobs: deque[tuple[TopLevel, Handle[Any]]]) -> None:
-    """Execute one run after the other; none is begun while the interpreter is ending."""
+    """Execute one run after the other.
+
+    The first of each thread is executed in any case: a program may end with ``recover()``.  Once
+    the interpreter is ending, no other is begun.
+    """
+    first = True
     while True:
         try:
             top, handle = jobs.popleft()
         except IndexError:
             return
-        if not ending.begun:
+        if not ending.begun or (first and not ending.by_ctrl_c):
             execute_here(top, handle)
         else:
-            handle._end(error=StepwiseError(f"run {top.run_id!r} was not begun: the program ends"))
+            why = f"{top.run_id} was not begun: the program ends"
+            notice(f"recover: {why}")
+            handle._end(error=StepwiseError(f"run {why}"))
+        first = False
 
 
 Recovered.__module__ = "stepwise"  # tracebacks and pickles show the public name

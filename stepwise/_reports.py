@@ -119,7 +119,10 @@ def report_unused(active: ActiveRun) -> None:
     plain = Counter(each.call.name for each in unused if not each.may_have_happened)
     if plain:
         told = ", ".join(f"{name} x{count}" for name, count in plain.most_common(6))
-        notice(f"{active.run_id}: recorded steps that were not met again: {told}")
+        notice(
+            f"{active.run_id}: recorded steps that were not met again: {told}. The code did not "
+            "call them this time; their results were not used"
+        )
     if effects:
         told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in effects[:6])
         warn(

@@ -16,6 +16,7 @@ from stepwise._journal import Position, holds
 from stepwise._mutation import record_arguments, surroundings
 from stepwise._notices import count, notice
 from stepwise._pickling import PYTHON
+from stepwise._recorded import Status
 from stepwise._records import (
     Ended,
     Entry,
@@ -237,7 +238,7 @@ class Body:
         where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
         edited = bool(self._code) and self._code != self.active.facts.code
         self._told = (
-            f"goes on {where}, after {count(state.step, 'step')}"
+            f"goes on {where}, after {count(state.step, 'step')}{self._in_children()}"
             f"{' (the code below it was edited)' if edited else ''}"
         )
 
@@ -254,13 +255,35 @@ class Body:
             )
         entries = self._load(Position())
         done = go_on_from_the_top(active, entries)
-        self._told = (
-            f"replays from the top, {count(done, 'step')} answered by the journal"
-            if done
-            else "begins again from the top: it was stopped before its first step ended"
-        )
+        within = self._in_children()
+        if done:
+            self._told = (
+                f"replays from the top, {count(done, 'step')} answered by the journal{within}"
+            )
+        else:
+            self._told = f"begins again from the top{within or self._with_nothing_done()}"
         if self._arguments_changed:
             self._put_arguments_back(entries)
+
+    def _in_children(self) -> str:
+        """Say in which child runs, that were stopped too, it goes on."""
+        left = [each for each in self.active.pool.all if not (each.answers or each.over)]
+        children = [each.call.child for each in left if each.call.child]
+        more = f" and {len(children) - 1} more" if children[1:] else ""
+        return f", in its child run {children[0]}{more}" if children else ""
+
+    def _with_nothing_done(self) -> str:
+        """Say why no step is answered."""
+        active = self.active
+        if active.facts.undone:
+            return ": what it did was undone"
+        if active.journal.lost or active.journal.tail:  # which is said, with the place
+            return ""
+        if active.facts.status == "failed" or any(
+            each.status is not Status.OPEN for each in active.pool.all
+        ):
+            return ": no step of it had been done"
+        return ": it was stopped before its first step ended"
 
     def _put_arguments_back(self, entries: list[Entry]) -> None:
         started = next((entry for entry in entries if isinstance(entry.record, Started)), None)

@@ -125,7 +125,7 @@ class ActiveRun:
         self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
         self.ordinals = Ordinals()
         self.subjects = Subjects(facts.run_id)
-        self.told: set[str] = set()  # steps of which it was said that calls cannot be told apart
+        self._said: set[str] = set()
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
         self.pid = os.getpid()
@@ -135,6 +135,13 @@ class ActiveRun:
     def run_id(self) -> str:
         """The run's id."""
         return self.facts.run_id
+
+    def is_first(self, about: str) -> bool:
+        """Return whether this was not said before of this run."""
+        with self.lock:
+            first = about not in self._said
+            self._said.add(about)
+            return first
 
     @property
     def root(self) -> ActiveRun:

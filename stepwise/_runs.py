@@ -41,6 +41,7 @@ from stepwise._registry import known_workflow
 from stepwise._run import current_scope, live_runs
 from stepwise._seal import Seal
 from stepwise._settling import UNSET, choose, said_of, to_record
+from stepwise._step_stream import StepStream
 from stepwise._verification import Verification, repair, verify
 from stepwise.errors import RunNotFoundError, StepNotFoundError
 from stepwise.stores import Owner, Store
@@ -82,6 +83,11 @@ class Run:
                 seen.course.executed = active.progress.executed
                 seen.course.skipped = active.progress.skipped
         return seen
+
+    def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
+        """Read all of its steps, one after the other; only what is read next is in memory."""
+        stream = StepStream(self.store, self._seal, self.id, self._facts().pruned).read()
+        yield from stream.steps({step.number for step in seen.in_doubt})
 
     def _goes_on(self) -> tuple[str, str]:
         """Where it goes on, and the line of source that is there, if it is known."""

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 from stepwise import _config
 from stepwise._cipher import decrypt, encrypt
 from stepwise._forks import cached
+from stepwise._limits import met, way_out
 from stepwise._pieces import Data, Pieces
 from stepwise._trust import check_folder, read_trusted
 from stepwise.errors import ConfigurationError, StoreError
@@ -244,9 +245,12 @@ def load_seal() -> Seal:
 
 
 def _unusable(path: pathlib.Path, error: OSError) -> StoreError:
+    way = way_out(error.errno) or (
+        "set STEPWISE_HOME to a folder of yours, or STEPWISE_KEY to a secret"
+    )
     return StoreError(
-        f"the key file {path} cannot be used: {error.strerror}. Set STEPWISE_HOME to a folder of "
-        "yours, or STEPWISE_KEY to a secret",
+        f"the key file {path} cannot be used: {met(error.errno) or error.strerror}. "
+        f"{way[0].upper()}{way[1:]}",
         path=str(path),
         errno=error.errno,
     )

@@ -1,4 +1,4 @@
-"""Objects that a module holds under a name and that tell nothing but which one they are.
+"""Objects that a module or class holds under a name and that tell nothing but which one they are.
 
 ``UNSET = object()``, ``dataclasses.MISSING``, an SDK's ``NOT_GIVEN``: compared with ``is``, so a
 copy of one is a stranger.  Stored is the name; loaded is the object of that name, if it is still of
@@ -33,6 +33,9 @@ _looked_at: dict[str, int] = {}
 _names: dict[str, tuple[int, dict[int, str]]] = {}
 """The names in a module by the ids of what they stand for, and how many there were."""
 
+_in_classes: dict[int, tuple[object, str, str]] = {}
+"""Sentinels that classes hold (``class Config: UNSET = object()``), with module and dotted name."""
+
 _bare: dict[int, tuple[object, tuple[str, str] | None]] = {}
 """Instances of ``object`` that were looked for in all modules."""
 
@@ -49,10 +52,21 @@ def look_for(namespace: Mapping[str, Any]) -> None:
         _looked_at[name] = len(vars(module))
         for value in list(vars(module).values()):
             cls = type(value)
-            if cls.__flags__ & _HEAP_TYPE and not issubclass(cls, (type, types.ModuleType)):
+            if isinstance(value, type) and value.__flags__ & _HEAP_TYPE:
+                _look_into(value)
+            elif cls.__flags__ & _HEAP_TYPE and not issubclass(cls, types.ModuleType):
                 homes = _homes.setdefault(cls, [])
                 if cls.__module__ != name and name not in homes:
                     homes.append(name)
+
+
+def _look_into(cls: type) -> None:
+    for name, value in list(vars(cls).items()):
+        made = type(value)
+        if isinstance(value, type) and value.__qualname__ == f"{cls.__qualname__}.{name}":
+            _look_into(value)
+        elif made is object or (made.__flags__ & _HEAP_TYPE and not issubclass(made, type)):
+            _in_classes[id(value)] = value, cls.__module__, f"{cls.__qualname__}.{name}"
 
 
 def _imported(namespace: Mapping[str, Any]) -> list[str]:
@@ -73,22 +87,21 @@ def held_as(value: Any) -> tuple[str, str] | None:
         name = _name_in(module, value)
         if name is not None:
             return (module, name) if _state_of(value) is not None else None
-    return None
+    place = _in_class(value)
+    return place if place is not None and _state_of(value) is not None else None
 
 
 def _has_name(cls: type) -> bool:
     """Whether its module holds a class under its name."""
-    found: Any = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is cls
+    return _leading_to(cls.__module__, cls.__qualname__) is cls
 
 
 def _held_bare(value: object) -> tuple[str, str] | None:
-    found = _bare.get(id(value))
-    if found is not None and found[0] is value:
-        return found[1]
-    place = None
+    known = _bare.get(id(value))
+    if known is not None and known[0] is value:
+        return known[1]
+    if (place := _in_class(value)) is not None:
+        return place
     for module in list(sys.modules):
         name = _name_in(module, value)
         if name is not None:
@@ -98,6 +111,21 @@ def _held_bare(value: object) -> tuple[str, str] | None:
         _bare.clear()
     _bare[id(value)] = value, place
     return place
+
+
+def _in_class(value: object) -> tuple[str, str] | None:
+    found = _in_classes.get(id(value))
+    if found is None or found[0] is not value or _leading_to(*found[1:]) is not value:
+        return None
+    return found[1:]
+
+
+def _leading_to(module: str, name: str) -> object:
+    """What a dotted name in a module stands for; ``None`` if for nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _name_in(module: str, value: object) -> str | None:
@@ -137,7 +165,8 @@ def form_of(value: Any) -> Any:
 def _sentinel(module: str, name: str, cls: Any, state: dict[str, Any]) -> Any:
     """The object of that name, or a copy of what was stored under it."""
     try:
-        today = getattr(importlib.import_module(module), name, None)
+        importlib.import_module(module)
+        today = _leading_to(module, name)
     except Exception:  # the module is gone, or raises whatever it likes
         today = None
     if type(today) is cls and _same(state, {} if cls is object else _state_of(today)):

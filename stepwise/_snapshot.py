@@ -197,6 +197,8 @@ class _FrameReducers(Reducers):
 def _pickles(obj: object) -> bool:
     try:
         dump(obj, Reducers())
+    except MemoryError:
+        raise
     except Exception:
         return False
     return True
@@ -223,6 +225,8 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
         whole = (dict(values), list(around.arguments.values()), links, _Numbered())
         try:
             return dump(whole, _FrameReducers(around))
+        except MemoryError:
+            raise
         except Exception as error:
             contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
             found = _culprits(values, around)
@@ -288,6 +292,8 @@ def _culprits(values: Mapping[str, Any], around: Surroundings) -> dict[str, tupl
     for name, value in values.items():
         try:
             dump(value, _FrameReducers(around, with_contents=False))
+        except MemoryError:
+            raise
         except Exception as error:
             found[name] = value, error_text(error) or type(error).__name__
     return found

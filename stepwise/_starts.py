@@ -164,7 +164,7 @@ class Starting:
     @reports
     def warn_of_another(self, run_id: str) -> None:
         """Warn, once, that a later call was answered by the run that another process made."""
-        if self.is_said or not memory.is_first_warning(self._workflow.full_name):
+        if self.is_said or not memory.is_first(f"another {self._workflow.full_name}"):
             return
         label = self._workflow.label
         warn(

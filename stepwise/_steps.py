@@ -27,6 +27,7 @@ from stepwise._drive import Unfinished, drive_on
 from stepwise._forks import cached
 from stepwise._hiding import Redact
 from stepwise._identity import Key, Parameters, label_of
+from stepwise._limits import stopped
 from stepwise._mutation import Watch
 from stepwise._operations import Core
 from stepwise._parts import FUNCTION, captured
@@ -222,7 +223,11 @@ class Step:
             bound.pop(self.parameters.first or "", None)
         if self.parameters.hiding.secret:
             scope.run.secrets.add(self.parameters.hiding.secrets_of(bound, instance))
-        identity = self.identify(scope.run.subjects, instance, bound, (args, kwargs))
+        try:
+            identity = self.identify(scope.run.subjects, instance, bound, (args, kwargs))
+        except MemoryError as error:
+            doing = f"the arguments of {self.name!r} were compared with recorded ones"
+            raise scope.run.stop(stopped(doing, error)) from error
         return perform(self, scope, identity, bound, args, kwargs)
 
     def identify(

@@ -11,7 +11,15 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["cancellation", "current", "is_cancellation", "loop_runs", "of_context", "who"]
+__all__ = [
+    "cancellation",
+    "closes_generator",
+    "current",
+    "is_cancellation",
+    "loop_runs",
+    "of_context",
+    "who",
+]
 
 
 def current() -> Any:
@@ -45,6 +53,11 @@ def cancellation() -> BaseException:
     """A new ``CancelledError``."""
     error: BaseException = sys.modules["asyncio"].CancelledError()
     return error
+
+
+def closes_generator(task: Any) -> bool:
+    """Whether asyncio made a task, to close an asynchronous generator that was left half-way."""
+    return type(task.get_coro()).__name__ == "async_generator_athrow"
 
 
 def of_context(variable: contextvars.ContextVar[Any]) -> list[tuple[Any, Any]]:

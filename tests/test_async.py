@@ -6,6 +6,7 @@ import pathlib
 import re
 import sys
 import threading
+import warnings
 
 import pytest
 
@@ -248,6 +249,37 @@ def test_a_task_that_is_left_behind_is_cancelled_and_told(log):
     with pytest.warns(RunWarning, match="1 of its tasks were still running"):
         assert asyncio.run(agent()) == "done"
     assert log[-1] == "ended"
+
+
+def test_a_generator_that_asyncio_closes_is_no_forgotten_task(log, told):
+    """A stream that is left half-way is closed to its end, and no warning calls it a task."""
+
+    async def stream():
+        try:
+            yield 1
+            yield 2
+        finally:
+            for _ in range(9):
+                await asyncio.sleep(0)
+            log.append("closed")
+
+    @step
+    async def work(n):
+        await asyncio.sleep(0)
+        return n
+
+    @workflow
+    async def agent():
+        await stream().__anext__()
+        for n in range(5):  # meanwhile there are no checkpoints, of which nothing is said either
+            await work(n)
+        return await stream().__anext__()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asyncio.run(agent()) == 1
+    assert log == ["closed"] * 2
+    assert told() == ""
 
 
 def test_equal_calls_side_by_side_are_refused(log):

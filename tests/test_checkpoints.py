@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import time
+import types
 import warnings
 
 import pytest
@@ -170,6 +171,47 @@ def test_what_costs_too_much_is_named(monkeypatch, told):
     (line,) = [line for line in told().splitlines() if "checkpoints take" in line]
     assert re.search(r"'large' weighs most \(0.\d MB\)", line)
     assert "checkpoint_every=10" in line
+
+
+def test_a_hidden_name_is_not_shown(monkeypatch, told):
+    """The notice of dear checkpoints names a loop by its line, if what it holds is large."""
+    for name in ("_SETTLED", "_COST", "_SHARE"):
+        monkeypatch.setattr(_frames, name, -1.0)
+
+    @workflow
+    def counts(size):
+        for n in iter(list(range(size))):
+            if work(n) == 2:
+                break
+
+    counts(3)
+    (line,) = [line for line in told().splitlines() if "checkpoints take" in line]
+    assert "weighs most" not in line
+    assert "keep large data" not in line
+    counts(200_000)
+    (line,) = [line for line in told().splitlines() if "checkpoints take" in line]
+    where = line_of(counts, "for n")
+    assert f"; the iterable of the loop at {where} weighs most (0." in line
+    assert "keep large data in a file" in line
+    assert "@" not in line.replace("@workflow", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cost", "is_told"),
+    [(8, 0.5, False), (20, 4, False), (90, 6, False), (90, 20, True)],
+)
+def test_what_is_not_dear(seconds, cost, is_told, told):
+    """A few percent of a run's time, or a run of some seconds, are not worth a notice."""
+    frame = types.SimpleNamespace(
+        taken=3,
+        started=time.perf_counter() - seconds,
+        cost=cost,
+        complaints=types.SimpleNamespace(first=lambda _: True, dear=lambda *_: said.append(1)),
+        _heaviest=lambda _: ("", 0),
+    )
+    said = []
+    _frames.WorkflowFrame._weigh(frame, {})
+    assert (bool(said), told()) == (is_told, "")
 
 
 def test_none_while_a_task_is_alive():

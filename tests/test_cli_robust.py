@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 import stepwise
-from stepwise import cli, step, workflow
+from stepwise import _notices, cli, step, workflow
 from stepwise._seal import Seal
 
 LISTINGS = {
@@ -110,7 +114,7 @@ def run(command, run_id=""):
     try:
         result = CliRunner().invoke(cli.main, arguments, input="")
     except stepwise.RunStopped as error:
-        assert "Restore the folder from a backup" in str(error)
+        assert "Put the folder back from a backup" in str(error)
         return None
     if not isinstance(result.exception, (SystemExit, stepwise.StepwiseError, type(None))):
         raise result.exception
@@ -256,3 +260,129 @@ def test_many_steps(command, many, monkeypatch):
         assert "count(number=4999)" in result.stdout
     if command == "show all":
         assert "count(number=2500)" in result.stdout
+
+
+# -- what a terminal would obey ------------------------------------------------------------------
+
+HOSTILE = "\x1b]0;owned\x07\x1b[32mcompleted\u202e"
+
+PROGRAM = """
+import os, signal, sys
+import stepwise
+from stepwise import tool, workflow
+
+class Odd:
+    def __init__(self, text): self.text = text
+    def __repr__(self): return self.text
+    def __reduce__(self): return Odd, (self.text,)
+
+@tool(side_effect=True)
+def pay(odd):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@workflow
+def agent(odd):
+    return pay(odd)
+
+agent.options(run_id="run" + sys.argv[1])(Odd(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A store with a run whose id, arguments, folder and command line a terminal would obey."""
+    folder = tmp_path_factory.mktemp("hostile") / HOSTILE.replace("/", "")
+    folder.mkdir()
+    (folder / "agent.py").write_text(PROGRAM)
+    environment = {**os.environ, "STEPWISE_HOME": str(folder / "home"), "STEPWISE_QUIET": "1"}
+    command = [sys.executable, str(folder / "agent.py"), HOSTILE]
+    ended = subprocess.run(command, cwd=folder, env=environment, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    return folder
+
+
+ALL = {
+    **COMMANDS,
+    "restore": "restore",
+    "forget and ask": "forget RUN",
+    "repair": "verify --repair",
+}
+
+
+@pytest.mark.parametrize("command", [name for name in ALL if not name.startswith("export")])
+def test_nothing_that_a_terminal_obeys(command, hostile, tmp_path, monkeypatch):
+    """Whatever is in a run's id, arguments, command line and folder is shown as printable text."""
+    home = tmp_path / hostile.name / "home"
+    shutil.copytree(hostile, home.parent)
+    monkeypatch.setenv("STEPWISE_HOME", str(home))
+    monkeypatch.delenv("STEPWISE_QUIET")
+    arguments = [part.replace("RUN", f"run{HOSTILE}") for part in ALL[command].split()]
+    code = f"import sys; sys.argv[1:] = {arguments!r}; from stepwise.cli import run; run()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    shown = done.stdout + done.stderr
+    assert "Traceback" not in shown
+    assert not {each for each in shown if not each.isprintable() and each not in "\n\t"}
+
+
+def test_nothing_that_a_terminal_obeys_in_a_notice(told):
+    """A notice or a warning of the library shows what was recorded as printable text."""
+    _notices.notice(f"run {HOSTILE}")
+    shown = told()
+    assert shown.startswith("stepwise: run \\x1b]0;owned\\x07\\x1b[32mcompleted\\u202e")
+    with pytest.warns(stepwise.RunWarning) as warned:
+        _notices.warn(HOSTILE, stepwise.RunWarning)
+    assert str(warned[0].message).isprintable()
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["json", "html"])
+@pytest.mark.parametrize("before", [None, 0o644, 0o600])
+def test_an_exported_file_is_private(form, before, tmp_path):
+    """What is exported can be read by its owner only, also where another file was before."""
+    short(1)
+    (known,) = stepwise.runs()
+    path = tmp_path / "page"
+    if before is not None:
+        path.write_text("x" * 1_000_000)
+        path.chmod(before)
+    umask = os.umask(0)
+    try:
+        command = ["export", known.id, "--format", form, "-o", str(path)]
+        result = CliRunner().invoke(cli.main, command, catch_exceptions=False)
+    finally:
+        os.umask(umask)
+    assert result.exit_code == 0, result.output
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (
+        path.read_text() == run("export" if form == "html" else "export as JSON", known.id).stdout
+    )
+
+
+def test_an_export_that_cannot_be_written(tmp_path):
+    """The file that cannot be written is named, with the reason; a pipe stays what it is."""
+    short(1)
+    (known,) = stepwise.runs()
+    missing = str(tmp_path / "missing" / "page")
+    result = CliRunner().invoke(cli.main, ["export", known.id, "-o", missing])
+    assert result.exit_code == 1
+    assert missing in result.output
+    assert "No such file" in result.output
+    before = os.stat(os.devnull).st_mode
+    assert CliRunner().invoke(cli.main, ["export", known.id, "-o", os.devnull]).exit_code == 0
+    assert os.stat(os.devnull).st_mode == before
+
+
+def test_every_file_is_private(home):
+    """All that a run and the command line leave is readable by its owner only."""
+    umask = os.umask(0)
+    try:
+        long(2_000)
+        (known,) = stepwise.runs()
+        for command in ("runs", "show", "verify", "doctor", "watch", "fork"):
+            run(command, known.id)
+    finally:
+        os.umask(umask)
+    found = [home, *home.rglob("*")]
+    assert [path for path in found if path.stat().st_mode & 0o077] == []

@@ -324,8 +324,7 @@ def test_doctor_of_a_key_that_others_can_write(home):
 
 
 def test_doctor_tells_which_locks_there_are(home, monkeypatch):
-    """Where locks are dropped by reading the store's files, ``doctor`` warns."""
-    agent("tides")
+    """Where locks are dropped by reading the store's files, ``doctor`` warns, before a run too."""
     monkeypatch.setattr("stepwise.cli.doctor.has_ofd", lambda: False)
     told = json.loads(run("doctor", "--json").stdout)
     assert {each["what"]: each["state"] for each in told}["locks"] == "warning"
@@ -447,3 +446,28 @@ def test_interrupt_a_script(tmp_path):
     assert told.splitlines()[-1].endswith(f"to go on: stepwise run {path}")
     done = process("run", str(path))
     assert done.stdout.splitlines()[0] == "think 2"
+
+
+def doctor_of_the_key():
+    told = json.loads(CliRunner().invoke(cli.main, ["doctor", "--json"]).stdout)
+    return next(each for each in told if each["what"] == "key")
+
+
+def test_doctor_tells_of_a_home_that_others_could_write(home):
+    """The folder in which the first run will make the key is looked at before there is one."""
+    home.mkdir(exist_ok=True)
+    home.chmod(0o777)
+    found = doctor_of_the_key()
+    assert found["state"] == "problem"
+    assert f"chmod go-w {home}" in found["text"]
+    home.chmod(0o700)
+    assert doctor_of_the_key()["state"] == "ok"
+
+
+def test_doctor_tells_of_a_key_that_is_no_file(home):
+    """A FIFO in the place of the key is named; nobody waits for who writes into it."""
+    home.mkdir(exist_ok=True)
+    os.mkfifo(home / "key")
+    found = doctor_of_the_key()
+    assert found["state"] == "problem"
+    assert "is no file" in found["text"]

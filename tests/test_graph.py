@@ -883,6 +883,21 @@ def test_what_cannot_be_recorded(manager):
     assert "lock" in result.error
 
 
+def test_the_same_missing_checkpoint_is_told_once(manager, capsys, monkeypatch):
+    """What keeps a run from its checkpoints is told after the first node, not after each."""
+    monkeypatch.delenv("STEPWISE_QUIET")
+
+    def refuse(*_, **__):
+        raise stepwise.NotRecordableError("it holds a lock", path="lock", type_name="lock")
+
+    monkeypatch.setattr(manager, "_save", refuse)
+    assert run(chain(node("a"), node("b"), node("c")), manager).success
+    told = [line for line in capsys.readouterr().err.splitlines() if "no checkpoint" in line]
+    assert [line.partition(": no ")[2] for line in told] == [
+        "checkpoint after 'a': it holds a lock"
+    ]
+
+
 def test_no_automatic_recovery(tmp_path):
     """Without ``auto_recovery`` an unfinished run goes on only when it is told to."""
     manager = CheckpointManager(tmp_path / "store", CheckpointConfig(auto_recovery=False))

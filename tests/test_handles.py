@@ -11,7 +11,7 @@ import types
 import pytest
 
 import stepwise
-from stepwise import RunBusyError, step, workflow
+from stepwise import RunBusyError, _interrupts, step, workflow
 from stepwise._run import live_runs
 
 done = []
@@ -509,6 +509,18 @@ def test_recover_one_after_the_other():
     assert most == [1] * 4
     with pytest.raises(stepwise.ConfigurationError, match="1 or more"):
         stepwise.recover(max_workers=0)
+
+
+def test_recover_as_the_last_line_of_a_program(told, monkeypatch):
+    """What can begin at once goes on although the program ends; the others are named."""
+    first, second = (fail_once(agent, name, "x") for name in "ab")
+    monkeypatch.setattr(_interrupts.ending, "begun", True)
+    one, other = stepwise.recover(max_workers=1)
+    assert one.result() == ["A", "X"]
+    with pytest.raises(stepwise.StepwiseError, match="was not begun: the program ends"):
+        other.result()
+    assert first.status == "completed"
+    assert f"recover: {second.id} was not begun: the program ends" in told()
 
 
 def test_one_that_fails_does_not_stop_the_others():

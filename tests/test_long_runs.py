@@ -1,13 +1,16 @@
 """Looking at a long run reads its newest records only, and says the same as reading all of them."""
 
+import asyncio
 import json
 import os
+import tracemalloc
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import stepwise
-from stepwise import _overview, _summary, cli, step, tool, workflow
+from stepwise import _overview, _step_stream, _summary, cli, step, tool, workflow
 from stepwise._journal import Journal
 from stepwise._records import Call, Outcome, Started
 from stepwise._seal import ephemeral_seal
@@ -92,6 +95,7 @@ def same(run, *, steps=30):
     assert _summary.kept_summary(run.store, run._seal, run.id) is not None
     short, whole = run._seen(steps), run._seen(None)
     assert short.steps == whole.steps[-steps:]
+    assert whole.steps == run.steps == [*run._each_step(short)]
     assert short.total == whole.total == len(run.steps)
     assert short.statuses == whole.statuses
     assert short.in_doubt == whole.in_doubt
@@ -336,3 +340,130 @@ def long(upto):
 
 long(90)
 """
+
+
+# -- every step ----------------------------------------------------------------------------------
+
+
+@step
+def text(number):
+    return "x" * 20_000
+
+
+@step
+async def later(number):
+    # The first one ends after most of the others.
+    if number:
+        ended.append(number)
+    elif len(ended) < UPTO:
+        await asyncio.sleep(0.2)
+    return number
+
+
+@step
+def around(upto):
+    return sum(count(number) for number in range(upto))
+
+
+@workflow(durability="os", checkpoint_every=10_000)
+def large(upto):
+    for number in range(upto):
+        text(number)
+
+
+@workflow(durability="os")
+async def side_by_side():
+    await asyncio.gather(*(later(number) for number in range(UPTO + 1)))
+
+
+@workflow(durability="os")
+def nested():
+    return around(UPTO)
+
+
+ended: list[int] = []
+UPTO = 700  # more than are kept while they are read
+
+
+def each_step(run):
+    return [*run._each_step(run._seen(1))]
+
+
+@pytest.mark.parametrize("first", ["outer", "slow", "settled", "forgotten", "failed"])
+def test_every_step_in_order(first):
+    """Steps that are read one after the other are those of all records, whenever they ended."""
+    ended.clear()
+    if first == "outer":
+        nested()
+    elif first == "slow":
+        asyncio.run(side_by_side())
+    elif first == "failed":
+        broken.update(range(3, UPTO, 50))
+        forgiving(UPTO)
+    else:
+        broken.add(UPTO - 4)
+        with pytest.raises((ConnectionError, ValueError)):
+            long(UPTO)
+    (run,) = stepwise.runs()
+    if first == "settled":
+        for each in run._seen().in_doubt:
+            run.resolve(each.number, did_not_happen=True)
+    elif first == "forgotten":
+        run.forget(3)
+        broken.clear()
+        run.resolve(UPTO - 3, did_not_happen=True)
+        long(UPTO)
+    assert each_step(run) == run.steps
+    assert len(run.steps) >= UPTO - 5
+
+
+@pytest.mark.parametrize("command", ["show RUN --all", "show RUN --all --json", "export RUN"])
+def test_memory_for_every_step(command):
+    """A long run is printed part by part: it is never in memory as a whole."""
+    large(2000)
+    (run,) = stepwise.runs()
+    if command.startswith("export"):
+        command += " --format json"
+    told("show", run.id)  # what is loaded once
+    tracemalloc.start()
+    try:
+        printed = told(*command.replace("RUN", run.id).split())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert printed.count("text") >= 2000
+    assert peak - 6 * len(printed) < 10_000_000  # of 40 MB
+
+
+def test_json_of_every_step_begins_at_once(monkeypatch):
+    """The first steps are printed before the last ones are read."""
+    long(3000)
+    (run,) = stepwise.runs()
+    printed, echo, plain = [], click.echo, _step_stream.step_record
+
+    def noted(text="", **how):
+        printed.append(str(text))
+        echo(text, **how)
+
+    def made(run_id, call, *rest):
+        numbers.append((call.number, len(printed)))
+        return plain(run_id, call, *rest)
+
+    numbers = []
+    monkeypatch.setattr(click, "echo", noted)
+    monkeypatch.setattr(_step_stream, "step_record", made)
+    facts = json.loads(told("show", run.id, "--all", "--json"))
+    assert [each["number"] for each in facts["steps"]] == [*range(1, 3001)]
+    assert facts["steps_left_out"] == 0
+    assert numbers[-1][1] > numbers[0][1] > 1
+
+
+def test_columns_of_a_long_table():
+    """Each part of a long table has the columns of the part before, or wider ones if need be."""
+    long(1200)
+    (run,) = stepwise.runs()
+    lines = [line for line in told("show", run.id, "--all").splitlines() if "completed " in line]
+    (narrow,) = {line.index("completed") for line in lines[:1000]}
+    (wide,) = {line.index("completed") for line in lines[1000:]}  # one digit more
+    assert len(lines) == 1200
+    assert wide == narrow + 1

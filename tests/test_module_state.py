@@ -52,6 +52,24 @@ SENTINELS = {
             work(2)
             return [missing[0] is dataclasses.MISSING, empty is inspect.Parameter.empty]
     """,
+    "an attribute of a class": """
+        class NotGiven:
+            pass
+
+        class Config:
+            UNSET, NONE = object(), NotGiven()
+
+            class Inner:
+                UNSET = object()
+
+        @workflow
+        def run():
+            found, kept = [Config.UNSET], {"n": Config.NONE, "deep": Config.Inner.UNSET}
+            work(1)
+            work(2)
+            return [found[0] is Config.UNSET, kept["n"] is Config.NONE,
+                    kept["deep"] is Config.Inner.UNSET]
+    """,
     "an instance of a class of its own": """
         class NotGiven:
             def __bool__(self):
@@ -301,6 +319,46 @@ def test_containers_that_were_changed_in_place_are_named():
             assert len(told) == 1
             assert "changed in budget, usage of the module" in told[0]
             assert "untouched" not in text
+
+
+CAPTURED = """
+    def counting():
+        count, seen, model = 0, [], ["untouched"]
+        @step
+        def ask(i):
+            nonlocal count
+            count += len(model)
+            seen.append(i)
+            return work(i)
+        {0}
+        return ask
+    ask = counting()
+    {1}
+"""
+FLOW = """@workflow
+{0}def run():
+{0}    for i in range(4):
+{0}        ask(i)
+{0}    return len("four")
+"""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_captured_variables_that_were_changed_are_named(inside):
+    """What a step did to variables of the function around it is not restored, which is told."""
+    if inside:
+        program = CAPTURED.format(FLOW.format(" " * 8) + "        return run", "run = ask")
+    else:
+        program = CAPTURED.format("", FLOW.format(" " * 4))
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(2) before").died
+        ended = lab.run()
+        told = [line for line in ended.text.splitlines() if "is not restored" in line]
+        assert len(told) == 1
+        assert "changed in the captured" in told[0]
+        assert "count" in told[0]
+        assert "seen" in told[0]
+        assert "model" not in told[0]
 
 
 counted = 0

@@ -55,6 +55,35 @@ def test_killed_and_run_all(notebook):
     assert notebook.done() == ["load", "sum", "block", "block"]
 
 
+def test_notices_do_not_look_like_errors(notebook):
+    """A notice is an output of its own: nothing is on stderr, no cell keeps it."""
+    cell = """
+        @stepwise.workflow
+        def one(text):
+            return text
+        for _ in range(2):
+            one.options(run_id="one")("<b>")
+    """
+    step = "%%step tells\nstepwise._notices.notice('by the way')\nprint('done')"
+    kernel = notebook.start()
+    shown = kernel.run(cell)
+    assert [each.partition(" at ")[0] for each in shown.notices] == [
+        "stepwise: one already completed"
+    ]
+    assert (shown.lines, shown.red, shown.data) == ([], [], [])
+    assert "stepwise: one already completed" in shown.looks[0]
+    assert shown.looks[0].startswith("<div style=")
+    assert kernel.run(step).notices == ["stepwise: by the way"]
+    again = kernel.run(step)
+    assert (again.lines, len(again.notices), again.skipped) == ([("stdout", "done")], 1, True)
+    warned = kernel.run("import warnings; warnings.warn('look')")
+    assert ("stderr", True) in [(stream, "look" in line) for stream, line in warned.lines]
+    assert kernel.run("stepwise.configure(quiet=True); one.options(run_id='one')('<b>')").all == (
+        [],
+        [{"text/plain": "'<b>'"}],
+    )
+
+
 def test_edited(notebook):
     """A cell runs again when its code or an input has changed, not for comments and layout."""
     kernel = notebook.start(LOAD, SUM)

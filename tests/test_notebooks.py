@@ -99,7 +99,10 @@ class Notebook:
     def printed(self, ident=None):
         cells = self.nb.cells if ident is None else [self.nb.cells[self.index(ident)]]
         outputs = [each for cell in cells for each in cell.get("outputs", ())]
-        return "".join(each.get("text", "") for each in outputs)
+        return "".join(
+            each.get("text") or each.get("data", {}).get("text/plain", "") + "\n"
+            for each in outputs
+        )
 
     def report(self):
         file = self.folder / "longitude_report.txt"

@@ -14,7 +14,16 @@ import reporting
 from sweeping import SEED, many
 
 import stepwise
-from stepwise import RunWarning, StoreError, _frames, _notices, step, tool, workflow
+from stepwise import (
+    ArgumentMutatedWarning,
+    RunWarning,
+    StoreError,
+    _frames,
+    _notices,
+    step,
+    tool,
+    workflow,
+)
 from stepwise.testing import fresh_store
 
 ROOT = pathlib.Path(stepwise.__file__).parent
@@ -98,6 +107,7 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
     """Each function that only reports is met by a scenario, or has a test that is named here."""
     elsewhere = {
         "stepwise._claim._tell_waiting": "test_which_call.py",
+        "stepwise._complaints.Complaints.no_memory": "test_limits.py",
         "stepwise._events._tell_once": "test_what_reports_are_made_with_fails",
         "stepwise._starts.Starting.warn_of_another": "test_starts.py",
     }
@@ -189,6 +199,29 @@ def test_the_notice_of_dear_checkpoints_without_variables(dear, told):
     """A workflow without variables gets the notice without a name."""
     assert beats() is None
     assert re.search("of run '.*'. Take fewer", told())
+
+
+def test_a_changed_argument_is_warned_of_once(recwarn):
+    """A step that changes its argument in each call is named once in a run."""
+    import warnings
+
+    @step
+    def note(notes, line):
+        notes.append(line)
+
+    @workflow
+    def notes():
+        found = []
+        note(found, 1)
+        note(found, 2)
+        for n in (3, 4):
+            note(found, n)
+        return found
+
+    warnings.simplefilter("always")
+    assert notes() == [1, 2, 3, 4]
+    (only,) = [each for each in recwarn if each.category is ArgumentMutatedWarning]
+    assert str(only.message).startswith("'note' changed its argument 'notes'. What it became")
 
 
 def test_a_warning_that_is_an_error(recwarn):

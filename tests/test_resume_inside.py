@@ -625,3 +625,101 @@ def test_what_a_with_bound_is_used_after_it():
         """,
         exactly=False,
     )
+
+
+def test_a_block_without_a_step_is_not_told():
+    """A block that cannot be entered again and calls no step needs no notice."""
+    program = """
+        @contextlib.contextmanager
+        def opened():
+            yield 1
+
+        @workflow
+        def run():
+            work(1)
+            with open(sys.argv[0]) as file:
+                first = file.readline()
+                second = file.readline()
+            work(2)
+            with opened():
+                third = str.upper(first)
+            return [first, second, third, work(3)]
+    """
+    said = survives(program)
+    assert "cannot resume inside" not in "".join(said.values())
+
+
+def test_a_block_of_a_function_is_named_by_it():
+    """The notice names the function that @contextmanager decorates, not a class of the library."""
+    program = """
+        @contextlib.contextmanager
+        def opened():
+            yield work(1)
+
+        @workflow
+        def run():
+            with opened() as first:
+                second = work(2)
+                return [first, second, work(3)]
+    """
+    said = survives(program, back=["work(2)", "work(3)"])
+    assert "If a opened() can simply be made and entered again" in said["work(3)"]
+    assert "_GeneratorContextManager" not in "".join(said.values())
+
+
+HANDLERS = {
+    "except": """
+        @workflow
+        def run():
+            found = []
+            try:
+                work("first")
+                raise ValueError
+            except ValueError:
+                for n in range(5):
+                    found.append(work(n))
+            return found
+    """,
+    "finally": """
+        @workflow
+        def run():
+            try:
+                found = [work("first")]
+            finally:
+                found.append(work(1))
+                found.append(work(2))
+                found.append(work(3))
+            return found
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_steps_in_a_handler(kind):
+    """Several steps in an except or finally block are told of once: the run resumes before it."""
+    program = HANDLERS[kind]
+    line = {"except": "except Value", "finally": "found.append(work(1))"}[kind]
+    with lab_of(program) as lab:
+        text = lab.run().text
+    assert text.count("a run cannot resume inside the") == 1
+    assert f"inside the {kind} block at {line_of(program, line)}. It would go back" in text
+
+
+def test_few_steps_in_a_handler_are_not_told():
+    """Two steps in a handler, or a comprehension of many, need no notice."""
+    program = """
+        @workflow
+        def run():
+            try:
+                raise ValueError
+            except ValueError:
+                found = [work(n) for n in range(9)]
+            try:
+                raise ValueError
+            except ValueError:
+                work("a")
+                work("b")
+            return found
+    """
+    with lab_of(program) as lab:
+        assert "cannot resume inside" not in lab.run().text

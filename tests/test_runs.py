@@ -379,6 +379,58 @@ def test_a_completed_run_is_recalled(told):
     assert done == ["a"]
 
 
+def test_the_ways_to_start_anew_are_told_once(told):
+    """Many recalled runs of one workflow: the first notice says how to start anew."""
+    for name in "abc":
+        chain(name)
+    restart()
+    for name in "abc":
+        chain(name)
+    first, *others = told().splitlines()
+    assert "To run it afresh: .options(fresh=True)" in first
+    assert len(others) == 2
+    assert all(line.endswith("; here is its recorded result") for line in others)
+
+
+def test_a_run_that_stopped_in_a_child_says_so(told):
+    """What the parent tells names the child run in which it goes on, not that nothing was done."""
+
+    @workflow(name="inner")
+    def inner(*letters):
+        return chain(*letters)
+
+    @workflow
+    def outer():
+        return [inner("a"), inner("b", "c")]
+
+    run_id = stopped(outer, at="c").id.partition("/")[0]
+    told()
+    assert outer() == [["a"], ["b", "c"]]
+    assert f", 1 step answered by the journal, in its child run {run_id}/inner-" in told()
+
+
+def test_a_run_in_its_first_child_says_so(told):
+    """The same where no step of the parent itself had ended."""
+
+    @workflow
+    def outer():
+        return chain("b", "c")
+
+    run_id = stopped(outer, at="c").id.partition("/")[0]
+    told()
+    assert outer() == ["b", "c"]
+    assert f"{run_id} begins again from the top, in its child run {run_id}/chain-" in told()
+
+
+def test_a_run_that_failed_first_says_so(told):
+    """A run that failed before a step of it was done does not say that it was stopped."""
+    stopped(chain, "a", at="a", by=ValueError())
+    told()
+    assert chain("a") == ["a"]
+    line = told().splitlines()[-1]
+    assert line.endswith("begins again from the top: no step of it had been done")
+
+
 def test_a_resumed_run_says_so(told):
     """A run that goes on says in one line where, and after how many steps."""
     run = stopped(chain, *"abc", at="c")

@@ -16,6 +16,7 @@ from stepwise._identity import Parameters
 from stepwise._parts import digest_part
 from stepwise._reach import Outlooks, outlook
 from stepwise._sights import Sights
+from stepwise.rewrite import Source, build
 from stepwise.rewrite.ahead import ahead_of
 
 
@@ -175,26 +176,26 @@ AHEAD = [ahead_of(ast.parse(text).body) for text in STATEMENTS]
 
 def test_an_outlook_that_is_remembered_is_that_of_a_new_look():
     """Whatever names stand for from one pass of a loop to the next, the outlook is up to date."""
-    function, chosen = _function(), random.Random(3)
+    rewritten, chosen = _rewritten(), random.Random(3)
     for number in range(4000):
         if number % 20 == 0:  # where more matters than it remembers, it looks anew from then on
-            outlooks = Outlooks(function, set())
+            outlooks = Outlooks(rewritten, set())
         if chosen.random() < 0.3:
-            function.__globals__["f"] = chosen.choice(FUNCTIONS)
+            rewritten.function.__globals__["f"] = chosen.choice(FUNCTIONS)
         values = {"x": chosen.choice(LOCALS), "y": chosen.choice(LOCALS)}
         if chosen.random() < 0.1:
             del values["y"]
         for point, ahead in enumerate(AHEAD):
             if ahead is not None:
                 found = outlooks.at(point, ahead, values)
-                assert found == outlook(ahead, values, function, set()), STATEMENTS[point]
+                assert found == outlook(ahead, values, rewritten, set()), STATEMENTS[point]
 
 
 def test_a_loop_over_the_same_kinds_of_values_is_looked_at_once(monkeypatch):
     """What a statement may call is not resolved again while its names stand for the like."""
-    function, looks = _function(), []
-    function.__globals__["f"] = think
-    outlooks = Outlooks(function, set())
+    rewritten, looks = _rewritten(), []
+    rewritten.function.__globals__["f"] = think
+    outlooks = Outlooks(rewritten, set())
     monkeypatch.setattr(_reach, "outlook", lambda *given: looks.append(given) or outlook(*given))
     for number in range(10):
         values = {"x": Caller(), "y": f"text {number}"}
@@ -203,10 +204,11 @@ def test_a_loop_over_the_same_kinds_of_values_is_looked_at_once(monkeypatch):
     assert len(looks) == 3
 
 
-def _function():
+def _rewritten():
     namespace = {"f": plain}
-    exec("def workflow(x, y):\n    pass", namespace)
-    return namespace["workflow"]
+    source = ["def workflow(x, y):\n", "    pass\n"]
+    exec("".join(source), namespace)
+    return build(namespace["workflow"], Source("workflow.py", "workflow", 1, source))
 
 
 # -- who else is alive ---------------------------------------------------------------------------

@@ -660,6 +660,49 @@ main(*sys.argv[1:])
         assert execute("agent.py", way, "long")[0] == ["abab"]
 
 
+@pytest.mark.parametrize("way", ["captured", "object", "method", "classmethod", "type", "held"])
+def test_classes_that_share_a_name(program, way):
+    """A workflow of, or with, a class that a factory made does not get another one's result."""
+    execute = program(
+        """
+class Base:
+    @stepwise.workflow
+    def run(self, q): return self.model + q
+class Holder:
+    def __init__(self, held): self.held = held
+    @stepwise.workflow
+    def run(self, q): return self.held.model + q
+def class_of(name):
+    class Agent:
+        model = name
+        @stepwise.workflow
+        def run(self, q): return self.model + q
+        @classmethod
+        @stepwise.workflow
+        def of_class(cls, q): return cls.model + q
+    return Agent
+def with_captured(held):
+    @stepwise.workflow
+    def run(q): return held.model + q
+    return run
+def main(way, name):
+    made = class_of(name)
+    ways = {
+        "captured": with_captured(made), "object": with_captured(made()), "method": made().run,
+        "classmethod": made.of_class, "type": type("Made", (Base,), {"model": name})().run,
+        "held": Holder(made).run,
+    }
+    print(ways[way]("q"))
+main(*sys.argv[1:])
+"""
+    )
+    assert execute("agent.py", way, "gpt")[0] == ["gptq"]
+    assert execute("agent.py", way, "claude")[0] == ["claudeq"]
+    lines, said = execute("agent.py", way, "gpt")
+    assert lines == ["gptq"]
+    assert "already completed" in said
+
+
 def test_what_a_run_did_to_captured_variables():
     """A captured list or counter that runs change makes the next call no other one."""
 
@@ -832,8 +875,8 @@ MARKS = [
         ".isoformat(timespec='seconds')"
     ),
     "datetime.datetime.now(datetime.timezone.utc).isoformat()",
-    "time.ctime()",
-    "email.utils.formatdate(usegmt=True)",
+    "time.ctime(time.time() - ('DIE' in os.environ))",
+    "email.utils.formatdate(time.time() - ('DIE' in os.environ), usegmt=True)",
 ]
 
 

@@ -199,7 +199,7 @@ store.write("run", epoch, Batch(((2, b"2"),)))
 def test_a_disk_that_fails(start, store, folder):
     """A failing write to the database or a value's file is a ``StoreError``, nothing is lost."""
     first, second = start(FAILING_DISK, store.url).finish().split("\n")
-    assert first == f"EIO {folder}"
+    assert first == f"EFBIG {folder}"
     kind, path = second.split()
     assert kind == "EFBIG"
     assert path.startswith(str(folder))

@@ -4,6 +4,7 @@ The programs of ``tests/identity`` are the same at random.
 """
 
 import pathlib
+import re
 import sys
 import tarfile
 
@@ -1357,3 +1358,11 @@ def test_an_old_side_effect_of_one_of_two_instances_asks(old):
     assert code, text
     assert "StepInDoubtError" in text
     assert "did " not in text
+
+
+def test_a_run_of_an_older_version_resumes_inside(old):
+    """A run that an older version was killed in, inside a child run, resumes inside the child."""
+    code, text = go_on(old, "outer")
+    assert code == 0, text
+    assert re.findall("did .*", text) == ["did between"]  # that version's checkpoint is before it
+    assert "result ['tides', '1 m', ['tid', 'a', False, 'late', 2, 3, 15, '7 m', 7], 7]" in text

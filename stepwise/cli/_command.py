@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 import stepwise
 from stepwise import Run
 from stepwise._listing import listed
-from stepwise.cli._display import ago, call_text
+from stepwise.cli._display import ago, call_text, say
 
 __all__ = ["as_json_option", "find_run", "main", "run", "run_argument", "store_option"]
 
@@ -46,7 +46,9 @@ def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionIt
         return [
             CompletionItem(each.facts.run_id, help=f"{each.status} {call_text(each.facts)}")
             for each in listed()
-            if each.facts.run_id.startswith(begun) and (begun or not each.facts.parent)
+            if each.facts.run_id.startswith(begun)
+            and (begun or not each.facts.parent)
+            and each.facts.run_id.isprintable()
         ]
     except (stepwise.StepwiseError, stepwise.RunStopped):
         return []
@@ -65,7 +67,12 @@ def run() -> None:
     try:
         main(prog_name="stepwise")
     except (stepwise.StepwiseError, stepwise.RunStopped) as error:
-        click.echo(f"stepwise: {error}", err=True)
+        say(f"stepwise: {error}", err=True)
+        sys.exit(1)
+    except MemoryError as error:
+        say(
+            f"stepwise: {str(error) or 'memory ran out'}; give it more memory (ulimit -v)", err=True
+        )
         sys.exit(1)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,27 +24,30 @@ from stepwise._records import Call, RunFacts
 from stepwise._stops import Stop, differing
 
 __all__ = [
+    "MadeAnew",
     "age",
     "ago",
     "call_text",
     "coloured",
+    "echo_json",
     "error_text",
     "owned_by",
+    "say",
     "shorten",
     "shown_value",
     "step_row",
     "store_url",
     "table",
     "tell_in_doubt",
-    "tell_made_anew",
     "tell_stops",
     "when",
 ]
 
 _MADE_ANEW = 10  # steps of which it is said why
+_PART = 500  # rows that are printed at once
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _NARROW = 100  # columns of a terminal
-_STATUS_COLOURS = {
+_COLOURS = {
     "completed": "green",
     "verified": "green",
     "running": "cyan",
@@ -52,6 +58,9 @@ _STATUS_COLOURS = {
     "in_doubt": "yellow",
     "cancelled": "yellow",
     "interrupted": "yellow",
+    "ok": "green",
+    "warning": "yellow",
+    "problem": "red",
 }
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -62,6 +71,27 @@ class _Styled(str):
     __slots__ = ()
 
 
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print text, of which a terminal obeys nothing but the colours of our own words.
+
+    Most of what is shown was recorded: arguments, command lines, paths, errors.
+    """
+    parts = _OURS.split(text)
+    click.echo(
+        "".join(p if n % 2 else printable(p, sys.maxsize) for n, p in enumerate(parts)), err=err
+    )
+
+
+def coloured(word: str) -> str:
+    """A status or a finding in its colour."""
+    if "NO_COLOR" in os.environ or word not in _COLOURS:
+        return word
+    return _Styled(click.style(word, fg=_COLOURS[word]))
+
+
+_OURS = re.compile(f"({'|'.join(re.escape(click.style(w, fg=c)) for w, c in _COLOURS.items())})")
+
+
 def age(text: str) -> float:
     """``90s``, ``15m``, ``2h``, ``30d`` or ``4w`` in seconds; a bare number is days."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
@@ -70,24 +100,76 @@ def age(text: str) -> float:
     return float(match[1]) * _UNITS[match[2] or "d"]
 
 
-def table(rows: list[list[Any]], headers: list[str], less: Sequence[str] = ()) -> None:
+def table(rows: Iterable[list[Any]], headers: list[str], less: Sequence[str] = ()) -> None:
     """Print a table; on a terminal it fits, but for its first column, which names things.
+
+    A long one is printed part by part; a column becomes wider where a part needs that.
 
     Args:
         less: the columns that a narrow terminal does not get.
     """
+    waiting = iter(rows)
+    places = [*range(len(headers))]
     if less and sys.stdout.isatty() and shutil.get_terminal_size().columns < _NARROW:
         places = [n for n, name in enumerate(headers) if name not in less]
-        rows = [[row[n] for n in places] for row in rows]
-        headers = [headers[n] for n in places]
+    above, widths = [headers[n] for n in places], list[int]()
+    while part := [[row[n] for n in places] for row in itertools.islice(waiting, _PART)]:
+        cells = _cells(part, above)
+        if widths:  # a hundred thousand rows take tabulate too long
+            before = [" " * width for width in widths]
+            widths = [max(map(_width, column)) for column in zip(before, *cells, strict=True)]
+            click.echo("\n".join(_line(row, widths) for row in cells))
+        else:
+            click.echo(tabulate(cells, above, tablefmt="plain", disable_numparse=True))
+            headed = [each + "  " for each in above]  # tabulate pads them
+            widths = [max(map(_width, column)) for column in zip(headed, *cells, strict=True)]
+
+
+def _line(cells: list[str], widths: list[int]) -> str:
+    """A row of a table whose columns are so wide."""
+    padded = [cell + " " * (n - _width(cell)) for cell, n in zip(cells, widths, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def _width(cell: str) -> int:
+    return len(click.unstyle(cell) if "\x1b" in cell else cell)
+
+
+def _cells(rows: list[list[Any]], headers: list[str]) -> list[list[str]]:
     # A pipe gets whole cells: who searches them wants to find things.
     cells = [[shorten(cell, _WIDEST) for cell in row] for row in rows]
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        lengths = [[len(click.unstyle(cell)) for cell in row] for row in cells]
+        lengths = [[_width(cell) for cell in row] for row in cells]
         limit = _limit([[len(each) + 2 for each in headers], *lengths], width)  # tabulate pads them
         cells = [[row[0], *(shorten(cell, limit) for cell in row[1:])] for row in cells]
-    click.echo(tabulate(cells, headers, tablefmt="plain", disable_numparse=True))
+    return cells
+
+
+def echo_json(facts: Mapping[str, Any], file: Any = None) -> None:
+    """Print facts as JSON, those of an iterator one after the other."""
+    before = "{"
+    for name, value in facts.items():
+        click.echo(f"{before}\n  {json.dumps(name)}: ", file=file, nl=False)
+        if isinstance(value, Iterator):
+            _echo_items(value, file)
+        else:
+            click.echo(_indented(value, 2), file=file, nl=False)
+        before = ","
+    click.echo("\n}", file=file)
+
+
+def _echo_items(items: Iterator[Any], file: Any) -> None:
+    before = "["
+    while part := [*itertools.islice(items, _PART)]:
+        text = ",".join(f"\n    {_indented(each, 4)}" for each in part)
+        click.echo(f"{before}{text}", file=file, nl=False)
+        before = ","
+    click.echo("[]" if before == "[" else "\n  ]", file=file, nl=False)
+
+
+def _indented(value: Any, by: int) -> str:
+    return json.dumps(value, indent=2).replace("\n", "\n" + " " * by)
 
 
 def _limit(lengths: list[list[int]], width: int) -> int:
@@ -146,13 +228,6 @@ def error_text(run: Run) -> str | None:
         return f"{name} (its text cannot be shown: {type(problem).__name__})"
 
 
-def coloured(status: str) -> str:
-    """A status in its colour."""
-    if "NO_COLOR" in os.environ:
-        return status
-    return _Styled(click.style(status, fg=_STATUS_COLOURS.get(status)))
-
-
 def owned_by(run: Run) -> str:
     """Who executes a run."""
     owner = run.owner
@@ -163,29 +238,39 @@ def tell_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
     """How to settle what is in doubt."""
     for step in steps:
         if step.status == "in_doubt":
-            click.echo(
+            say(
                 f"\nstep {step.number} is in doubt. Look outside whether it happened (key "
                 f"{step.idempotency_key}), then:\n"
                 f"  stepwise resolve {run.id} {step.number} --landed JSON | --did-not-happen"
             )
 
 
-def tell_made_anew(steps: Iterable[StepRecord]) -> None:
+class MadeAnew:
     """Why recorded steps did not answer calls of their name, as far as that is known."""
-    told = []
-    for step in steps:
-        if step.instead:
-            names = " and ".join(map(shown_part, step.differs)) or "what it was called with"
-            verb = "differ" if len(step.differs) > 1 else "differs"
-            told.append(
-                f"step {step.number} {step.name} ran, since {names} {verb} from step {step.instead}"
-            )
-    if told:
-        click.echo()
-    for line in told[-_MADE_ANEW:]:
-        click.echo(line)
-    if len(told) > _MADE_ANEW:
-        click.echo(f"so did {len(told) - _MADE_ANEW} before")
+
+    def __init__(self) -> None:
+        self._told: deque[str] = deque(maxlen=_MADE_ANEW)
+        self._count = 0
+
+    def noting(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
+        """Pass steps on, and note those that were made anew."""
+        for step in steps:
+            if step.instead:
+                names = " and ".join(map(shown_part, step.differs)) or "what it was called with"
+                verb = "differ" if len(step.differs) > 1 else "differs"
+                text = f"{step.name} ran, since {names} {verb} from step {step.instead}"
+                self._told.append(f"step {step.number} {printable(text, 1000)}")
+                self._count += 1
+            yield step
+
+    def tell(self) -> None:
+        """Say so of the newest ones."""
+        if self._told:
+            say()
+        for line in self._told:
+            say(line)
+        if self._count > len(self._told):
+            say(f"so did {self._count - len(self._told)} before")
 
 
 def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
@@ -193,7 +278,7 @@ def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
     known = list(stops)
     for stop, others in known:
         call = stop.call
-        click.echo(
+        say(
             f"\nstopped at {printable(f'{call.name}({call.arguments})', 1000)}"
             f"{f' at {call.site}' if call.site else ''}, which could be a recorded side effect "
             f"(stop {stop.number}):"
@@ -201,13 +286,13 @@ def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
         for other in others:
             told = printable(f"{other.name}({other.arguments})", 1000)
             differs = ", ".join(map(shown_part, differing(call, other)))
-            click.echo(f"  step {other.number}  {told}{f'  differs: {differs}' if differs else ''}")
+            say(f"  step {other.number}  {told}{f'  differs: {differs}' if differs else ''}")
         if stop.ruled is not None:
             act = f"step {stop.ruled.steps[0]}" if stop.ruled.same else "another act"
-            click.echo(f"  it is {act}, as somebody said: run the program again")
+            say(f"  it is {act}, as somebody said: run the program again")
             continue
         for line in ruling_commands(run.id, stop, [each for each, _ in known]):
-            click.echo(line)
+            say(line)
 
 
 def store_url() -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import os
+import pathlib
 import platform
 import shutil
 import sqlite3
@@ -14,14 +15,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import click
-
 import stepwise
 from stepwise import _config
 from stepwise._listing import listed
-from stepwise._trust import check_file
+from stepwise._trust import check_file, check_folder
 from stepwise.cli._command import as_json_option, main, store_option
-from stepwise.cli._display import store_url
+from stepwise.cli._display import coloured, say, store_url
 from stepwise.stores import open_store
 from stepwise.stores._local import FolderStore
 from stepwise.stores._locks import has_ofd
@@ -31,7 +30,6 @@ __all__: list[str] = []
 _PACKAGES = ("click", "cloudpickle", "diskcache", "tabulate", "tenacity", "wrapt")
 _SQLITE = (3, 31)
 _SPACE = 200 * 2**20  # bytes that should be free
-_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +50,13 @@ def doctor(*, as_json: bool) -> None:
 
     The exit code is 1 if there is a problem.
     """
-    findings = [*_versions(), *_store(), *_key(), *_runs()]
+    findings = [*_versions(), *_store(), *_locks(), *_key(), *_runs()]
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
+        say(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     for each in findings if not as_json else ():
-        state = each.state
-        mark = state if "NO_COLOR" in os.environ else click.style(state, fg=_COLOURS[state])
-        click.echo(f"{each.what:<12}  {mark}  {each.text}")
+        say(f"{each.what:<12}  {coloured(each.state)}  {each.text}")
         if each.todo:
-            click.echo(f"{'':<12}  {each.todo}")
+            say(f"{'':<12}  {each.todo}")
     sys.exit(int(any(each.state == "problem" for each in findings)))
 
 
@@ -123,12 +119,6 @@ def _folder(folder: str) -> Iterator[Finding]:
         yield Finding("permissions", "warning", text, f"chmod go-w {folder}")
     else:
         yield Finding("permissions", "ok", f"{folder} ({mode:o})")
-    if has_ofd():
-        yield Finding("locks", "ok", "of open file descriptions")
-    else:
-        text = "of processes (POSIX): a run that reads its own store's files gives itself away"
-        todo = f"keep what agents search apart from {folder}"
-        yield Finding("locks", "warning", text, todo)
     free = shutil.disk_usage(folder).free
     text = f"{free / 2**30:.1f} GB free"
     if free < _SPACE:
@@ -137,23 +127,32 @@ def _folder(folder: str) -> Iterator[Finding]:
         yield Finding("disk", "ok", text)
 
 
+def _locks() -> Iterator[Finding]:
+    if has_ofd():
+        yield Finding("locks", "ok", "of open file descriptions")
+    else:
+        text = "of processes (POSIX): a run that reads its own store's files gives itself away"
+        todo = f"keep what agents search apart from {store_url()}"
+        yield Finding("locks", "warning", text, todo)
+
+
 def _key() -> Iterator[Finding]:
     if os.environ.get("STEPWISE_KEY"):
         yield Finding("key", "ok", "from STEPWISE_KEY")
         return
     path = _config.home() / "key"
     if not path.exists():
-        if _is_untouched():
+        if path.parent.exists() and (problem := _distrusted(path)):
+            yield Finding("key", "problem", problem)
+        elif _is_untouched():
             yield Finding("key", "ok", f"{path} is made by the first run")
         else:
             todo = "bring it back from a backup, or set STEPWISE_KEY; else no run can be verified"
             yield Finding("key", "problem", f"{path} is gone", todo)
         return
     mode = path.stat().st_mode & 0o777
-    try:
-        check_file(path, path.stat())
-    except stepwise.ConfigurationError as error:
-        yield Finding("key", "problem", str(error))
+    if problem := _distrusted(path):
+        yield Finding("key", "problem", problem)
         return
     if not os.access(path, os.R_OK):
         yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
@@ -161,6 +160,15 @@ def _key() -> Iterator[Finding]:
         yield Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
     else:
         yield Finding("key", "ok", str(path))
+
+
+def _distrusted(path: pathlib.Path) -> str:
+    """Why the key, or the folder in which it will be, is not trusted; empty if it is."""
+    try:
+        check_file(path, path.stat()) if path.exists() else check_folder(path.parent)
+    except stepwise.ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def _runs() -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 import time
@@ -20,19 +21,21 @@ from stepwise._records import Call, RunFacts
 from stepwise._stops import Stop, differing
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import (
+    MadeAnew,
     age,
     ago,
     call_text,
     coloured,
+    echo_json,
     error_text,
     owned_by,
+    say,
     shorten,
     shown_value,
     step_row,
     store_url,
     table,
     tell_in_doubt,
-    tell_made_anew,
     tell_stops,
     when,
 )
@@ -82,9 +85,9 @@ def runs(
         and (older_than is None or each.facts.updated_at <= now - older_than)
     ][:limit]
     if as_json:
-        click.echo(json.dumps([_facts(each.facts, each.status) for each in found], indent=2))
+        say(json.dumps([_facts(each.facts, each.status) for each in found], indent=2))
     elif not found:
-        click.echo(
+        say(
             f"no runs{' like that' if workflow or status or since or older_than else ''} in "
             f"{store_url()}",
             err=True,
@@ -107,29 +110,36 @@ def runs(
 def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
     """Show a run and its newest steps."""
     run = find_run(run_id)
-    seen = run._seen(None if every else SHOWN)
+    seen = run._seen(SHOWN)
     shown = run._shown(seen)
+    steps = run._each_step(seen) if every else iter(shown.steps)
     variables = run._shown_locals() if with_locals else {}
     if as_json:
         facts = _all_facts(run, shown, seen)
+        facts["steps_left_out"] = 0 if every else shown.earlier
+        facts["steps"] = map(step_facts, steps)
+        facts["stops"] = [stop_facts(*each) for each in seen.stops]
         if with_locals:
             facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
-        click.echo(json.dumps(facts, indent=2))
+        echo_json(facts)
         return
     _describe(run, shown, seen)
-    numbers = {step.number for step in shown.steps}
-    doubtful = [step for step in seen.in_doubt if step.number not in numbers][:_DOUBTFUL]
+    anew = MadeAnew()
     if shown.steps:
-        click.echo()
-        rows = [step_row(step) for step in (*doubtful, *shown.steps)]
-        if shown.earlier:
-            rows.insert(0, ["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
+        say()
+        first: list[list[Any]] = []
+        if shown.earlier and not every:
+            first.append(["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
+            numbers = {step.number for step in shown.steps}
+            doubtful = [step for step in seen.in_doubt if step.number not in numbers]
+            first += map(step_row, doubtful[:_DOUBTFUL])
         headers = ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"]
+        rows = itertools.chain(first, map(step_row, anew.noting(steps)))
         table(rows, headers, less=("TRIES", "FROM"))
     if with_locals:
-        click.echo()
+        say()
         show_variables(variables)
-    tell_made_anew(shown.steps)
+    anew.tell()
     tell_in_doubt(run, seen.in_doubt)
     tell_stops(run, seen.stops)
 
@@ -154,14 +164,11 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
         "unreadable_records": shown.unreadable,
         "steps_total": shown.total,
         "steps_by_status": shown.statuses,
-        "steps_left_out": shown.earlier,
-        "steps": [step_facts(step) for step in shown.steps],
-        "stops": [stop_facts(*each) for each in seen.stops],
     }
 
 
 def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
-    click.echo(printable(shown.call, 1000))
+    say(printable(shown.call, 1000))
     _say("run", f"{run.id}  {coloured(shown.status)}{owned_by(run)}")
     _say("workflow", printable(shown.workflow))
     _say("started", f"{when(shown.created_at)}, updated {when(shown.updated_at)}")
@@ -188,7 +195,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
 
 def _say(name: str, text: str) -> None:
     if text:
-        click.echo(f"  {name:<8}  {text}")
+        say(f"  {name:<8}  {text}")
 
 
 def show_variables(variables: Mapping[str, Any]) -> None:
@@ -208,11 +215,11 @@ def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
     variables = run._shown_locals(at)
     if as_json:
         told = {name: shown_value(value) for name, value in variables.items()}
-        click.echo(json.dumps(told, indent=2))
+        say(json.dumps(told, indent=2))
         return
     taken = newest_checkpoint(run.store, run._seal, run.id, at)
     if taken is not None:
-        click.echo(f"after step {taken.state.step}, at {taken.state.where}\n", err=True)
+        say(f"after step {taken.state.step}, at {taken.state.where}\n", err=True)
     show_variables(variables)
 
 
@@ -228,17 +235,17 @@ def watch(run_id: str) -> None:
         seen = run._seen(_WATCHED if told else SHOWN)
         missed = seen.steps[0].number - max(told, default=0) - 1 if seen.steps else 0
         if missed > 0:
-            click.echo(f"... {missed:,} steps: stepwise show {run.id} --all")
+            say(f"... {missed:,} steps: stepwise show {run.id} --all")
         for step in seen.steps:
             if told.get(step.number) != step.status:
                 told[step.number] = step.status
                 number, call, _, result, _, took, _ = (shorten(c, 100) for c in step_row(step))
                 moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at))
                 ended = f"{took}  {result}" if step.finished_at is not None else ""
-                click.echo(f"{moment}  {number}  {call}  {coloured(step.status)}  {ended}".rstrip())
+                say(f"{moment}  {number}  {call}  {coloured(step.status)}  {ended}".rstrip())
         if status != "running":
             verb = "has" if status in ("completed", "failed") else "is"
-            click.echo(f"{run.id} {verb} {coloured(status)}")
+            say(f"{run.id} {verb} {coloured(status)}")
             break
         # A journal that takes long to read is read less often.
         time.sleep(max(0.3, 5 * (time.monotonic() - began)))
@@ -259,7 +266,7 @@ def in_doubt(*, as_json: bool) -> None:
         rows: list[Any] = [{"run": run.id, **step_facts(step)} for run, step in found]
         for run, stops in stopped:
             rows += [{"run": run.id, "status": "stopped", **stop_facts(*stop)} for stop in stops]
-        click.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
         return
     if found:
         rows = [
@@ -267,12 +274,12 @@ def in_doubt(*, as_json: bool) -> None:
             for run, step in found
         ]
         table(rows, ["RUN", "STEP", "CALL", "STARTED"])
-        click.echo("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
+        say("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
     for run, stops in stopped:
-        click.echo(f"\n{run.id}")
+        say(f"\n{run.id}")
         tell_stops(run, stops)
     if not found and not stopped:
-        click.echo("nothing is in doubt", err=True)
+        say("nothing is in doubt", err=True)
 
 
 def stop_facts(stop: Stop, others: list[Call]) -> dict[str, Any]:

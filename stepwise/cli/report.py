@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
 import json
+import os
 import re
+import stat
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import click
 
@@ -15,7 +19,7 @@ import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display import duration_text, facts_html, printable, run_html
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
-from stepwise.cli._display import error_text, shown_value
+from stepwise.cli._display import echo_json, error_text, say, shown_value
 from stepwise.cli.look import run_facts, step_facts
 
 __all__: list[str] = []
@@ -40,23 +44,54 @@ padding: 0 1em }}</style>
 @click.option(
     "--format", "form", type=click.Choice(["json", "html"]), default="html", show_default=True
 )
-@click.option("-o", "--output", type=click.File("w", encoding="utf-8", lazy=True), default="-")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, allow_dash=True), default="-")
 @store_option
-def export(run_id: str, *, form: str, output: Any) -> None:
-    """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON."""
+def export(run_id: str, *, form: str, output: str) -> None:
+    """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON.
+
+    A file is readable by its owner only, as the store is.
+    """
     run = find_run(run_id)
+    out: Any = click.open_file("-", "w", "utf-8") if output == "-" else _private(output)
+    with out as file:
+        _export(run, form, file)
+
+
+@contextlib.contextmanager
+def _private(path: str) -> Iterator[TextIO]:
+    """A file to write that its owner alone can read, whoever could read it before."""
+    try:
+        with open(path, "w", encoding="utf-8", opener=_open_private) as file:
+            yield file
+    except OSError as error:
+        raise click.FileError(path, error.strerror or str(error)) from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags & ~os.O_TRUNC, 0o600)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not a pipe, nor /dev/null
+            os.fchmod(descriptor, 0o600)  # before anything is in it
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _export(run: Run, form: str, file: TextIO) -> None:
     variables, problem = _variables(run)
     if form == "json":
         facts = {
             **run_facts(run),
             "error": error_text(run),
-            "steps": [step_facts(step) for step in run.steps],
+            "steps": map(step_facts, run._each_step(run._seen(1))),
             "checkpoints": [
                 {name: getattr(each, name) for name in each.__slots__} for each in run.checkpoints
             ],
             "locals": variables,
         }
-        click.echo(json.dumps(facts, indent=2), file=output)
+        echo_json(facts, file)
         return
     shown = run._shown(run._seen(_STEPS))
     parts = [run_html(shown)]
@@ -64,7 +99,7 @@ def export(run_id: str, *, form: str, output: Any) -> None:
         title = f"local variables: {problem}" if problem else "local variables"
         parts.append(facts_html(title, variables))
     page = _PAGE.format(title=html.escape(f"{shown.call} {shown.status}"), parts="\n".join(parts))
-    click.echo(page.encode("utf-8", "replace").decode(), file=output, nl=False)
+    click.echo(page.encode("utf-8", "replace").decode(), file=file, nl=False)
 
 
 def _variables(run: Run) -> tuple[dict[str, str], str]:
@@ -94,20 +129,20 @@ def diff(one: str, other: str, *, as_json: bool) -> None:
     step = _first_step(*runs)
     variable = _first_variable(*runs)
     if as_json:
-        click.echo(json.dumps({"step": step, "variable": variable}, indent=2))
+        say(json.dumps({"step": step, "variable": variable}, indent=2))
     elif step is None and variable is None:
-        click.echo("they do not differ")
+        say("they do not differ")
     if not as_json and step is not None:
-        click.echo(f"step {step['number']} is the first that differs, in its {step['what']}:")
+        say(f"step {step['number']} is the first that differs, in its {step['what']}:")
         for run, told in zip(runs, step["runs"], strict=True):
-            click.echo(f"  {run.id}  {told}")
+            say(f"  {run.id}  {told}")
     if not as_json and variable is not None:
-        click.echo(
+        say(
             f"variable {variable['name']} is the first that differs, "
             f"at {variable['at']} after step {variable['step']}:"
         )
         for run, told in zip(runs, variable["runs"], strict=True):
-            click.echo(f"  {run.id}  {told}")
+            say(f"  {run.id}  {told}")
     sys.exit(int(step is not None or variable is not None))
 
 

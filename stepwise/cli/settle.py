@@ -13,13 +13,14 @@ from typing import Any
 import click
 
 import stepwise
-from stepwise import _config
+from stepwise import StepRecord, _config
+from stepwise._display import printable
 from stepwise._journal import seal_for
 from stepwise._listing import listed
 from stepwise._notices import count
 from stepwise._verification import note_restored
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
-from stepwise.cli._display import age, ago, call_text, coloured
+from stepwise.cli._display import age, ago, call_text, coloured, say
 from stepwise.stores import open_store
 from stepwise.stores._local import FolderStore
 
@@ -71,7 +72,7 @@ def resolve(
     else:
         run.resolve(step, landed=value)
         says = f"step {step} of {run.id} landed; the next run of the program goes on with {landed}"
-    click.echo(says)
+    say(says)
 
 
 def _parsed(landed: str) -> Any:
@@ -105,17 +106,17 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
     verified = [run.repair(accept_loss=accept_loss) if repair else run.verify() for run in found]
     if as_json:
         facts = [{**dataclasses.asdict(each), "problems": each.problems} for each in verified]
-        click.echo(json.dumps(facts, indent=2))
+        say(json.dumps(facts, indent=2))
     else:
         for each in verified:
             told = "; ".join(each.problems) or coloured("verified")
             held = f"{each.records} records, {each.checkpoints} checkpoints"
-            click.echo(f"{each.run_id}  {held}  {told}")
+            say(f"{each.run_id}  {held}  {told}")
     if not all(each.ok for each in verified):
         if not as_json and not repair:
-            click.echo("put right what can be: stepwise verify --repair", err=True)
+            say("put right what can be: stepwise verify --repair", err=True)
         elif not as_json and any(each.effects for each in verified):
-            click.echo(
+            say(
                 "records of side effects are gone: look outside what happened, then: "
                 "stepwise verify RUN --repair --accept-loss (or put a backup back, and say so: "
                 "stepwise restore)",
@@ -135,8 +136,8 @@ def restore() -> None:
     store = open_store(_config.store())
     found = note_restored(store, seal_for(store))
     for run_id in found:
-        click.echo(run_id)
-    click.echo(
+        say(run_id)
+    say(
         f"{count(len(found), 'unfinished run')} of {store.url}: each side effect that the backup "
         "does not know is in doubt, until you settle it (stepwise resolve)",
         err=True,
@@ -162,24 +163,28 @@ def forget(run_id: str, step: str | None, *, yes: bool) -> None:
         if done and not yes:
             state = "happened" if done[0].status == "completed" else "may have happened"
             click.confirm(
-                f"step {done[0].number}, {done[0].name}({done[0].arguments}), is a side effect "
+                f"step {done[0].number}, {_effect(done[0])}, is a side effect "
                 f"that {state}; called again, it happens again. Forget it?",
                 abort=True,
             )
         run.forget(step)
-        click.echo(f"step {step} of {run.id} runs again when the workflow is called")
+        say(f"step {step} of {run.id} runs again when the workflow is called")
         return
     effects = [each for each in run.steps if each.side_effect and each.status != "failed"]
     if effects and not yes:
-        told = ", ".join(f"{each.name}({each.arguments})" for each in effects[:5])
+        told = ", ".join(map(_effect, effects[:5]))
         click.confirm(
-            f"{run.id} holds {len(effects)} side effect{'s' if len(effects) > 1 else ''} ({told}); "
-            "called again, the workflow repeats what it did. Delete it?",
+            f"{printable(run.id)} holds {count(len(effects), 'side effect')} ({told}); called "
+            "again, the workflow repeats what it did. Delete it?",
             abort=True,
         )
     run.delete()
-    click.echo(f"{run.id} is deleted")
+    say(f"{run.id} is deleted")
     _tell_free()
+
+
+def _effect(step: StepRecord) -> str:
+    return printable(f"{step.name}({step.arguments})", 1000)
 
 
 @main.command(short_help="Delete old completed runs.")
@@ -208,12 +213,12 @@ def prune(seconds: float, *, keep: int, dry_run: bool) -> None:
         if seen[facts.workflow] > keep and facts.updated_at <= before:
             old.append(each.run)
     for run in old:
-        click.echo(f"{run.id}  {ago(run.updated_at)}  {call_text(run)}")
+        say(f"{run.id}  {ago(run.updated_at)}  {call_text(run)}")
         if not dry_run:
             run.delete()
     noun = "run" if len(old) == 1 else "runs"
     verb = "would be deleted" if dry_run else "deleted"
-    click.echo(f"{len(old)} {noun} completed more than {seconds / 86400:g} days ago: {verb}")
+    say(f"{len(old)} {noun} completed more than {seconds / 86400:g} days ago: {verb}")
     _tell_free()
 
 
@@ -224,7 +229,7 @@ def _tell_free() -> None:
     store = open_store(_config.store())
     free = store.free() if isinstance(store, FolderStore) else 0
     if free >= _MUCH:
-        click.echo(
+        say(
             f"{_megabytes(free)} are free in the store for later runs; to give them back to the "
             "disk: stepwise compact",
             err=True,
@@ -244,4 +249,4 @@ def compact() -> None:
     """
     store = open_store(_config.store())
     freed = store.compact() if isinstance(store, FolderStore) else 0
-    click.echo(f"{store.url}: {_megabytes(freed)} given back")
+    say(f"{store.url}: {_megabytes(freed)} given back")

@@ -16,7 +16,7 @@ from stepwise import Run
 from stepwise._display import printable
 from stepwise._secrets import HIDDEN
 from stepwise.cli._command import find_run, main, run_argument, store_option
-from stepwise.cli._display import call_text, coloured
+from stepwise.cli._display import call_text, coloured, say
 
 __all__: list[str] = []
 
@@ -37,7 +37,7 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool) -> None:
         sys.exit(_resume(_top(find_run(run_id)), dry_run=dry_run))
     crashed = [run for run in stepwise.runs(status="crashed") if run.parent is None]
     if not crashed:
-        click.echo("no run has crashed", err=True)
+        say("no run has crashed", err=True)
     code = 0
     for run in crashed[::-1]:
         # The program of one may have gone on with another.
@@ -45,7 +45,7 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool) -> None:
             try:
                 code = _resume(run, dry_run=dry_run) or code
             except stepwise.StepwiseError as problem:
-                click.echo(f"stepwise: {problem}", err=True)
+                say(f"stepwise: {problem}", err=True)
                 code = code or 1
     sys.exit(code)
 
@@ -60,7 +60,7 @@ def _top(run: Run) -> Run:
 def _resume(run: Run, *, dry_run: bool) -> int:
     status = run.status
     if status == "completed":
-        click.echo(f"{run.id} has completed; there is nothing to go on with", err=True)
+        say(f"{run.id} has completed; there is nothing to go on with", err=True)
         return 0
     if status == "running":
         owner = run.owner
@@ -73,10 +73,10 @@ def _resume(run: Run, *, dry_run: bool) -> int:
     command, folder = _command_of(run)
     where, line = run._goes_on()
     verb = "would go on" if dry_run else "goes on"
-    click.echo(f"{call_text(run)}, {coloured(status)}, {verb} {where}", err=True)
+    say(f"{call_text(run)}, {coloured(status)}, {verb} {where}", err=True)
     if line:
-        click.echo(f"  {printable(line, 200)}", err=True)
-    click.echo(f"  in {folder}: {shlex.join(command)}", err=True)
+        say(f"  {printable(line, 200)}", err=True)
+    say(f"  in {folder}: {shlex.join(command)}", err=True)
     if dry_run:
         return 0
     url = run.store.url
@@ -84,7 +84,7 @@ def _resume(run: Run, *, dry_run: bool) -> int:
     after = run.status
     if after != "completed":
         hint = "" if code else f": does it still call {run.label} with the same arguments?"
-        click.echo(f"stepwise: {run.id} is {after} after the program ended{hint}", err=True)
+        say(f"stepwise: {run.id} is {after} after the program ended{hint}", err=True)
     return code or int(after != "completed")
 
 
@@ -147,7 +147,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
     code = _execute((sys.executable, *program), "", environment)
     if code:
         again = shlex.join(("stepwise", "run", *program))
-        click.echo(f"stepwise: stopped (exit code {code}); to go on: {again}", err=True)
+        say(f"stepwise: stopped (exit code {code}); to go on: {again}", err=True)
     sys.exit(code)
 
 
@@ -193,9 +193,9 @@ def fork(
     }
     made = find_run(run_id).fork(at=at, run_id=new_id, locals=variables, results=answers)
     where, _ = made._goes_on()
-    click.echo(made.id)
-    click.echo(f"shares {made._seen(1).total} steps, goes on {where}:", err=True)
-    click.echo(f"  stepwise resume {made.id}", err=True)
+    say(made.id)
+    say(f"shares {made._seen(1).total} steps, goes on {where}:", err=True)
+    say(f"  stepwise resume {made.id}", err=True)
 
 
 def _pair(text: str, option: str) -> tuple[str, Any]:

@@ -84,7 +84,7 @@ def write(path: Path, data: bytes) -> None:
     """Replace a file, durably: a reader finds the old one or the new one, whole."""
     draft = path.parent / f".{uuid4().hex}.tmp"
     try:
-        with open(draft, "xb") as file:
+        with open(draft, "xb", opener=_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -93,6 +93,10 @@ def write(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
         raise
     sync(str(path.parent))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def is_file(path: Path) -> bool:
@@ -106,7 +110,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder and those above it, durably."""
     if not folder.exists():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         sync(str(folder.parent))
 
 

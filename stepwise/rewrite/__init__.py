@@ -38,14 +38,21 @@ from stepwise.rewrite.build import Rewritten, UnsupportedError, build, rewrite
 from stepwise.rewrite.following import following_line, function_like
 from stepwise.rewrite.frame import Frame, pending
 from stepwise.rewrite.made import Made
-from stepwise.rewrite.points import Place, Points, fingerprint, prefix_fingerprint
+from stepwise.rewrite.points import (
+    Place,
+    Points,
+    fingerprint,
+    handler_at,
+    prefix_fingerprint,
+)
 from stepwise.rewrite.scope import renamed
-from stepwise.rewrite.source import Source, capture
+from stepwise.rewrite.source import FunctionNode, Source, capture
 from stepwise.rewrite.transform import Point
 
 __all__ = [
     "Ahead",
     "Frame",
+    "FunctionNode",
     "Made",
     "Place",
     "Point",
@@ -58,6 +65,7 @@ __all__ = [
     "fingerprint",
     "following_line",
     "function_like",
+    "handler_at",
     "pending",
     "prefix_fingerprint",
     "renamed",

@@ -21,6 +21,7 @@ __all__ = [
     "calls",
     "code_digest",
     "fingerprint",
+    "handler_at",
     "opens",
     "prefix_fingerprint",
     "yields",
@@ -136,6 +137,26 @@ def _places(parent: ast.AST, prefix: str, *, in_loop: bool) -> Iterator[Place]:
                 yield Place(path, line, end, once=not in_loop and not repeats)
             if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
                 yield from _places(node, f"{path}.", in_loop=in_loop or isinstance(node, _LOOPS))
+
+
+def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
+    """Return the kind of the outermost ``except`` or ``finally`` block around a line, and its own.
+
+    Empty and 0 without one, or for a comprehension, which is one piece anywhere.
+    """
+    blocks: list[tuple[str, int, list[ast.stmt]]] = []
+    within = False
+    for node in ast.walk(function):  # what is outside comes first
+        if isinstance(node, TRIES):
+            blocks += (("except", each.lineno, each.body) for each in node.handlers)  # type: ignore[attr-defined]
+            final = node.finalbody  # type: ignore[attr-defined]
+            blocks += (("finally", each.lineno, final) for each in final[:1])
+        elif isinstance(node, _REPEATING):
+            within = within or node.lineno <= line <= (node.end_lineno or line)
+    for kind, begin, body in blocks:
+        if not within and body[0].lineno <= line <= (body[-1].end_lineno or line):
+            return kind, begin
+    return "", 0
 
 
 def _heads(node: ast.AST) -> Iterator[ast.AST]:

@@ -12,6 +12,7 @@ import os
 import re
 import sqlite3
 
+from stepwise._limits import largest_file, met, way_out
 from stepwise._pieces import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 
@@ -182,10 +183,9 @@ _TEXTS = (  # Python 3.10 gives no error code
     ("locked", errno.EAGAIN),
     ("locking protocol", errno.EAGAIN),
 )
+_ONE_WRITE = 1 << 16  # bytes at most
 _INTACT = "Nothing recorded is lost; "
 _HINTS = {
-    errno.ENOSPC: _INTACT + "free some space",
-    errno.EDQUOT: _INTACT + "free some space",
     errno.EROFS: _INTACT + "make it writable, or give the store another folder",
     errno.EACCES: _INTACT + "mend its permissions, or give the store another folder",
     errno.EAGAIN: _INTACT + "another process kept it locked for a minute; end that one",
@@ -201,16 +201,34 @@ def store_error(path: str, error: Exception) -> StoreError:
         text = str(error)
         code = _CODES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         code = code or next((number for part, number in _TEXTS if part in text), None)
+        code = _cause(path, code)
         misused = isinstance(error, (sqlite3.InterfaceError, sqlite3.ProgrammingError))
         if code is None and not misused:
             return damaged(path, text)  # our statements are right: the database is not
     name = f" ({errno.errorcode[code]})" if code and code in errno.errorcode else ""
-    hint = _HINTS.get(code or 0, "mend the cause")
+    text = met(code) or text
+    hint = _INTACT + way_out(code) if way_out(code) else _HINTS.get(code or 0, "mend the cause")
     return StoreError(
         f"the store {path} failed: {text}{name}. {hint[0].upper()}{hint[1:]} and run again",
         path=path,
         errno=code,
     )
+
+
+def _cause(folder: str, code: int | None) -> int | None:
+    """Return why SQLite failed, where it tells of a limit as of a bad disk or a missing right."""
+    if code not in (errno.EIO, errno.EACCES):
+        return code
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        largest = max((each.stat().st_size for each in os.scandir(folder)), default=0)
+        full = os.statvfs(folder).f_bavail == 0
+    except OSError as error:
+        return error.errno if error.errno in (errno.EMFILE, errno.ENFILE) else code
+    limit = largest_file()
+    if code == errno.EIO and limit is not None and largest + _ONE_WRITE > limit:
+        return errno.EFBIG
+    return errno.ENOSPC if code == errno.EIO and full else code
 
 
 def damaged(path: str, what: str) -> CorruptStoreError:

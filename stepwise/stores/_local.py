@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwise._group import Group, Share
+from stepwise._limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._copies import Copy, unwritable
 from stepwise.stores._folder import check_path, inode, is_alive, make_folder, store_error
@@ -37,6 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many who read want the first one
+_WEIGHT = 4_000_000  # bytes that a page of records has, if they are large
 
 
 def _locked(
@@ -63,6 +65,8 @@ def _locked(
             except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
                 # The last one is sqlite3's own: a message that quotes a damaged name.
                 raise store_error(self.path, error) from error
+            except MemoryError as error:
+                raise stopped("the store was used", error, path=self.path) from error
 
     return alone
 
@@ -318,7 +322,9 @@ class FolderStore(abc.ABC):
     def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
         """Row by row, read page by page; nothing stays open between two pages."""
         cursor: Any = None
-        for size in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
+        most = _PAGE
+        for wanted in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
+            size = min(wanted, most)
             found = self._page(page, cursor, size)
             for _, item in found:
                 if item is not None:
@@ -326,6 +332,8 @@ class FolderStore(abc.ABC):
             if len(found) < size:
                 return
             cursor = found[-1][0]
+            weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
+            most = max(1, min(_PAGE, _WEIGHT * len(found) // max(1, weight)))
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:

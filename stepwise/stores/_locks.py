@@ -29,6 +29,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from stepwise._limits import met, way_out
 from stepwise.errors import StoreError
 
 __all__ = [
@@ -194,8 +195,10 @@ def _is_same(path: str, ours: os.stat_result) -> bool:
 
 
 def _failed(path: str, error: OSError) -> StoreError:
+    way = way_out(error.errno) or "give the store another folder"
     return StoreError(
-        f"the lock file {path} cannot be used: {error.strerror}. Give the store another folder",
+        f"the lock file {path} cannot be used: {met(error.errno) or error.strerror}. "
+        f"{way[0].upper()}{way[1:]}",
         path=path,
         errno=error.errno,
     )

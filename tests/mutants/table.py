@@ -296,8 +296,8 @@ _STORES = [
     _mutant(
         "a second draft takes the place of the first, which no transaction has taken",
         "stores/_local.py",
-        "        return same and all(",
-        "        return all(",
+        "before is not None and before.put.keys() != batch.put.keys()",
+        "False",
         "test_stores.py::test_what_was_put_beside_the_database_makes_room_for_no_other",
     ),
     _mutant(
@@ -443,7 +443,7 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "what an object beside the database was to delete stays if it is replaced",
         "stores/_local.py",
-        "batch._replace(delete=(*before, *batch.delete))",
+        "batch._replace(delete=(*before.delete, *batch.delete))",
         "batch",
         "test_stores.py::test_a_later_form_of_an_object_deletes_what_the_first_did",
     ),

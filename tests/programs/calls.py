@@ -169,6 +169,51 @@ CARRIERS = {
         .replace("self", "cls")
         + "    return Agent\nmake = {each: classes(each) for each in ('bull', 'bear')}.get\n"
     ),
+    "classes made by type()": (
+        f"class Agent:\n{_METHODS}\n"
+        "make = {each: type('Made', (Agent,), {'who': each})() for each in ('bull', 'bear')}.get\n"
+    ),
+    "class with a base made by a factory": (
+        "def classes(name):\n    class Base:\n        who = name\n    class Agent(Base):\n"
+        + _METHODS.replace("    ", "        ")
+        + "    return Agent\nmake = {each: classes(each)() for each in ('bull', 'bear')}.get\n"
+    ),
+    "class whose methods captured": (
+        "def classes(name):\n    class Agent:\n        who = property(lambda self: name)\n"
+        + _METHODS.replace("    ", "        ").replace("self.who", "self.given()")
+        + "        def given(self): return name\n"
+        + "    return Agent\nmake = {each: classes(each)() for each in ('bull', 'bear')}.get\n"
+    ),
+    "class held by an instance": (
+        "def classes(name):\n    class Model:\n        who = name\n    return Model\n"
+        "class make:\n    def __init__(self, who): self.model = classes(who)\n"
+        + _METHODS.replace("self.who", "self.model.who")
+    ),
+    "captured instance of a class made by a factory": (
+        "def model(name):\n    class Model:\n        who = name\n    return Model()\n"
+        f"def make(who):\n    held = model(who)\n{_FUNCTIONS.format('held.who')}"
+    ),
+    "class of data made on the fly": (
+        "class make:\n    def __init__(self, who):\n"
+        "        self.out = dataclasses.make_dataclass('Out', [who])\n"
+        + _METHODS.replace("self.who", "dataclasses.fields(self.out)[0].name")
+    ),
+    "text": f"class make(str):\n    who = property(str.__str__)\n{_METHODS}",
+    "number": (
+        "class Agent(int):\n    who = property(('bull', 'bear').__getitem__)\n"
+        f"{_METHODS}\nmake = {{'bull': Agent(0), 'bear': Agent(1)}}.get\n"
+    ),
+    "named tuple": (
+        f"from typing import NamedTuple\nclass make(NamedTuple):\n    who: str\n{_METHODS}"
+    ),
+    "exception": (
+        "class make(Exception):\n    who = property(lambda self: self.args[0])\n" + _METHODS
+    ),
+    "deque": (
+        "import collections\nclass Agent(collections.deque):\n"
+        "    who = property(lambda self: self[0])\n"
+        f"{_METHODS}\ndef make(who): return Agent([who])\n"
+    ),
     "instance whose class defines equality": (
         "class make:\n    def __init__(self, who): self.who = who\n"
         "    def __eq__(self, other): raise RuntimeError('not comparable')\n"

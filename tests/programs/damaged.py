@@ -14,7 +14,7 @@ import sys
 import traceback
 
 import stepwise
-from stepwise import _journal, _seal
+from stepwise import _journal, _lifecycle, _marks, _seal
 
 SECONDS = 120  # until a start counts as hung
 ORDER = {}  # what the forked process was told to do
@@ -133,8 +133,10 @@ class Gullible:
 def blind(what):
     if what == "seal":
         _seal.hmac = Gullible(_seal.hmac)
+        for module in (_journal, _lifecycle):  # the marks, too, hold a digest of the newest record
+            module.is_another_history = lambda *given: False
     else:
-        _journal.newest_mark = lambda store, seal, run_id: (0, 0)
+        _journal.newest_mark = lambda store, seal, run_id: _marks.Mark()
 
 
 # -- the server ----------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ PROGRAMS = {
     "task group": ("branches.py", "grouped"),
     "method": ("methods.py", "run"),
     "class method": ("methods.py", "of_class"),
+    "cron": ("starting.py", "cron"),
+    "server": ("starting.py", "server"),
     "nested": ("nested.py", "parent"),
     "nested async": ("nested.py", "aparent"),
     "map": ("threaded.py", "mapped"),

@@ -101,10 +101,14 @@ class Shown:
             if each.output_type == "stream":
                 texts[each.name] += each.text
         lines = [(name, line) for name, text in texts.items() for line in text.splitlines()]
-        self.notices = [line for _, line in lines if line.startswith("stepwise: ")]
-        self.lines = [line for line in lines if line[1] not in self.notices]
+        self.lines = [line for line in lines if not line[1].startswith("stepwise: ")]
+        self.red = [line for line in lines if line not in self.lines]
         data = [each for each in outputs if "data" in each]
-        self.progress = [dict(each.data) for each in data if "stepwise" in each.metadata]
+        ours = [each for each in data if "stepwise" in each.metadata]
+        self.progress = [dict(e.data) for e in ours if e.metadata["stepwise"] == "progress"]
+        shown = [each.data for each in ours if each.metadata["stepwise"] == "notice"]
+        self.notices = [each["text/plain"] for each in shown]
+        self.looks = [each["text/html"] for each in shown]
         self.data = [dict(each.data) for each in data if "stepwise" not in each.metadata]
 
     @property

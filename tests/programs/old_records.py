@@ -1,12 +1,15 @@
 """A program whose unfinished runs version a6cd4d2 has left in ``tests/data``.
 
-``archive()`` made them, with that version: each run is killed where ``CRASH`` is asked for.  All
-that was recorded lies in a block that replays, so the records themselves have to answer.
+``archive()`` made them, with that version: each run is killed where ``CRASH`` is asked for.  In
+most of them all that was recorded lies in a block that replays, so the records themselves have to
+answer; ``outer`` resumes inside, and its variables are of kinds that need a function of stepwise.
 """
 
 import os
+import re
 import sys
 import tarfile
+import threading
 
 from stepwise import step, tool, workflow
 
@@ -94,8 +97,51 @@ def two_sides(task):
         return [ann.say(task), bob.say(task)]
 
 
+class Refused(Exception):
+    def __init__(self, what, *, why):
+        super().__init__(what)
+        self.why = why
+
+
+class Kept:
+    """An argument: it comes back as the caller's object."""
+
+
+@workflow(name="inner")
+def inner(number, kept):
+    kept.number = number
+    found, views = re.search("t.d", "the tides"), {"a": number}.keys()
+    ended = threading.Thread(target=did, args=("thread",))
+    ended.start()
+    ended.join()
+    try:
+        raise Refused("no", why="late")
+    except Refused as error:
+        refused = error
+    items = iter([1, 2, 3])
+    next(items)
+
+    def doubled(more):
+        return number * 2 + more
+
+    fetched = fetch(number)
+    crash()
+    alive = ended.is_alive()
+    return [found[0], *views, alive, refused.why, *items, doubled(1), fetched, kept.number]
+
+
+@workflow(name="outer")
+def outer(task):
+    first = fetch(1)
+    did("between")
+    kept = Kept()
+    second = inner(7, kept)
+    return [task, first, second, kept.number]
+
+
 def main():
-    print("result", {"one": one, "two": two, "two_sides": two_sides}[sys.argv[1]]("tides"))
+    flows = {"one": one, "two": two, "two_sides": two_sides, "outer": outer}
+    print("result", flows[sys.argv[1]]("tides"))
 
 
 def archive(home, path):
