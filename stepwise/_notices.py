@@ -161,12 +161,15 @@ def caller() -> FrameType | None:
     return frame
 
 
+_nowhere: dict[Any, int] = {}  # what was warned about without a place
+
+
 @reports
 def warn(text: str, category: type[StepwiseWarning]) -> None:
     """Warn; the place of the warning is the nearest code that is not ours."""
     text, frame = printable(text, sys.maxsize), caller()
-    if frame is None:
-        warnings.warn(text, category, stacklevel=2)
+    if frame is None:  # a thread of ours alone: said as Python does where a stack ends
+        warnings.warn_explicit(text, category, "sys", 1, "sys", _nowhere)
         return
     warnings.warn_explicit(
         text,

@@ -365,3 +365,27 @@ def test_what_tasks_wait_with_is_no_state():
         assert "ArgumentMutatedWarning" not in program.crash()
         program.rerun()
         assert len(program.bodies) == 6
+
+
+MAPPED = """
+import os, stepwise
+from stepwise import step, workflow
+class Agent:
+    asked = 0
+    @step
+    def ask(self, question):
+        self.asked += 1
+@workflow
+def run():
+    list(stepwise.map(Agent().ask, "abcd"))
+    crash()
+run()
+"""
+
+
+def test_a_warning_without_a_place_in_the_code_is_said_once():
+    """In a thread with nothing but our code in it, a warning names no line, and comes once."""
+    with Calls(MAPPED) as program:
+        told = program.crash()
+        assert told.count("ArgumentMutatedWarning") == 1
+        assert "sys:1: ArgumentMutatedWarning: 'Agent.ask' changed the attribute 'asked'" in told
