@@ -233,7 +233,12 @@ class Encoder:
         try:
             for key, item in value.items():
                 form = atoms.get(type(key))
-                name = form(key) if form is not None else self.numbered(None, self.encode, key)
+                if form is not None:
+                    name = form(key)
+                elif type(key) is str:  # refers to nothing
+                    name = self.encode(key)
+                else:
+                    name = self.numbered(None, self.encode, key)
                 form = atoms.get(type(item))
                 if form is not None:
                     pairs.append((name, form(item)))
