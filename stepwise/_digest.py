@@ -137,7 +137,8 @@ class Encoder:
 
     def encode(self, value: Any) -> bytes:
         cls = type(value)
-        simple = atom(cls)
+        container = _CONTAINERS.get(cls)
+        simple = atom(cls) if container is None else None
         if simple is not None:
             return simple(value)
         here, level = id(value), len(self.active)
@@ -146,7 +147,6 @@ class Encoder:
             return b"^%d" % (level - self.active[here])
         self.active[here] = level
         try:
-            container = _CONTAINERS.get(cls)
             return container(self, value) if container is not None else self.object(value)
         finally:
             del self.active[here]
