@@ -137,7 +137,8 @@ class Encoder:
 
     def encode(self, value: Any) -> bytes:
         cls = type(value)
-        simple = atom(cls)
+        container = _CONTAINERS.get(cls)
+        simple = atom(cls) if container is None else None
         if simple is not None:
             return simple(value)
         here, level = id(value), len(self.active)
@@ -146,7 +147,6 @@ class Encoder:
             return b"^%d" % (level - self.active[here])
         self.active[here] = level
         try:
-            container = _CONTAINERS.get(cls)
             return container(self, value) if container is not None else self.object(value)
         finally:
             del self.active[here]
@@ -233,7 +233,12 @@ class Encoder:
         try:
             for key, item in value.items():
                 form = atoms.get(type(key))
-                name = form(key) if form is not None else self.numbered(None, self.encode, key)
+                if form is not None:
+                    name = form(key)
+                elif type(key) is str:  # refers to nothing
+                    name = self.encode(key)
+                else:
+                    name = self.numbered(None, self.encode, key)
                 form = atoms.get(type(item))
                 if form is not None:
                     pairs.append((name, form(item)))

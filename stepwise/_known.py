@@ -70,6 +70,10 @@ class KnownValues:
         seal: seals a chunk under its number; its bytes and the link to it.
         next_chunk: a number for a new chunk.
         refuses: says of bytes whether they must not be stored.
+
+    Attributes:
+        node: the known value that the object with an id is a node of, and the number of the node in
+            it; ``None`` for others.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class KnownValues:
         self._seal = seal
         self._next_chunk = next_chunk
         self._nodes: dict[int, tuple[Known, int]] = {}
+        self.node = self._nodes.get  # asked for every object that is pickled
         self._arrived: deque[tuple[int, Tree, Watch]] = deque()
         self._waiting = 0
         self._loose: dict[int, Known] = {}  # records that are not watched with a chunk
@@ -100,10 +105,6 @@ class KnownValues:
     def __contains__(self, here: int) -> bool:
         """Whether the object with this id is a node of a known value."""
         return here in self._nodes
-
-    def node(self, value: Any) -> tuple[Known, int] | None:
-        """The known value that an object is a node of, and the number of the node in it."""
-        return self._nodes.get(id(value))
 
     @property
     def chunks(self) -> int:

@@ -41,7 +41,7 @@ def is_momentary(value: object) -> bool:
 
 def has_volatile_form(text: str) -> bool:
     """Return whether a text is a UUID or a time by its form, whenever it was made."""
-    return _is_uuid(text) or (16 <= len(text) <= 40 and _WRITTEN.match(text) is not None)
+    return 16 <= len(text) <= 40 and (_is_uuid(text) or _WRITTEN.match(text) is not None)
 
 
 def _is_uuid(text: str) -> bool:

@@ -211,6 +211,8 @@ class _Lenient(Encoder):
         self.list_tag, self.long = b"*" if masking else b"m", _LONG
 
     def encode(self, value: Any) -> bytes:
+        if type(value) is str and not has_volatile_form(value):
+            return string(value)  # most of what messages hold
         test = _TESTS.get(type(value))
         if test is not None and test(value):
             self.volatile = True

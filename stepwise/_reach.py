@@ -333,7 +333,7 @@ def _attribute(value: Any, name: str) -> Any:
     except AttributeError:
         own = {}
     classes = (*(value.__mro__ if issubclass(type(value), type) else ()), *type(value).__mro__)
-    for holder in (own, *(vars(cls) for cls in classes)):
+    for holder in (own, *map(vars, classes)):
         if name in holder:
             found = holder[name]
             if issubclass(type(found), (staticmethod, classmethod)):

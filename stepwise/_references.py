@@ -317,10 +317,11 @@ class References:
         A node of a known value: the index of this value in the checkpoint (negative: of a chunk),
         and its own.  A long list: its key and, at first, its parts: indices, and lists of items.
         """
-        entry = self._known.node(value)
+        here = id(value)
+        entry = self._known.node(here)
         if entry is not None:
             return self._used.index(entry[0].number), entry[1]
-        long = self._lists.get(id(value))
+        long = self._lists.get(here)
         if long is not None:
             if long.met:
                 return long.key, None

@@ -62,10 +62,6 @@ class UnpicklableError(Exception):
 # -- out -----------------------------------------------------------------------------------------
 
 
-class _Numbered:
-    """Stands for the instances in a pickle of which the run knows the calls, with their numbers."""
-
-
 class _FrameReducers(Reducers):
     """Takes the variables of a frame apart.
 
@@ -74,6 +70,9 @@ class _FrameReducers(Reducers):
 
     Args:
         with_contents: of the arguments; else they are names alone.
+
+    Attributes:
+        numbered: the instances met of which the run knows the calls, with their numbers.
     """
 
     def __init__(self, around: Surroundings, *, with_contents: bool = True) -> None:
@@ -131,8 +130,6 @@ class _FrameReducers(Reducers):
 
     def special(self, obj: Any) -> Any:
         cls = type(obj)
-        if cls is _Numbered:  # the last: all others have been met
-            return list, (), None, iter(self.numbered)
         self.note(obj)
         if cls is types.CellType:
             return self.cell(obj)
@@ -221,10 +218,11 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
         UnpicklableError: variables that do not pickle; says which, and why.
     """
     for _ in range(2):
-        links = _links(values, around.namespace)
-        whole = (dict(values), list(around.arguments.values()), links, _Numbered())
+        links, reducers = _links(values, around.namespace), _FrameReducers(around)
+        # The numbered instances are the last: pickled when all others have been met.
+        whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
         try:
-            return dump(whole, _FrameReducers(around))
+            return dump(whole, reducers)
         except MemoryError:
             raise
         except Exception as error:

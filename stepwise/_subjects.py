@@ -159,7 +159,7 @@ class Held:
         self.holder = holder
         self.sight = sight
         self.copies = sight.copies
-        if sight.large:  # what they held when they were digested may be long ago
+        if sight.large:
             fresh = {name: copied(sight.values[name]) for name in sight.large}
             self.copies = {**sight.copies, **fresh}
         self.groups: dict[int, _Group] | None = None  # once another call is in flight

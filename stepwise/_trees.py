@@ -160,10 +160,12 @@ def few(values: Iterable[Any]) -> bool:
                 cls = type(value)
                 if cls in _LEAVES:
                     size += len(value)
+                elif cls is dict:
+                    if len(value) > _FEW:
+                        return False
+                    waiting.append([*value, *value.values()])
                 elif cls in _CONTAINERS:
                     waiting.append(value)
-                    if cls is dict:
-                        waiting.append(value.values())
                 elif cls in _ITERATORS:
                     waiting.append(gc.get_referents(value))
                 elif cls not in NUMBERS and cls is not range:
@@ -230,9 +232,19 @@ class Watch:
             mine.extend(its)
 
     def holds(self) -> bool:
-        """Whether nothing has changed."""
-        lengths, *slots = self._look()
-        return lengths == self._seen[0] and all(map(same, slots, self._seen[1:]))
+        """Whether nothing has changed: what :meth:`_look` finds, as far as there is any of it."""
+        lengths, inside, held, attributes, keys, hidden = self._seen
+        return (
+            list(map(len, self._sized)) == lengths
+            and same(gc.get_referents(*self._containers), inside)
+            and (not self._instances or same(gc.get_referents(*self._instances), held))
+            and (not self._owners or same(list(map(vars, self._owners)), attributes))
+            and (not self._dicts or same(list(chain.from_iterable(self._dicts)), keys))
+            and (
+                not self._hidden
+                or same(list(chain.from_iterable(map(dict.values, self._hidden))), hidden)
+            )
+        )
 
     @classmethod
     def over(cls, nodes: Collection[Any]) -> Watch:

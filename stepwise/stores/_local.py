@@ -108,6 +108,7 @@ class FolderStore(abc.ABC):
         self._rows: Rows | None = None
         self._copy: Copy | None = None  # that is read, where nothing can be written
         self._inode: tuple[int, int] | None = None
+        self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
         self._epochs: dict[str, int] = {}  # of the leases held here
         self._drafts: dict[str, Batch] = {}  # what the next transaction of a run takes along
@@ -165,7 +166,7 @@ class FolderStore(abc.ABC):
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
 
     def _leases(self) -> LockFile:
-        return lock_file(os.path.join(self.path, "leases"))
+        return lock_file(self._lock_path)
 
     # -- writing ---------------------------------------------------------------------------------
 
