@@ -129,6 +129,7 @@ class Encoder:
     atoms: ClassVar = ATOMS
     list_tag = b"l"
     long = LONG
+    grows = True  # long lists are remembered: they will be digested again
 
     def __init__(self, numbering: Numbering | None = None) -> None:
         self.numbering = numbering
@@ -197,7 +198,9 @@ class Encoder:
         outer, state = self.numbering, Numbering if self.numbering is not None else _no_numbering
         tag = self.list_tag
         kind = tag, _config.fields() if outer is not None else None, main_name.get()
-        grown = digest_grown(value, tag, self.joined, self.active, kind=kind, state=state)
+        grown = None
+        if self.grows:
+            grown = digest_grown(value, tag, self.joined, self.active, kind=kind, state=state)
         if grown is None:
             inner = state()
             grown = hashlib.sha256(tag + self.joined(value, inner)).digest(), inner
@@ -242,6 +245,8 @@ class Encoder:
                 form = atoms.get(type(item))
                 if form is not None:
                     pairs.append((name, form(item)))
+                elif type(item) is str:
+                    pairs.append((name, self.encode(item)))
                 else:
                     later.append((name, key, item))
             later.sort(key=_first)  # references appear in an order that is not that of the dict

@@ -126,13 +126,16 @@ def unknown_in(parts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(map(int, text.split(","))) for name, text in texts.items()}
 
 
-def digest_part(value: object, inside: object = None) -> tuple[str, list[object]]:
+def digest_part(
+    value: object, inside: object = None, *, once: bool = False
+) -> tuple[str, list[object]]:
     """Digest the value of an attribute or a captured variable.
 
     Args:
         inside: the instance that holds it, which counts as itself wherever it is met; ``None``
             for a captured variable.  A function in one counts without what it captured itself,
             since that is a part of its own (see :func:`captured`).
+        once: it will hardly be digested again, so that nothing is kept for that.
 
     Returns:
         the text of the part, without serial numbers, and the objects that have no digest.
@@ -152,7 +155,7 @@ def digest_part(value: object, inside: object = None) -> tuple[str, list[object]
         return (f".{_VOLATILE}~{exact}" if encoder.volatile else f".{exact}"), []
     token = main_name.set(module_key("__main__"))
     try:
-        return _digest_part(value, inside)
+        return _digest_part(value, inside, once=once)
     except MemoryError:
         raise
     except Exception:  # nested too deeply, or changed by another thread meanwhile
@@ -167,14 +170,16 @@ def class_digest(cls: Any) -> str:
     return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
 
 
-def _digest_part(value: object, inside: object) -> tuple[str, list[object]]:
+def _digest_part(value: object, inside: object, *, once: bool) -> tuple[str, list[object]]:
     masked = _Lenient(inside, masking=True)
+    masked.grows = not once
     masked.without_cells = inside is None and as_function(value) is not None
     digest = short(masked.encode(value))
     if not masked.volatile:
         return digest, masked.unknown
-    exact = short(_Lenient(inside, masking=False).encode(value))
-    return f"{digest}~{exact}", masked.unknown
+    whole = _Lenient(inside, masking=False)
+    whole.grows = not once
+    return f"{digest}~{short(whole.encode(value))}", masked.unknown
 
 
 @functools.lru_cache(maxsize=1000)

@@ -194,7 +194,9 @@ class Sights:
                 watch = _watch(value, holder.instance)
         if shape is not None and state:
             return Part(value, shape, shape=shape)
-        text, unknown = digest_part(value, holder.instance)
+        # One that the workflow changes will be digested again: from the second time on it is known.
+        once = shape is not None and before is None
+        text, unknown = digest_part(value, holder.instance, once=once)
         if before is None or before.text != text or not _same_objects(before.unknown, unknown):
             itself = len(unknown) == 1 and unknown[0] is value
             return Part(value, text, unknown, shape, fixed=itself)

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from stepwise import _reach, step, tool, workflow
+from stepwise import _grown, _reach, step, tool, workflow
 from stepwise._holders import Holder
 from stepwise._identity import Parameters
 from stepwise._parts import digest_part
@@ -122,6 +122,18 @@ def test_what_has_not_changed_is_not_digested_again(monkeypatch):
     instance.calls += 1
     assert sights.look(held_by(instance), set()) is not before
     assert [value for value, *_ in digested] == [1]
+
+
+def test_a_large_list_is_remembered_when_it_is_digested_again():
+    """One that nobody changes is digested once, and nothing is kept for a second time."""
+    agent = Agent()
+    agent.history = [{"role": "user", "content": f"hello {n}"} for n in range(1500)]
+    sights, holder = Sights(lambda unknown: "?"), held_by(agent)
+    for times in (0, 1, 1):
+        text = sights.look(holder, ()).texts["self.history"]
+        assert text == digest_part(list(agent.history), agent, once=True)[0]
+        assert _grown.held(agent.history) == times
+        agent.history.append({"role": "user", "content": f"more {times}"})
 
 
 def test_sights_that_are_let_go_hold_nothing():
