@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help install test test-all sweeps mutants lint format types wheel examples demo clean
+.PHONY: help install test test-all sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page
 
 help:  ## show this
@@ -29,6 +29,9 @@ sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STE
 
 mutants: install  ## change the library in one place after another: tests must fail (ONLY="group _frames")
 	$(BIN)/python tests/mutants/run.py -n $(JOBS) $(ONLY)
+
+map: install  ## draw the rooms of the house, and count: docs/house.md
+	$(BIN)/python tests/house.py > docs/house.md
 
 lint: install  ## check layout and style
 	$(BIN)/ruff check .

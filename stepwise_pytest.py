@@ -202,7 +202,10 @@ class _Homes:
 
 def _close(home: str | None) -> None:
     """Close the stores in a home, if stepwise was used at all; those of live runs stay open."""
-    stores, runs = sys.modules.get("stepwise.stores"), sys.modules.get("stepwise._run")
+    stores, runs = (
+        sys.modules.get("stepwise.stores"),
+        sys.modules.get("stepwise._execution.active_run"),
+    )
     if home is not None and stores is not None:
         live = list(runs.live_runs) if runs is not None else []
         stores.close_under(home, [run.journal.store for run in live])

@@ -18,7 +18,7 @@ from unittest import mock
 import common
 
 import stepwise
-from stepwise._frames import WorkflowFrame
+from stepwise._workflows.frame import WorkflowFrame
 
 _SIZES = (1_000, 100_000, 1_000_000, 4_000_000, 10_000_000)
 _REPEAT = 30

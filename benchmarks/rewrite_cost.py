@@ -15,7 +15,7 @@ from typing import Any
 
 import common
 
-from stepwise.rewrite import Frame, build, capture, rewrite
+from stepwise._rewrite import Frame, build, capture, rewrite
 
 
 def identity(value: Any) -> Any:

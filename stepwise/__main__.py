@@ -1,7 +1,4 @@
-"""``python -m stepwise``: the command line, where its script is not on the path.
-
-Imports: cli.
-"""
+"""``python -m stepwise``: the command line, where its script is not on the path."""
 
 from stepwise.cli import run
 

@@ -14,8 +14,9 @@ import hypothesis
 import pytest
 
 import stepwise.stores
-from stepwise import _config, _process
-from stepwise._run import live_runs
+from stepwise._execution import process_memory
+from stepwise._execution.active_run import live_runs
+from stepwise._runtime import settings
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
@@ -55,8 +56,10 @@ def home(monkeypatch):
     for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
         monkeypatch.delenv(f"STEPWISE_{name}", raising=False)
     monkeypatch.setenv("STEPWISE_QUIET", "1")
-    monkeypatch.setattr(_config, "_settings", _config._Settings())
-    vars(_process.memory).update(vars(_process.Memory()))  # other modules hold the object itself
+    monkeypatch.setattr(settings, "_settings", settings._Settings())
+    vars(process_memory.memory).update(
+        vars(process_memory.Memory())
+    )  # other modules hold the object itself
     opened: dict[str, stepwise.stores.Store] = {}
     monkeypatch.setattr(stepwise.stores, "_open", opened)
     yield folder

@@ -18,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepwise
-from stepwise import Checkpoint, CheckpointStore, RecoverableAgent, _classic, _codec, tool
+from stepwise import Checkpoint, CheckpointStore, RecoverableAgent, tool
+from stepwise._values import codec
+from stepwise.agent import _checkpoints
 from stepwise.stores.memory import MemoryStore
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -202,7 +204,7 @@ def test_the_checksum_tells_types_apart(one, other):
 def test_the_checksum_of_plain_data_needs_no_digest(value, monkeypatch):
     """The checksum of plain data comes from one pass in C, and identity of parts does not count."""
     same = {"checkpoint_id": "id", "run_id": "run", "step_number": 1, "timestamp": "now"}
-    monkeypatch.setattr("stepwise._digest.digest", None)
+    monkeypatch.setattr("stepwise._values.digest.digest", None)
     monkeypatch.setattr("json.dumps", None)
     fresh = Checkpoint(**same, state={"value": value})
     copied = Checkpoint(**same, state={"value": pickle.loads(pickle.dumps(value))})
@@ -232,9 +234,9 @@ def test_the_checksum_of_sets_and_cycles(store):
 def test_checkpoints_of_earlier_versions_are_loaded(store):
     """A checkpoint whose checksum an earlier version computed is loaded, and is valid."""
     old = checkpoint(3, state={"n": 1}, checksum="f" * 64)
-    encoded = _codec.encode(old._facts(), "a checkpoint")
+    encoded = codec.encode(old._facts(), "a checkpoint")
     header = {"step": 3, "id": old.checkpoint_id, "form": encoded.form, "run": None}
-    with _classic._Owned(store, "run") as owned:
+    with _checkpoints._Owned(store, "run") as owned:
         owned.journal.put("agent/000000000003/000000000001", header, encoded.data, durable=True)
     loaded = store.load_latest("run")
     assert loaded.state == {"n": 1}

@@ -16,11 +16,11 @@ from stepwise import (
     RunWarning,
     StepInDoubtError,
     StepTimeoutError,
-    _operations,
     step,
     tool,
     workflow,
 )
+from stepwise._calls import operations
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
@@ -363,7 +363,7 @@ async def _together(call, seconds):
 @pytest.mark.parametrize("limited", [_limited, _first, _together])
 def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
     """Replayed, what ran out of time runs out of time: never a cancellation that nobody made."""
-    monkeypatch.setattr(_operations, "_LATE", 3600.0)  # on a busy machine it comes late, too
+    monkeypatch.setattr(operations, "_LATE", 3600.0)  # on a busy machine it comes late, too
 
     @decorator
     async def slow(number):
@@ -436,7 +436,7 @@ def test_a_cancelled_side_effect_is_not_repeated_for_want_of_a_timeout(log, monk
         told.append(text)
         said.set()
 
-    monkeypatch.setattr(_operations, "notice", notice)
+    monkeypatch.setattr(operations, "notice", notice)
 
     @tool(side_effect=True)
     async def post():

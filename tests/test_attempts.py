@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from examples import sweep
 from stepwise import errors, runs, step, workflow
-from stepwise._attempts import Attempts, check
+from stepwise._runtime.retries import Attempts, check
 from stepwise.errors import ConfigurationError
 from stepwise.testing import fresh_store
 
@@ -52,7 +52,7 @@ def test_no_retries():
     """Without retries the first failure is the last, and nothing is loaded for it."""
     code = (
         "import sys\n"
-        "from stepwise._attempts import Attempts\n"
+        "from stepwise._runtime.retries import Attempts\n"
         "attempts = Attempts(0, Exception, None)\n"
         "assert attempts.next_delay(ValueError()) is None\n"
         "assert 'tenacity' not in sys.modules\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepwise._notebook_inputs import identify
-from stepwise.rewrite.cells import parse_cell
+from stepwise._rewrite.cells import parse_cell
+from stepwise.notebook._inputs import identify
 
 
 @pytest.mark.parametrize(

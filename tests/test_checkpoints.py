@@ -12,8 +12,11 @@ import warnings
 import pytest
 
 import stepwise
-from stepwise import _frames, _inspection, _process, _resume, step, tool, workflow
-from stepwise.rewrite import scope
+from stepwise import step, tool, workflow
+from stepwise._execution import process_memory, viewer
+from stepwise._rewrite import scope
+from stepwise._workflows import frame as _frames
+from stepwise._workflows import resume
 from stepwise.stores import Batch, Owner, open_store
 
 ALL = {"retention": "all"}
@@ -50,7 +53,7 @@ def killed(call, *arguments, at):
     dying.add(at)
     with pytest.raises(Killed):
         call(*arguments)
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
     return stepwise.runs()[0]
 
 
@@ -393,10 +396,10 @@ def test_another_version_of_python(monkeypatch, told):
     run = killed(count, at=5)
     told()
     with monkeypatch.context() as patch:
-        patch.setattr(_inspection, "PYTHON", "3.99")
+        patch.setattr(viewer, "PYTHON", "3.99")
         with pytest.raises(stepwise.UnreadableValueError, match="was written by Python 3"):
             run.locals()
-    monkeypatch.setattr(_resume, "PYTHON", "3.99")
+    monkeypatch.setattr(resume, "PYTHON", "3.99")
     assert count() == 36
     assert done == [1, 2, 3, 4, 5, 6, 7, 8]
     assert re.search(

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import stepwise
-from stepwise import _notices, cli, step, workflow
-from stepwise._seal import Seal
+from stepwise import cli, step, workflow
+from stepwise._journal.seal import Seal
+from stepwise._runtime import messages
 
 LISTINGS = {
     "runs": "runs",
@@ -326,11 +327,11 @@ def test_nothing_that_a_terminal_obeys(command, hostile, tmp_path, monkeypatch):
 
 def test_nothing_that_a_terminal_obeys_in_a_notice(told):
     """A notice or a warning of the library shows what was recorded as printable text."""
-    _notices.notice(f"run {HOSTILE}")
+    messages.notice(f"run {HOSTILE}")
     shown = told()
     assert shown.startswith("stepwise: run \\x1b]0;owned\\x07\\x1b[32mcompleted\\u202e")
     with pytest.warns(stepwise.RunWarning) as warned:
-        _notices.warn(HOSTILE, stepwise.RunWarning)
+        messages.warn(HOSTILE, stepwise.RunWarning)
     assert str(warned[0].message).isprintable()
 
 

@@ -30,8 +30,16 @@ from hypothesis import strategies as st
 from pickled import Account, Model, Plain, Point, double
 
 from examples import sweep
-from stepwise import _codec, errors
-from stepwise._codec import Encoded, decode, decode_error, encode, encode_error, traceback_text
+from stepwise import errors
+from stepwise._values import codec
+from stepwise._values.codec import (
+    Encoded,
+    decode,
+    decode_error,
+    encode,
+    encode_error,
+    traceback_text,
+)
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
 needs_groups = pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups in 3.10")
@@ -144,17 +152,17 @@ def test_local_classes():
 def test_code_of_another_python(monkeypatch):
     """By-value code of another Python is refused unread: loading it could crash the interpreter."""
     loaded = []
-    monkeypatch.setattr(_codec.pickle, "loads", loaded.append)
+    monkeypatch.setattr(codec.pickle, "loads", loaded.append)
     with pytest.raises(UnreadableValueError, match=r"3\.99") as caught:
         decode(b"anything", "3.99")
-    assert _codec.PYTHON in str(caught.value)
+    assert codec.PYTHON in str(caught.value)
     assert loaded == []
 
 
 def test_code_recorded_here_and_read_there(monkeypatch):
     """A value with code, recorded here, is refused when this program runs on another Python."""
     encoded, plain = encode(lambda: 1), encode([1, 2])
-    monkeypatch.setattr(_codec, "PYTHON", "3.99")
+    monkeypatch.setattr(codec, "PYTHON", "3.99")
     with pytest.raises(UnreadableValueError, match="run the program with Python"):
         decode(*encoded)
     assert decode(*plain) == [1, 2]
@@ -356,7 +364,7 @@ def test_sockets_and_generators():
 SCRIPT = textwrap.dedent(
     """
     import dataclasses, enum, pathlib, pickle, sys
-    from stepwise._codec import decode, decode_error, encode, encode_error
+    from stepwise._values.codec import decode, decode_error, encode, encode_error
 
     class Color(enum.Enum):
         RED = 1
@@ -432,7 +440,7 @@ def test_plain_values_need_no_cloudpickle():
     """Recording plain data does not load cloudpickle."""
     code = (
         "import sys\n"
-        "from stepwise._codec import decode, encode\n"
+        "from stepwise._values.codec import decode, encode\n"
         "assert decode(*encode({'a': [1, 2.5, 'x']})) == {'a': [1, 2.5, 'x']}\n"
         "assert 'cloudpickle' not in sys.modules\n"
     )
@@ -756,7 +764,7 @@ def test_local_error_on_another_python(monkeypatch):
 
     encoded = encode_error(raised(LocalError("told")))
     assert type(decode_error(encoded.data)).__name__ == "LocalError"
-    monkeypatch.setattr(_codec, "PYTHON", "3.99")
+    monkeypatch.setattr(codec, "PYTHON", "3.99")
     back = decode_error(encoded.data)
     assert type(back) is StepFailedError
     assert "LocalError: told" in str(back)

@@ -348,7 +348,7 @@ def test_a_step_of_an_agent_that_was_undone_is_made_anew(world):
         return None
 
     def attempt():
-        store = stepwise.CheckpointStore(stepwise._config.store())
+        store = stepwise.CheckpointStore(stepwise._runtime.settings.store())
         agent = stepwise.RecoverableAgent(trip, store, checkpoint_every_n=1, max_recoveries=0)
         return asyncio.run(agent.run_with_recovery("a trip", "trip"))["result"]
 
@@ -623,7 +623,7 @@ def test_a_tool_that_is_gone(world):
         return book("a")
 
     run = order.execute()
-    tools, key = stepwise._steps.compensated_tools, (__name__, "vanishing")
+    tools, key = stepwise._calls.steps.compensated_tools, (__name__, "vanishing")
     held = tools.pop(key)
     try:
         with pytest.raises(stepwise.ConfigurationError, match=f"import the module.*{__name__}"):

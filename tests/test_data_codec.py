@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import Landed, step, tool, workflow
-from stepwise._data import decode_data, encode_data
+from stepwise._values.data import decode_data, encode_data
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 CALLS: list = []
@@ -122,7 +122,7 @@ def test_asynchronous_steps():
 def test_completed_runs():
     """The result of a completed run comes back as the workflow is annotated."""
     agent.options(run_id="one")("ada")
-    stepwise._process.memory.__init__()
+    stepwise._execution.process_memory.memory.__init__()
     assert agent.options(run_id="one")("ada")[0].name == "ada"
     assert len(CALLS) == 4
 
@@ -312,4 +312,4 @@ def test_any_data_comes_back(value):
     """Any JSON value comes back as it was."""
     data = encode_data(value, Any, "the value")
     again = decode_data(data, Any)
-    assert stepwise._digest.digest(again) == stepwise._digest.digest(value)
+    assert stepwise._values.digest.digest(again) == stepwise._values.digest.digest(value)

@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._alike import alike
-from stepwise._codec import Codec, traceback_text
-from stepwise._data import decode_data, encode_data
-from stepwise._raised import decode_raised, encode_raised
-from stepwise._tagged import NotDataError, dump_tagged, load_tagged
+from stepwise._values.codec import Codec, traceback_text
+from stepwise._values.comparison import alike
+from stepwise._values.data import decode_data, encode_data
+from stepwise._values.exception_data import decode_raised, encode_raised
+from stepwise._values.tagged_json import NotDataError, dump_tagged, load_tagged
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 needs_groups = pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups in 3.10")

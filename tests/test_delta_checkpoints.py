@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
 
 import stepwise
-from stepwise import _frames, _references, _trees, step, workflow
-from stepwise._checkpoint_list import checkpoints_of
-from stepwise._chunks import Needs, Vault, digest_of
-from stepwise._known import KnownValues
+from stepwise import step, workflow
+from stepwise._checkpoints import references
+from stepwise._checkpoints.chunks import Needs, Vault, digest_of
+from stepwise._checkpoints.stored_values import KnownValues
+from stepwise._runs.checkpoints import checkpoints_of
+from stepwise._values import trees
+from stepwise._workflows import frame
 from stepwise.stores import Batch, Owner, open_store
 
 ALL = {"retention": "all"}
@@ -176,9 +179,9 @@ TICKS = line_of(play, "expected[number] =")
 def small(monkeypatch):
     """Chunks of a few items."""
     chunk_little(monkeypatch)
-    monkeypatch.setattr(_references, "_LEAF", 400)
-    monkeypatch.setattr(_references, "HEAVY", 2000)
-    monkeypatch.setattr(_frames, "HEAVY", 2000)
+    monkeypatch.setattr(references, "_LEAF", 400)
+    monkeypatch.setattr(references, "HEAVY", 2000)
+    monkeypatch.setattr(frame, "HEAVY", 2000)
 
 
 @settings(
@@ -232,7 +235,7 @@ def test_every_change_is_seen(small, how, at):
 
 def test_a_change_that_is_not_seen_would_be_found(small, monkeypatch):
     """The tests here fail if changes are not looked for."""
-    monkeypatch.setattr(_trees.Watch, "holds", lambda _: True)
+    monkeypatch.setattr(trees.Watch, "holds", lambda _: True)
     with pytest.raises(AssertionError):
         test_every_change_is_seen(small, "content", 1)
 

@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
 
 import stepwise
-from stepwise import _digest, _grown, _references, _trees, step, workflow
+from stepwise import step, workflow
+from stepwise._checkpoints import references
+from stepwise._values import digest, list_digest, trees
 from stepwise.stores import open_store
 
 try:
@@ -149,7 +151,7 @@ dying = set()  # numbers of steps in which the process ends, once
 @pytest.fixture(autouse=True)
 def nothing_known():
     dying.clear()
-    _grown.forget()
+    list_digest.forget()
 
 
 @step
@@ -382,7 +384,7 @@ def test_every_change_is_seen(small, kind, made):
 
 def test_a_change_that_is_not_seen_would_be_found(small, monkeypatch):
     """The tests here fail if changes are not looked for."""
-    monkeypatch.setattr(_trees.Watch, "holds", lambda _: True)
+    monkeypatch.setattr(trees.Watch, "holds", lambda _: True)
     with pytest.raises(AssertionError):
         test_every_change_is_seen(small, 0, "append")
 
@@ -431,7 +433,7 @@ def test_results_are_not_written_again(kind):
 def test_what_a_list_grew_by_is_written_a_few_times(kind):
     """Typed messages that no step returned are written a few times, however many there are."""
     run = listen.options(store="memory:").execute(300, kind)
-    assert max(each.size for each in run.checkpoints) <= _references.HEAVY
+    assert max(each.size for each in run.checkpoints) <= references.HEAVY
     assert sum(sizes(run, "chunk/")) < 3.5 * 300 * (LARGE + 200)
     assert len(run.locals()["heard"]) == 300
 
@@ -525,14 +527,14 @@ def test_messages_that_know_the_one_before_them():
 def plainly(value):
     """The digest of a value without anything that was known of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_digest, "LONG", 1 << 30)
-        return _digest.digest(value)
+        patch.setattr(digest, "LONG", 1 << 30)
+        return digest.digest(value)
 
 
 def digested(value):
     """A digest, or why there is none."""
     try:
-        return _digest.digest(value), plainly(value)
+        return digest.digest(value), plainly(value)
     except stepwise.DigestError as error:
         with pytest.raises(stepwise.DigestError, match=re.escape(str(error))):
             plainly(value)
@@ -575,9 +577,9 @@ class Inherits(Defaults):
 def test_a_class_is_part_of_the_digest_of_its_instances(monkeypatch):
     """What a message has from its class is looked at again when that has changed."""
     messages = [Inherits(n) for n in range(100)]
-    before = _digest.digest(messages)
+    before = digest.digest(messages)
     monkeypatch.setattr(Inherits, "role", "other")
-    assert _digest.digest(messages) == plainly(messages) != before
+    assert digest.digest(messages) == plainly(messages) != before
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=[kind.__name__ for kind in KINDS])
@@ -585,16 +587,16 @@ def test_only_what_is_new_is_digested(monkeypatch, kind):
     """Of a list of objects that grew, those that were there are not digested again."""
     messages = [message(KINDS[kind], n) for n in range(300)]
     for _ in "12":  # what classes make of themselves at first use has changed them
-        _digest.digest(messages)
+        digest.digest(messages)
     digested = []
-    right = _digest.Encoder.joined
+    right = digest.Encoder.joined
     monkeypatch.setattr(
-        _digest.Encoder,
+        digest.Encoder,
         "joined",
         lambda self, new, *how: (digested.extend(new), right(self, new, *how))[1],
     )
     messages += [message(KINDS[kind], 1)]
-    assert _digest.digest(messages) == plainly(messages)
+    assert digest.digest(messages) == plainly(messages)
     assert [id(each) for each in digested] == [id(messages[-1])]
 
 
@@ -798,5 +800,5 @@ UNKNOWN = {
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_is_not_known_is_in_no_tree(what):
     """An object of which a class may say more than it holds is pickled as ever."""
-    assert _trees.walk([Plain("user", "text")]) is not None
-    assert _trees.walk([Plain("user", UNKNOWN[what]())]) is None
+    assert trees.walk([Plain("user", "text")]) is not None
+    assert trees.walk([Plain("user", UNKNOWN[what]())]) is None

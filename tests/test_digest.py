@@ -36,7 +36,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from examples import sweep
-from stepwise._digest import class_name, combine, digest, encode
+from stepwise._values.digest import class_name, combine, digest, encode
 from stepwise.errors import DigestError
 
 # -- what is digested ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise._digest import digest
+from stepwise._values.digest import digest
 from stepwise.errors import DigestError
 
 

@@ -9,21 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepwise
-from stepwise import _digest, _grown, step, workflow
+from stepwise import step, workflow
+from stepwise._values import digest, list_digest
 
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    _grown.forget()
+    list_digest.forget()
     yield
-    _grown.forget()
+    list_digest.forget()
 
 
 def plainly(value):
     """The digest of a value without anything that was known of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_digest, "LONG", 1 << 30)
-        return _digest.digest(value)
+        patch.setattr(digest, "LONG", 1 << 30)
+        return digest.digest(value)
 
 
 def message(n):
@@ -85,34 +86,34 @@ def test_the_digest_is_the_same(length, operations):
     messages = [message(n) for n in range(length)]
     for operation, n in operations:
         operation(messages, n)
-        assert _digest.digest(messages) == plainly(messages)
-        assert _digest.digest({"m": [messages], "n": n}) == plainly({"m": [messages], "n": n})
+        assert digest.digest(messages) == plainly(messages)
+        assert digest.digest({"m": [messages], "n": n}) == plainly({"m": [messages], "n": n})
 
 
 def test_only_what_is_new_is_encoded(monkeypatch):
     """Of a list that grew, the items that were there are not encoded again."""
     messages = [message(n) for n in range(500)]
-    _digest.digest(messages)
+    digest.digest(messages)
     encoded = []
-    right = _digest.Encoder.joined
+    right = digest.Encoder.joined
     monkeypatch.setattr(
-        _digest.Encoder,
+        digest.Encoder,
         "joined",
         lambda self, new, *how: (encoded.extend(new), right(self, new, *how))[1],
     )
     messages += [message(1), message(2)]
-    assert _digest.digest(messages) == plainly(messages)
+    assert digest.digest(messages) == plainly(messages)
     assert encoded == messages[-2:]
 
 
 def test_what_cannot_be_digested_is_named_with_its_place():
     """An item of a long list that has no digest is named with its index."""
     messages = [message(n) for n in range(100)]
-    _digest.digest(messages)
+    digest.digest(messages)
     messages.append(message(3))
     messages[70]["parts"] = lambda: None
     with pytest.raises(stepwise.DigestError, match=r"value\[70\]\['parts'\]"):
-        _digest.digest(messages)
+        digest.digest(messages)
 
 
 @step
@@ -131,4 +132,4 @@ def agent(count):
 def test_nothing_is_kept_of_a_run_that_ended():
     """The lists of a run are let go when it ends."""
     agent.options(store="memory:")(5)
-    assert _grown._grown == {}
+    assert list_digest._grown == {}

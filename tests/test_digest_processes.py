@@ -99,7 +99,7 @@ STUB = textwrap.dedent(
     package = types.ModuleType("stepwise")
     package.__path__ = [{os.path.dirname(stepwise.__file__)!r}]
     sys.modules["stepwise"] = package
-    from stepwise._digest import digest
+    from stepwise._values.digest import digest
     """
 )
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from digested import Attrs, Model, Pair, Plain, Point, Slotted, WithSlots, closure, local_class
 
-from stepwise._digest import digest
+from stepwise._values.digest import digest
 from stepwise.errors import DigestError
 
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from IPython.lib.pretty import pretty
 
 import stepwise
-from stepwise import _display, cli
+from stepwise import cli
+from stepwise._display import render
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
 ANSI = "\x1b[31mred\x1b[0m\x07\r\u202eleft"
@@ -82,7 +83,7 @@ def test_control_characters():
         assert {"\x1b", "\x07", "\r", "\u202e", "\ud800"}.isdisjoint(shown)
         shown.encode()
     assert "\\x1b[31mred" in run._repr_html_()
-    assert _display.printable("a\x1b[1m\nb\u202e") == "a\\x1b[1m\nb\\u202e"
+    assert render.printable("a\x1b[1m\nb\u202e") == "a\\x1b[1m\nb\\u202e"
 
 
 def test_large_values():
@@ -90,7 +91,7 @@ def test_large_values():
     run = run_of("x" * 10_000_000, b"y" * 10_000_000)
     assert max(map(len, pages_of(run))) < 40_000
     assert len(pretty(run)) < 4_000
-    assert len(_display.printable("z" * 10_000_000)) < 21_000
+    assert len(render.printable("z" * 10_000_000)) < 21_000
 
 
 def test_a_checkpoint_of_an_agent():
@@ -133,12 +134,12 @@ def test_skipped_and_executed():
 def test_timeline():
     """Bars lie in order within the whole, and times in which nothing happened are cut short."""
     day = 86_400.0
-    bars = _display._timeline([(0, 1), (0.5, 2), (day, day + 2), (3 * day, 3 * day)])
+    bars = render._timeline([(0, 1), (0.5, 2), (day, day + 2), (3 * day, 3 * day)])
     assert bars[0][0] == 0
     assert all(0 <= left <= 100 and left + width <= 100.001 for left, width in bars)
     assert bars[1][1] == pytest.approx(1.5 * bars[0][1])
     assert bars[2][1] > 40
-    assert _display._timeline([]) == []
+    assert render._timeline([]) == []
 
 
 def test_many_steps():

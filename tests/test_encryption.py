@@ -7,7 +7,7 @@ import pytest
 
 import stepwise
 from stepwise import step, workflow
-from stepwise._seal import DamagedError, Seal
+from stepwise._journal.seal import DamagedError, Seal
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 SECRET = "the-eagle-has-landed"
@@ -95,7 +95,7 @@ def test_without_the_extra(tmp_path, monkeypatch):
             raise ImportError(name)
         return found(name, *args, **kwargs)
 
-    stepwise._cipher._cipher.cache_clear()
+    stepwise._journal.cipher._cipher.cache_clear()
     monkeypatch.setattr(builtins, "__import__", missing)
     with (
         fresh_store(tmp_path),

@@ -21,9 +21,9 @@ from equivalence.checker import Differs, check_seeds, kinds_of_statements
 from equivalence.programs import write
 from sweeping import WHOLE, size
 
-from stepwise import _frames
-from stepwise._matching import Pool
-from stepwise.rewrite import Rewritten
+from stepwise._matching.pool import Pool
+from stepwise._rewrite import Rewritten
+from stepwise._workflows import frame
 
 BLOCK = 50  # programs of one test
 BLOCKS = range(size(40, 400))
@@ -75,8 +75,8 @@ def local_dropped(monkeypatch):
         values.pop("a", None)
         return values
 
-    right = _frames.load_values
-    monkeypatch.setattr(_frames, "load_values", load)
+    right = frame.load_values
+    monkeypatch.setattr(frame, "load_values", load)
 
 
 def sharing_lost(monkeypatch):
@@ -86,8 +86,8 @@ def sharing_lost(monkeypatch):
             values["alias"] = pickle.loads(pickle.dumps(values["alias"]))
         return values
 
-    right = _frames.load_values
-    monkeypatch.setattr(_frames, "load_values", load)
+    right = frame.load_values
+    monkeypatch.setattr(frame, "load_values", load)
 
 
 def record_skipped(monkeypatch):

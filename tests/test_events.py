@@ -174,7 +174,8 @@ def test_the_end_of_a_hook():
 
 def test_nobody_listens(monkeypatch):
     """Where nobody listens, no event is made."""
-    from stepwise import _event, _events
+    from stepwise._runtime import event as _event
+    from stepwise._runtime import events as _events
 
     def never(*args, **kwargs):
         raise AssertionError("an event was made")

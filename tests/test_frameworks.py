@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepwise
-from stepwise import _digest, _grown, step, workflow
-from stepwise._identity import Parameters, instance_digest
+from stepwise import step, workflow
+from stepwise._identity.identity import Parameters, instance_digest
+from stepwise._values import digest, list_digest
 
 # -- classes of the same shape as those of the frameworks, which need not be installed -------------
 
@@ -115,9 +116,9 @@ def identity(*values):
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    _grown.forget()
+    list_digest.forget()
     yield
-    _grown.forget()
+    list_digest.forget()
 
 
 # -- new at every start ----------------------------------------------------------------------------
@@ -278,13 +279,13 @@ def test_calls_are_told_apart_by_what_refers_to_what(one, other, first, second, 
 @given(st.lists(event, min_size=1, max_size=12), st.sampled_from([40, 60, 64, 90]))
 def test_a_list_that_grows(added, length):
     """What was digested of a list before changes nothing, and whole digests know nothing of it."""
-    _grown.forget()
+    list_digest.forget()
     history = build([("say", 7, 0)] * length, "abc")
     for each in build(added, "abc"):
         history.append(each)
-        known = identity(history, returned("a")), _digest.digest(history)
-        _grown.forget()
-        assert known == (identity(history, returned("a")), _digest.digest(history))
+        known = identity(history, returned("a")), digest.digest(history)
+        list_digest.forget()
+        assert known == (identity(history, returned("a")), digest.digest(history))
 
 
 # -- what is whole ---------------------------------------------------------------------------------
@@ -293,13 +294,13 @@ def test_a_list_that_grows(added, length):
 def test_a_digest_of_the_value():
     """What changed is another question than which call it is: there everything counts."""
     one = conversation()
-    before = _digest.digest(one)
+    before = digest.digest(one)
     one[0].timestamp += dt.timedelta(seconds=1)
-    assert _digest.digest(one) != before
+    assert digest.digest(one) != before
     long = conversation() * 30
-    before, same = _digest.digest(long), identity(long)
+    before, same = digest.digest(long), identity(long)
     long[0].timestamp += dt.timedelta(seconds=1)
-    assert _digest.digest(long) != before
+    assert digest.digest(long) != before
     assert identity(long) == same
 
 

@@ -14,11 +14,11 @@ import pytest
 
 import stepwise
 from stepwise import StoreError, step, tool, workflow
-from stepwise._group import Group, Share
-from stepwise._journal import Journal
-from stepwise._records import Call, Intent, Outcome
-from stepwise._run import live_runs
-from stepwise._seal import Seal
+from stepwise._execution.active_run import live_runs
+from stepwise._journal.journal import Journal
+from stepwise._journal.records import Call, Intent, Outcome
+from stepwise._journal.seal import Seal
+from stepwise._runtime.group_commit import Group, Share
 from stepwise.stores import Owner
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
@@ -363,7 +363,7 @@ asyncio.run(run()) if "{kind}" == "tasks" else run()
 HASTY = """
 from collections import deque
 from stepwise import _adrive, _drive
-from stepwise._operations import Result
+from stepwise._calls.operations import Result
 late = deque()
 def hasty(operation):
     late.append(operation)

@@ -11,8 +11,9 @@ import types
 import pytest
 
 import stepwise
-from stepwise import RunBusyError, _interrupts, step, workflow
-from stepwise._run import live_runs
+from stepwise import RunBusyError, step, workflow
+from stepwise._execution.active_run import live_runs
+from stepwise._runtime import interrupts
 
 done = []
 gates = {}  # name -> an event that lets the step of that name end
@@ -355,8 +356,8 @@ def test_pickles_that_must_not_be_loaded():
 
 def test_inputs_of_an_old_store():
     """A run of the version before has only a part of its arguments, which is said."""
-    from stepwise._inputs import load_inputs
-    from stepwise._records import Started, from_header, to_header
+    from stepwise._execution.inputs import load_inputs
+    from stepwise._journal.records import Started, from_header, to_header
 
     header = to_header(Started("m:f", "d", "x=1", command=("python",), cwd="/"))
     old = from_header(header[:-1])
@@ -371,7 +372,7 @@ def test_inputs_of_an_old_store():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            "stepwise._inputs.read_one",
+            "stepwise._execution.inputs.read_one",
             lambda *_: entry._replace(record=entry.record._replace(form=None)),
         )
         with pytest.raises(stepwise.UnreadableValueError, match="recorded only a part of them"):
@@ -514,7 +515,7 @@ def test_recover_one_after_the_other():
 def test_recover_as_the_last_line_of_a_program(told, monkeypatch):
     """What can begin at once goes on although the program ends; the others are named."""
     first, second = (fail_once(agent, name, "x") for name in "ab")
-    monkeypatch.setattr(_interrupts.ending, "begun", True)
+    monkeypatch.setattr(interrupts.ending, "begun", True)
     one, other = stepwise.recover(max_workers=1)
     assert one.result() == ["A", "X"]
     with pytest.raises(stepwise.StepwiseError, match="was not begun: the program ends"):

@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import sweep
-from stepwise import _config, configure
-from stepwise._identity import (
+from stepwise import configure
+from stepwise._identity.identity import (
     Parameters,
     child_id,
     derived_id,
@@ -33,6 +33,7 @@ from stepwise._identity import (
     instance_digest,
     random_id,
 )
+from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError, DigestError
 
 LOCK = threading.Lock()
@@ -233,7 +234,7 @@ def test_other_processes():
     code = textwrap.dedent(
         """
         import json
-        from stepwise._identity import *
+        from stepwise._identity.identity import *
         def think(messages, tags=frozenset(), **more): pass
         known = Parameters(think, what="step")
         args = ([{"role": "user", "content": "hi"}],)
@@ -553,7 +554,7 @@ def test_configured_classes_for_the_type_checker():
 def test_one_configured_class():
     """A single name, given without a list, is that name, not its letters."""
     configure(injected="mine.web.Session")
-    assert _config.injected() == {"mine.web.Session"}
+    assert settings.injected() == {"mine.web.Session"}
 
 
 # -- the object a method is bound to ---------------------------------------------------------------

@@ -10,8 +10,8 @@ from command import process
 
 import stepwise
 from stepwise import cli, step, workflow
-from stepwise._heads import derive_facts
-from stepwise._journal import read, seal_for
+from stepwise._journal.heads import derive_facts
+from stepwise._journal.journal import read, seal_for
 
 pressed = []  # what the next "press" raises
 
@@ -230,7 +230,7 @@ def test_it_is_shown():
 
 
 def repr_of(run):
-    from stepwise._display import run_text
+    from stepwise._display.render import run_text
 
     return run_text(run._shown(run._seen()))
 

@@ -30,16 +30,25 @@ from stepwise import (
     JournalLostError,
     LeaseLostError,
     StoreError,
-    _journal,
-    _seal,
     step,
     tool,
     workflow,
 )
-from stepwise._heads import open_head
-from stepwise._journal import Journal, Lost, Position, facts_of, read, read_one
-from stepwise._records import Call, Ended, Entry, Forgotten, Intent, Outcome, RunFacts, Started
-from stepwise._seal import DamagedError, ForeignKeyError, Seal, load_seal
+from stepwise._journal import journal as _journal
+from stepwise._journal import seal as _seal
+from stepwise._journal.heads import open_head
+from stepwise._journal.journal import Journal, Lost, Position, facts_of, read, read_one
+from stepwise._journal.records import (
+    Call,
+    Ended,
+    Entry,
+    Forgotten,
+    Intent,
+    Outcome,
+    RunFacts,
+    Started,
+)
+from stepwise._journal.seal import DamagedError, ForeignKeyError, Seal, load_seal
 from stepwise.stores import Batch, Owner
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
@@ -762,10 +771,10 @@ def test_a_write_that_raises_is_caught_up(store, told, fates):
 
 APPENDER = """
 import os, random, signal, sys
-from stepwise._journal import Journal
-from stepwise._lease import Lease
-from stepwise._records import Call, Intent, Outcome
-from stepwise._seal import Seal
+from stepwise._journal.journal import Journal
+from stepwise._journal.lease import Lease
+from stepwise._journal.records import Call, Intent, Outcome
+from stepwise._journal.seal import Seal
 from stepwise.stores.disk import DiskStore
 
 store = DiskStore(sys.argv[1])
@@ -879,7 +888,7 @@ OTHERS = [("key", 0o620), ("key", 0o602), ("", 0o777), ("", 0o720)]
 @pytest.mark.parametrize(("name", "mode"), OTHERS)
 def test_a_key_that_others_can_have_written(home, monkeypatch, name, mode):
     """A key that others may write, or replace, is refused by its path, with what mends it."""
-    monkeypatch.setattr("stepwise._trust._is_private", lambda gid: False)
+    monkeypatch.setattr("stepwise._runtime.file_trust._is_private", lambda gid: False)
     before = load_seal()
     (home / name).chmod(mode)
     with pytest.raises(ConfigurationError, match="others may write to it") as caught:
@@ -938,7 +947,7 @@ def test_a_group_of_its_own(home, monkeypatch):
 
 RACER = """
 import sys
-from stepwise._seal import load_seal
+from stepwise._journal.seal import load_seal
 print("ready")
 sys.stdin.readline()
 print(load_seal().key_id.hex())

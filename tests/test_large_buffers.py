@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from killed import Killed, forget_process, line_of, played_to_the_end
 
 import stepwise
-from stepwise import _references, step, workflow
-from stepwise._pieces import Pieces
-from stepwise._seal import DamagedError, Seal
+from stepwise import step, workflow
+from stepwise._checkpoints import references
+from stepwise._journal.seal import DamagedError, Seal
+from stepwise._values.buffers import Pieces
 from stepwise.stores import open_store
 from stepwise.testing import fresh_store
 
@@ -36,8 +37,8 @@ def nobody_dies():
 @pytest.fixture
 def small(monkeypatch):
     """Buffers of a kilobyte are large."""
-    monkeypatch.setattr(_references, "_LEAF", 1000)
-    monkeypatch.setattr(_references, "_LARGEST", 3000)
+    monkeypatch.setattr(references, "_LEAF", 1000)
+    monkeypatch.setattr(references, "_LARGEST", 3000)
 
 
 @step

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwise import get_run, step, workflow
-from stepwise._codec import decode, encode
-from stepwise._pieces import Pieces, collected
-from stepwise._seal import Seal
+from stepwise._journal.seal import Seal
+from stepwise._values.buffers import Pieces, collected
+from stepwise._values.codec import decode, encode
 from stepwise.testing import fresh_store
 
 MB = 1 << 20

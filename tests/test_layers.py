@@ -23,30 +23,39 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
-FRONT_MODULES = "agent cli errors graph integrations notebook rewrite stores testing"
+FRONT_MODULES = "agent cli errors graph integrations notebook stores testing"
 LINES, FUNCTION_LINES = 700, 60
 
 ONLY_IN = {
-    "IPython": {"stepwise._notebook_steps"},
-    "annotationlib": {"stepwise._identity"},
-    "ast": {"stepwise.rewrite"},
-    "click": {"stepwise._demo", "stepwise.cli"},
-    "cloudpickle": {"stepwise._pickling"},
-    "concurrent": {"stepwise._map", "stepwise._threads", "stepwise._workers", "stepwise.testing"},
-    "cryptography": {"stepwise._cipher"},
+    "IPython": {"stepwise.notebook._magics"},
+    "annotationlib": {"stepwise._identity.identity"},
+    "ast": {"stepwise._rewrite"},
+    "click": {"stepwise.cli._demo", "stepwise.cli"},
+    "cloudpickle": {"stepwise._values.pickling"},
+    "concurrent": {
+        "stepwise._calls.parallel",
+        "stepwise._runtime.thread_context",
+        "stepwise._calls.workers",
+        "stepwise.testing",
+    },
+    "cryptography": {"stepwise._journal.cipher"},
     "diskcache": {"stepwise.stores._cache"},
     "fcntl": {"stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
-    "hmac": {"stepwise._cipher", "stepwise._seal"},
-    "numpy": {"stepwise._digest_types"},
-    "pandas": {"stepwise._digest_types"},
-    "pickle": {"stepwise._codec", "stepwise._pickling", "stepwise._snapshot"},
-    "pydantic": {"stepwise._data"},
+    "hmac": {"stepwise._journal.cipher", "stepwise._journal.seal"},
+    "numpy": {"stepwise._values.digest_types"},
+    "pandas": {"stepwise._values.digest_types"},
+    "pickle": {
+        "stepwise._values.codec",
+        "stepwise._values.pickling",
+        "stepwise._checkpoints.variables",
+    },
+    "pydantic": {"stepwise._values.data"},
     "sqlite3": {"stepwise.cli", "stepwise.stores"},
     "stepwise_pytest": {"stepwise.testing.plugin"},
     "tabulate": {"stepwise.cli"},
-    "tenacity": {"stepwise._attempts"},
-    "wrapt": {"stepwise._workflow", "stepwise.integrations"},
+    "tenacity": {"stepwise._runtime.retries"},
+    "wrapt": {"stepwise._workflows.workflow", "stepwise.integrations"},
 }
 """What is known in one place only: the module (or package) that may import it."""
 
@@ -54,7 +63,7 @@ ONLY_IN = {
 def imports(module):
     """(imported module, line) of every import, deferred ones included.
 
-    ``from stepwise.stores import disk`` is an import of the submodule; ``from stepwise.rewrite
+    ``from stepwise.stores import disk`` is an import of the submodule; ``from stepwise._rewrite
     import build`` one of what the package hands out, since it has a ``build`` of its own.
     """
     for node in ast.walk(TREES[module]):
@@ -111,6 +120,30 @@ def test_the_map_of_the_design():
     page = (ROOT.parent / "docs" / "design.md").read_text("utf-8").partition("## 8. Layout")[2]
     rows = re.findall(r"^    (\w.*)$", inspect.cleandoc(stepwise.__doc__), re.MULTILINE)
     assert page.split("```")[1].split("\n")[1:-1] == rows
+
+
+def modules_of(room):
+    """The modules of a room in the order of its docstring, the lowest first."""
+    text = (ast.get_docstring(TREES[room]) or "").partition("only from those before it::")[2]
+    listed = re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)
+    return [f"{room}.{name}" for row in listed for name in row.split()]
+
+
+ROOMS = sorted(n for n, path in MODULES.items() if path.name == "__init__.py" and "._" in n)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_modules_of_a_room(room):
+    """The docstring of a room lists its modules; each imports only from those before it."""
+    order = modules_of(room)
+    assert sorted(order) == sorted(name for name in MODULES if name.startswith(f"{room}."))
+    upward = [
+        f"{name} imports {each}"
+        for number, name in enumerate(order)
+        for each in own(name)
+        if each in order[number + 1 :]
+    ]
+    assert upward == []
 
 
 def test_no_cycles():
@@ -241,14 +274,16 @@ def test_importing_is_light():
     assert modules.isdisjoint(
         {"diskcache", "cloudpickle", "click", "tabulate", "tenacity", "numpy", "pandas", "pydantic"}
         | {"sqlite3", "pytest", "stepwise.stores.disk", "stepwise.stores.memory", "stepwise.cli"}
-        | {"stepwise.testing", "stepwise._adrive", "typing_extensions"}
+        | {"stepwise.testing", "stepwise._calls.async_driver", "typing_extensions"}
     )
 
 
 FOR_LOOKING = """
-    _checkpoint_list _compensation _context _display _doubt _fork_point _forking _handles
-    _history _inspection _listing _map _overview _progress_notebook _progress_terminal
-    _recover _runs _settling _verification _workers agent graph notebook
+    _runs.checkpoints _calls.compensation _runs.current _display.render _calls.doubt
+    _runs.fork_point _runs.fork _workflows.handles _calls.history _execution.viewer
+    _runs.listing _calls.parallel _runs.overview _display.progress_notebook
+    _display.progress_terminal _workflows.recover _runs.run _runs.settle _runs.verify
+    _calls.workers agent graph notebook
 """
 
 
@@ -303,7 +338,7 @@ def test_synchronous_programs_load_no_asyncio():
         assert flow() == 1
         """
     )
-    assert "stepwise._adrive" not in loaded_by(code)
+    assert "stepwise._calls.async_driver" not in loaded_by(code)
 
 
 # -- sizes and names -----------------------------------------------------------------------------
@@ -375,12 +410,12 @@ def test_one_public_class_of_a_name():
     import importlib
     import typing
 
-    from stepwise._runs import Run
+    from stepwise._runs.run import Run
 
     [listed] = typing.get_args(typing.get_type_hints(Run.checkpoints.fget)["return"])
     classes = {listed}
     for name in MODULES:
-        if not re.search(r"\._", name) and unit(name) not in ("stepwise.rewrite", "stepwise.cli"):
+        if not re.search(r"\._", name) and unit(name) != "stepwise.cli":
             module = importlib.import_module(name)
             held = (getattr(module, each) for each in getattr(module, "__all__", []))
             classes |= {each for each in held if inspect.isclass(each)}

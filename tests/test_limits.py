@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import stepwise
-from stepwise import StepInDoubtError, StoreError, _seal, step, tool, workflow
-from stepwise._parts import digest_part
+from stepwise import StepInDoubtError, StoreError, step, tool, workflow
+from stepwise._identity.parts import digest_part
+from stepwise._journal import seal
 from stepwise.stores import _folder, _locks
 
 
@@ -276,7 +277,7 @@ def test_a_result_of_a_run_that_cannot_be_recorded(little):
 
 def test_data_that_cannot_be_recorded(monkeypatch):
     """With codec="json", too, it is memory that ran out, and not a value that is no data."""
-    from stepwise import _data
+    from stepwise._values import data
 
     @step
     def load():
@@ -290,7 +291,7 @@ def test_data_that_cannot_be_recorded(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(_data, "_to_json", none)
+        patched.setattr(data, "_to_json", none)
         with pytest.raises(StoreError, match="memory ran out while the value returned by 'load'"):
             agent()
     assert agent() == [1]
@@ -417,7 +418,7 @@ def test_what_ran_out(code, sqlite, way, tmp_path, monkeypatch):
 
 def test_no_open_files_left(home):
     """A lock or key file that cannot be opened since too many files are open says so."""
-    for make in (_locks._failed, _seal._unusable):
+    for make in (_locks._failed, seal._unusable):
         told = make(str(home / "file"), OSError(errno.EMFILE, "Too many open files"))
         assert "too many open files: a limit of the process (ulimit -n)" in str(told)
         assert "another folder" not in str(told)

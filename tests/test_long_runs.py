@@ -10,10 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 import stepwise
-from stepwise import _overview, _step_stream, _summary, cli, step, tool, workflow
-from stepwise._journal import Journal
-from stepwise._records import Call, Outcome, Started
-from stepwise._seal import ephemeral_seal
+from stepwise import cli, step, tool, workflow
+from stepwise._execution import summary
+from stepwise._journal.journal import Journal
+from stepwise._journal.records import Call, Outcome, Started
+from stepwise._journal.seal import ephemeral_seal
+from stepwise._runs import overview, step_stream
 from stepwise.stores import Owner
 from stepwise.stores.disk import DiskStore
 
@@ -22,7 +24,7 @@ EVERY = 20  # records, in these tests
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr(_summary, "EVERY", EVERY)
+    monkeypatch.setattr(summary, "EVERY", EVERY)
 
 
 @step
@@ -92,7 +94,7 @@ def run_of(workflow, upto, *, fails=()):
 
 def same(run, *, steps=30):
     """What is said of a run from its summary is what all of its records say."""
-    assert _summary.kept_summary(run.store, run._seal, run.id) is not None
+    assert summary.kept_summary(run.store, run._seal, run.id) is not None
     short, whole = run._seen(steps), run._seen(None)
     assert short.steps == whole.steps[-steps:]
     assert whole.steps == run.steps == [*run._each_step(short)]
@@ -226,7 +228,7 @@ def damaged(run, name):
 def test_a_damaged_summary():
     """A summary that does not verify counts nothing; ``verify`` tells, and repairing removes it."""
     run = run_of(long, 90)
-    damaged(run, _summary.NAME)
+    damaged(run, summary.NAME)
     assert run._seen().total == 90
     assert not run.verify().ok
     assert "its summary is damaged" in "; ".join(run.verify().problems)
@@ -261,17 +263,17 @@ def test_what_a_listing_reads(command, reads):
         reads.clear()
         told(*command.replace("RUN", run.id).split())
         counts.append(len(reads))
-    assert max(counts) <= 10 * (_overview.SHOWN + EVERY)
+    assert max(counts) <= 10 * (overview.SHOWN + EVERY)
 
 
 @pytest.mark.parametrize("order", [[1, 2, 3, 4, 5], [1, 3, 2, 5, 4], [1, 5, 4, 3, 2]])
 def test_what_a_process_wrote_it_does_not_read(order, tmp_path, reads, monkeypatch):
     """A run is summed up from what was written, in whatever order its threads tell of it."""
-    monkeypatch.setattr(_summary, "EVERY", 5)
+    monkeypatch.setattr(summary, "EVERY", 5)
     store = DiskStore(tmp_path / "store")
     seal, owner = ephemeral_seal(), Owner(os.getpid(), "here", 0.0)
     journal = Journal(store, seal, "run", store.acquire("run", owner), fsync=False)
-    keeper = _summary.SummaryKeeper(journal)
+    keeper = summary.SummaryKeeper(journal)
     items = {1: (Started("w", "d", "a", at=1.0), b"")}
     for number in range(2, 6):
         call = Call(number - 1, "count", "m", "d", number - 1, at=1.0)
@@ -281,7 +283,7 @@ def test_what_a_process_wrote_it_does_not_read(order, tmp_path, reads, monkeypat
     for number in order:
         keeper.note([number], [items[number]])
     assert reads == []
-    kept = _summary.kept_summary(store, seal, "run")
+    kept = summary.kept_summary(store, seal, "run")
     assert (kept.start, kept.total, kept.course.taken) == (journal.position, 4, 4.0)
     store.close()
 
@@ -323,7 +325,7 @@ PROGRAM = """
 import os
 from stepwise import _summary, step, workflow
 
-_summary.EVERY = 20
+summary.EVERY = 20
 
 @step
 def count(number):
@@ -439,7 +441,7 @@ def test_json_of_every_step_begins_at_once(monkeypatch):
     """The first steps are printed before the last ones are read."""
     long(3000)
     (run,) = stepwise.runs()
-    printed, echo, plain = [], click.echo, _step_stream.step_record
+    printed, echo, plain = [], click.echo, step_stream.step_record
 
     def noted(text="", **how):
         printed.append(str(text))
@@ -451,7 +453,7 @@ def test_json_of_every_step_begins_at_once(monkeypatch):
 
     numbers = []
     monkeypatch.setattr(click, "echo", noted)
-    monkeypatch.setattr(_step_stream, "step_record", made)
+    monkeypatch.setattr(step_stream, "step_record", made)
     facts = json.loads(told("show", run.id, "--all", "--json"))
     assert [each["number"] for each in facts["steps"]] == [*range(1, 3001)]
     assert facts["steps_left_out"] == 0

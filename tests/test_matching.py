@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from examples import sweep
-from stepwise._matching import Pool, Verdict
-from stepwise._records import (
+from stepwise._journal.records import (
     ANY_ERROR,
     Call,
     Ended,
@@ -24,6 +23,7 @@ from stepwise._records import (
     Settled,
     Started,
 )
+from stepwise._matching.pool import Pool, Verdict
 
 
 def a_call(number=0, name="send", digest="d", ordinal=1, *, module="m", **facts):

@@ -12,10 +12,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
 from survival import lab_of, survives
 
-from stepwise import _process, _sentinels, step, workflow
-from stepwise._pickling import Reducers, dump
-from stepwise._snapshot import load_values
-from stepwise._surroundings import Surroundings
+from stepwise import step, workflow
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.variables import load_values
+from stepwise._execution import process_memory
+from stepwise._values import sentinels
+from stepwise._values.pickling import Reducers, dump
 
 SENTINELS = {
     "an object of the script": """
@@ -143,7 +145,7 @@ def test_a_sentinel_of_another_module(tmp_path, monkeypatch):
     )
     import sentinel_user  # type: ignore[import-not-found]
 
-    _sentinels.look_for({"__name__": __name__, "user": sentinel_user})
+    sentinels.look_for({"__name__": __name__, "user": sentinel_user})
     around = Surroundings()
     (loaded, _, _) = load_loaded(sentinel_user.UNSET, around)
     assert loaded is sentinel_user.UNSET
@@ -229,7 +231,7 @@ def test_a_kept_exception_can_be_raised_again():
         {}["nobody"]
     except KeyError as error:
         kept = error
-    from stepwise._chained import raised_form
+    from stepwise._checkpoints.exceptions import raised_form
 
     make, args, history, _, _, set_history = raised_form(kept)
     again = make(*args)
@@ -368,7 +370,7 @@ def test_in_the_same_process(told):
     """Called again after it failed, the workflow goes on with the values of its checkpoint."""
     global counted
     counted = 0
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
     dying = [True]
 
     @step

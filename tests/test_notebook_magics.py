@@ -380,7 +380,7 @@ def test_without_ipython(monkeypatch):
     """Where IPython is missing, the error names the extra that brings it."""
     for name in [each for each in sys.modules if each.partition(".")[0] == "IPython"]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("stepwise._notebook_steps", "stepwise.notebook"):
+    for name in ("stepwise.notebook._magics", "stepwise.notebook"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "IPython", None)
     with pytest.raises(stepwise.ConfigurationError, match=r"stepwise-agents\[notebook\]"):

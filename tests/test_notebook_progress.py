@@ -12,9 +12,9 @@ import types
 import pytest
 
 import stepwise
-from stepwise._doing import Doing
-from stepwise._progress import Display
-from stepwise._progress_notebook import Output
+from stepwise._display.activity import Doing
+from stepwise._display.progress import Display
+from stepwise._display.progress_notebook import Output
 
 DEFINE = """
     @stepwise.step

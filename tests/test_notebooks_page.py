@@ -6,9 +6,9 @@ import re
 import signal
 import time
 
-from stepwise._doing import Doing
-from stepwise._event import Event
-from stepwise._progress_notebook import Output
+from stepwise._display.activity import Doing
+from stepwise._display.progress_notebook import Output
+from stepwise._runtime.event import Event
 
 PAGE = (pathlib.Path(__file__).resolve().parents[1] / "docs" / "notebooks.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepwise
-from stepwise._deltas import MISSING, applied, copied, delta
-from stepwise._parts import captured, digest_part, parse, short, shown_part
+from stepwise._identity.deltas import MISSING, applied, copied, delta
+from stepwise._identity.parts import captured, digest_part, parse, short, shown_part
 
 
 def text(value):

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from pickled import Account, Model, Plain, Point, double
 
 from examples import sweep
-from stepwise import _seal
-from stepwise._previews import preview, preview_arguments
-from stepwise._records import (
+from stepwise._journal import seal as _seal
+from stepwise._journal.records import (
     Call,
     Compensated,
     Compensating,
@@ -36,7 +35,8 @@ from stepwise._records import (
     from_header,
     to_header,
 )
-from stepwise._seal import DamagedError, ephemeral_seal
+from stepwise._journal.seal import DamagedError, ephemeral_seal
+from stepwise._values.preview import preview, preview_arguments
 
 # -- headers ---------------------------------------------------------------------------------------
 

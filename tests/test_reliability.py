@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from stepwise import _seal, step, workflow
+from stepwise import step, workflow
+from stepwise._journal import seal as _seal
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 HERE = pathlib.Path(__file__).parent

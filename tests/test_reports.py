@@ -14,16 +14,9 @@ import reporting
 from sweeping import SEED, many
 
 import stepwise
-from stepwise import (
-    ArgumentMutatedWarning,
-    RunWarning,
-    StoreError,
-    _frames,
-    _notices,
-    step,
-    tool,
-    workflow,
-)
+from stepwise import ArgumentMutatedWarning, RunWarning, StoreError, step, tool, workflow
+from stepwise._runtime import messages
+from stepwise._workflows import frame
 from stepwise.testing import fresh_store
 
 ROOT = pathlib.Path(stepwise.__file__).parent
@@ -94,7 +87,7 @@ def test_the_sweep_sees_a_reporter_without_a_guard(undisturbed, tmp_path, monkey
     def let_through(what, error):
         raise error
 
-    monkeypatch.setattr(_notices, "_failed", let_through)
+    monkeypatch.setattr(messages, "_failed", let_through)
     expected, calls, _ = undisturbed("dear")
     seen = []
     for nth in trials("dear", calls):
@@ -106,13 +99,13 @@ def test_the_sweep_sees_a_reporter_without_a_guard(undisturbed, tmp_path, monkey
 def test_every_reporter_is_in_the_sweep(undisturbed):
     """Each function that only reports is met by a scenario, or has a test that is named here."""
     elsewhere = {
-        "stepwise._claim._tell_waiting": "test_which_call.py",
-        "stepwise._complaints.Complaints.no_memory": "test_limits.py",
-        "stepwise._events._tell_once": "test_what_reports_are_made_with_fails",
-        "stepwise._starts.Starting.warn_of_another": "test_starts.py",
+        "stepwise._calls.claim._tell_waiting": "test_which_call.py",
+        "stepwise._workflows.complaints.Complaints.no_memory": "test_limits.py",
+        "stepwise._runtime.events._tell_once": "test_what_reports_are_made_with_fails",
+        "stepwise._workflows.starts.Starting.warn_of_another": "test_starts.py",
     }
     met = set().union(*(undisturbed(name)[2] for name in reporting.SCENARIOS))
-    ours = {name for name in _notices.reporters if name.startswith("stepwise._")}
+    ours = {name for name in messages.reporters if name.startswith("stepwise._")}
     assert {name for name in ours if name not in met} <= elsewhere.keys()
 
 
@@ -186,7 +179,7 @@ def beats():
 def dear(monkeypatch):
     """Every checkpoint costs more than it should."""
     for name in ("_SETTLED", "_COST", "_SHARE"):
-        monkeypatch.setattr(_frames, name, -1.0)
+        monkeypatch.setattr(frame, name, -1.0)
 
 
 def test_the_notice_of_dear_checkpoints_and_a_closed_file(dear, told):
@@ -246,10 +239,10 @@ def test_a_failed_report_is_told_once(told, monkeypatch):
     def fails(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(_notices, "_told", set())
-    monkeypatch.setattr(_frames.WorkflowFrame, "_heaviest", fails)
+    monkeypatch.setattr(messages, "_told", set())
+    monkeypatch.setattr(frame.WorkflowFrame, "_heaviest", fails)
     for name in ("_SETTLED", "_COST", "_SHARE"):
-        monkeypatch.setattr(_frames, name, -1.0)
+        monkeypatch.setattr(frame, name, -1.0)
     assert reads(1) == reads(2) - 1
     assert told().count("a report failed (ZeroDivisionError in WorkflowFrame._weigh)") == 1
 
@@ -257,7 +250,7 @@ def test_a_failed_report_is_told_once(told, monkeypatch):
 def test_no_stderr(monkeypatch, capfd):
     """Without a stderr, notices do not appear among what the program prints."""
     monkeypatch.setattr(sys, "stderr", None)
-    _notices.notice("something")
+    messages.notice("something")
     assert capfd.readouterr().out == ""
 
 

@@ -13,14 +13,14 @@ from stepwise import (
     JournalLostError,
     Landed,
     StepInDoubtError,
-    _process,
     current_step,
     step,
     tool,
     workflow,
 )
-from stepwise._journal import seal_for
-from stepwise._verification import note_restored
+from stepwise._execution import process_memory
+from stepwise._journal.journal import seal_for
+from stepwise._runs.verify import note_restored
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.sqlite import SqliteStore
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
@@ -61,7 +61,7 @@ def kind(request):
 
 def call(workflow=nightly):
     """As in a new process."""
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
     return workflow.options(run_id="one")()
 
 

@@ -16,7 +16,7 @@ import warnings
 
 import pytest
 
-from stepwise.rewrite import Frame, UnsupportedError, build, capture, rewrite
+from stepwise._rewrite import Frame, UnsupportedError, build, capture, rewrite
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
@@ -602,7 +602,7 @@ NAMES = "f t v c i0 x0 i1 x10 F at enter visible f_ iv fv i t0 frame".split()  #
 @pytest.mark.parametrize("enter", ["Frame", "lambda: None"])
 def test_suggested_names(tmp_path, enter):
     """A ``NameError`` suggests no name that the user never wrote, whatever was mistyped."""
-    text = "import sys\nfrom stepwise.rewrite import Frame, build, capture\n"
+    text = "import sys\nfrom stepwise._rewrite import Frame, build, capture\n"
     text += f"effect, asked = print, {enter}\n"
     for number, name in enumerate(NAMES):
         text += SUGGESTED.format(number=number, name=name)

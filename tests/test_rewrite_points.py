@@ -17,7 +17,7 @@ import pytest
 from pythons import interpreter
 
 import stepwise
-from stepwise.rewrite import Place, Points, capture, fingerprint
+from stepwise._rewrite import Place, Points, capture, fingerprint
 
 
 def node_of(source):
@@ -561,7 +561,7 @@ PRINT_ALL = textwrap.dedent(
     package = types.ModuleType("stepwise")
     package.__path__ = [{os.path.dirname(stepwise.__file__)!r}]
     sys.modules["stepwise"] = package
-    from stepwise.rewrite.points import Points, fingerprint
+    from stepwise._rewrite.points import Points, fingerprint
     for name in sys.argv[1:]:
         with open(name, encoding="utf-8") as file:
             tree = ast.parse(file.read())
@@ -755,7 +755,7 @@ def test_without_source():
 def test_without_source_in_other_processes():
     """A function of ``python -c`` has no node before Python 3.13."""
     code = (
-        "from stepwise.rewrite import capture\n"
+        "from stepwise._rewrite import capture\n"
         "def f(): pass\n"
         "node = capture(f).node()\n"
         "print(node.name if node else None)"

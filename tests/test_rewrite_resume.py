@@ -9,7 +9,7 @@ import types
 import pytest
 
 import stepwise
-from stepwise.rewrite import Frame, build, capture, pending
+from stepwise._rewrite import Frame, build, capture, pending
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 

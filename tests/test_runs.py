@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 import stepwise
-from stepwise import _process, cli, step, tool, workflow
-from stepwise._history import steps_of
-from stepwise._matching import Pool
-from stepwise._records import Call, Entry, Outcome
+from stepwise import cli, step, tool, workflow
+from stepwise._calls.history import steps_of
+from stepwise._execution import process_memory
+from stepwise._journal.records import Call, Entry, Outcome
+from stepwise._matching.pool import Pool
 
 
 class Killed(SystemExit):
@@ -68,7 +69,7 @@ def nothing_done():
 
 def restart():
     """As if this process had just begun."""
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
 
 
 def stopped(call, *arguments, at, by=None):

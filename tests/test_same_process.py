@@ -15,7 +15,8 @@ import threading
 import pytest
 
 import stepwise
-from stepwise import RunBusyError, _process, step, tool, workflow
+from stepwise import RunBusyError, step, tool, workflow
+from stepwise._execution import process_memory
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -88,17 +89,17 @@ def test_a_ctrl_c_after_the_end(log, monkeypatch):
 
     class Pressed(contextlib.ExitStack):
         def __exit__(self, *exception):
-            monkeypatch.setattr(_process.memory, "_mutex", mutex)
+            monkeypatch.setattr(process_memory.memory, "_mutex", mutex)
             raise KeyboardInterrupt
 
-    counted, mutex = _process.Memory.completed, _process.memory._mutex
+    counted, mutex = process_memory.Memory.completed, process_memory.memory._mutex
 
     def interrupted(*arguments):
-        monkeypatch.setattr(_process.Memory, "completed", counted)
-        monkeypatch.setattr(_process.memory, "_mutex", Pressed())
+        monkeypatch.setattr(process_memory.Memory, "completed", counted)
+        monkeypatch.setattr(process_memory.memory, "_mutex", Pressed())
         counted(*arguments)
 
-    monkeypatch.setattr(_process.Memory, "completed", interrupted)
+    monkeypatch.setattr(process_memory.Memory, "completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         agent()
     assert agent() == 7
@@ -181,7 +182,7 @@ def test_a_later_process_gets_objects_as_both_attempts_left_them(log):
         fill(items)
     fill(items)
     assert items == ["first", "added"]
-    vars(_process.memory).update(vars(_process.Memory()))  # as in another process
+    vars(process_memory.memory).update(vars(process_memory.Memory()))  # as in another process
     items = ["first"]
     fill(items)
     assert items == ["first", "added"]
@@ -373,7 +374,7 @@ def test_a_forgotten_lease_is_no_hindrance(log):
         return [fetch(1), fetch(2)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stepwise._run.ActiveRun, "close", _interrupt)
+        patch.setattr(stepwise._execution.active_run.ActiveRun, "close", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             agent()
     assert agent() == [1, 2]

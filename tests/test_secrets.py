@@ -13,7 +13,7 @@ import pytest
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._secrets import HIDDEN, References, Secrets, restored
+from stepwise._values.secrets import HIDDEN, References, Secrets, restored
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 KEY = "sk-S3CR3T-0123456789"
@@ -443,7 +443,9 @@ def test_the_arguments_of_a_compensation():
 def test_a_result_that_holds_a_secret_is_told(capsys, monkeypatch):
     """A step that returns a secret is told once, since what it returns is recorded."""
     monkeypatch.delenv("STEPWISE_QUIET")
-    monkeypatch.setattr(stepwise._config, "_settings", stepwise._config._Settings())
+    monkeypatch.setattr(
+        stepwise._runtime.settings, "_settings", stepwise._runtime.settings._Settings()
+    )
 
     @step
     def echo(key):

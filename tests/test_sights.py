@@ -10,14 +10,16 @@ import weakref
 
 import pytest
 
-from stepwise import _grown, _reach, step, tool, workflow
-from stepwise._holders import Holder
-from stepwise._identity import Parameters
-from stepwise._parts import digest_part
-from stepwise._reach import Outlooks, outlook
-from stepwise._sights import Sights
-from stepwise.rewrite import Source, build
-from stepwise.rewrite.ahead import ahead_of
+from stepwise import step, tool, workflow
+from stepwise._identity.holders import Holder
+from stepwise._identity.identity import Parameters
+from stepwise._identity.parts import digest_part
+from stepwise._identity.sights import Sights
+from stepwise._rewrite import Source, build
+from stepwise._rewrite.ahead import ahead_of
+from stepwise._values import list_digest
+from stepwise._workflows import reach
+from stepwise._workflows.reach import Outlooks, outlook
 
 
 @dataclasses.dataclass
@@ -115,7 +117,8 @@ def test_what_has_not_changed_is_not_digested_again(monkeypatch):
         sights.look(held_by(instance), set())
     digested = []
     monkeypatch.setattr(
-        "stepwise._sights.digest_part", lambda *given: digested.append(given) or digest_part(*given)
+        "stepwise._identity.sights.digest_part",
+        lambda *given: digested.append(given) or digest_part(*given),
     )
     before = sights.look(held_by(instance), set())
     assert sights.look(held_by(instance), set()) is before
@@ -132,7 +135,7 @@ def test_a_large_list_is_remembered_when_it_is_digested_again():
     for times in (0, 1, 1):
         text = sights.look(holder, ()).texts["self.history"]
         assert text == digest_part(list(agent.history), agent, once=True)[0]
-        assert _grown.held(agent.history) == times
+        assert list_digest.held(agent.history) == times
         agent.history.append({"role": "user", "content": f"more {times}"})
 
 
@@ -208,7 +211,7 @@ def test_a_loop_over_the_same_kinds_of_values_is_looked_at_once(monkeypatch):
     rewritten, looks = _rewritten(), []
     rewritten.function.__globals__["f"] = think
     outlooks = Outlooks(rewritten, set())
-    monkeypatch.setattr(_reach, "outlook", lambda *given: looks.append(given) or outlook(*given))
+    monkeypatch.setattr(reach, "outlook", lambda *given: looks.append(given) or outlook(*given))
     for number in range(10):
         values = {"x": Caller(), "y": f"text {number}"}
         for point in (2, 3, 5):
@@ -259,7 +262,7 @@ def test_garbage_is_collected_once_for_each_live_instance(monkeypatch):
     with pytest.raises(ValueError, match="True"):
         posting()
     collected = []
-    monkeypatch.setattr("stepwise._callers.gc.collect", lambda: collected.append(1))
+    monkeypatch.setattr("stepwise._matching.callers.gc.collect", lambda: collected.append(1))
     posting()
     assert posted == [
         *(("other", number) for number in range(10)),

@@ -15,7 +15,8 @@ import uuid
 import pytest
 
 import stepwise
-from stepwise import ConfigurationError, RunConflictError, RunWarning, _process, step, workflow
+from stepwise import ConfigurationError, RunConflictError, RunWarning, step, workflow
+from stepwise._execution import process_memory
 
 DIES = """
 def dies(here=True):
@@ -54,7 +55,7 @@ def program(tmp_path):
 
 def restart():
     """As if this process had just begun."""
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
 
 
 def ids():
@@ -150,15 +151,15 @@ def test_a_run_that_another_process_completes_meanwhile(monkeypatch):
     with pytest.raises(OSError, match="once"):
         count()
     (run,) = stepwise.runs()
-    plain = stepwise._invoke.TopLevel.open
+    plain = stepwise._workflows.invoke.TopLevel.open
 
     def later(call, store, run_id, **how):
-        monkeypatch.setattr(stepwise._invoke.TopLevel, "open", plain)
+        monkeypatch.setattr(stepwise._workflows.invoke.TopLevel, "open", plain)
         assert run_id == run.id
         count.options(run_id=run.id)()  # as another process would
         return plain(call, store, run_id, **how)
 
-    monkeypatch.setattr(stepwise._invoke.TopLevel, "open", later)
+    monkeypatch.setattr(stepwise._workflows.invoke.TopLevel, "open", later)
     assert count() == 2
     assert len(stepwise.runs()) == 2
 
@@ -977,7 +978,7 @@ def test_a_run_without_parts_is_found(monkeypatch):
         return agent
 
     fails, agent = ["away"], make("gpt")
-    parts = stepwise._call_parts.CallParts
+    parts = stepwise._identity.call_parts.CallParts
     with monkeypatch.context() as old:
         old.setattr(parts, "recorded", None)
         whole = parts.digests

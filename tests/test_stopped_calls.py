@@ -16,23 +16,25 @@ from hypothesis import strategies as st
 
 import stepwise
 import stepwise.testing
-from stepwise import (
-    ArgumentsChangedWarning,
-    StepInDoubtError,
-    _claim,
-    _process,
-    cli,
-    step,
-    tool,
-    workflow,
+from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool, workflow
+from stepwise._calls import claim
+from stepwise._calls.async_driver import adrive
+from stepwise._calls.driver import drive
+from stepwise._calls.operations import Change
+from stepwise._execution import process_memory
+from stepwise._execution.concurrency import Flows
+from stepwise._journal.records import (
+    Call,
+    Entry,
+    Forgotten,
+    Intent,
+    Outcome,
+    Resumed,
+    Ruled,
+    Stopped,
 )
-from stepwise._adrive import adrive
-from stepwise._drive import drive
-from stepwise._flows import Flows
-from stepwise._matching import Pool, Verdict
-from stepwise._operations import Change
-from stepwise._records import Call, Entry, Forgotten, Intent, Outcome, Resumed, Ruled, Stopped
-from stepwise._stops import stops_in
+from stepwise._matching.pool import Pool, Verdict
+from stepwise._matching.stops import stops_in
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::stepwise.ArgumentsChangedWarning"),
@@ -89,7 +91,7 @@ def nothing_sent():
 
 def restart():
     """As if this process had just begun."""
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
 
 
 def killed(call, *arguments, at):
@@ -627,13 +629,13 @@ def notices(monkeypatch):
         said.append(text)
         event.set()
 
-    monkeypatch.setattr(_claim, "notice", notice)
+    monkeypatch.setattr(claim, "notice", notice)
     return said, event
 
 
 def test_the_patience_of_a_blocked_call():
     """It is the second that the contract names."""
-    assert _claim.PATIENCE == 1.0
+    assert claim.PATIENCE == 1.0
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
@@ -860,9 +862,9 @@ def test_whoever_answers_truly_gets_each_act_once(texts, kills):
 
 def test_what_it_waits_for_is_taken_at_the_last_moment(monkeypatch):
     """A call whose rival another thread takes just before the run would stop is looked at again."""
-    from stepwise import _doubt
+    from stepwise._calls import doubt
 
-    right, seen = _doubt.stopped_at, []
+    right, seen = doubt.stopped_at, []
 
     def late(active, call, match):
         if not seen:
@@ -872,6 +874,6 @@ def test_what_it_waits_for_is_taken_at_the_last_moment(monkeypatch):
 
     run = killed(letters, at="before bob")
     run.resolve(2, did_not_happen=True)
-    monkeypatch.setattr(_doubt, "stopped_at", late)
+    monkeypatch.setattr(doubt, "stopped_at", late)
     assert letters() == ["sent to ann", "sent to bob", "end"]
     assert len(seen) == 1

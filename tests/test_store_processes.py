@@ -24,7 +24,7 @@ from stepwise import (
     RunOwnedError,
     StoreError,
 )
-from stepwise._lease import Lease
+from stepwise._journal.lease import Lease
 from stepwise.stores import Batch, Owner
 from stepwise.stores._packed import lease_front
 
@@ -135,7 +135,7 @@ def test_a_storm_of_interrupts(start, store, how, tally):
 
 LEASE_STORM = """
 import os, random, signal, sys, traceback
-from stepwise._lease import Lease
+from stepwise._journal.lease import Lease
 from stepwise.stores import open_store
 
 store = open_store(sys.argv[1])

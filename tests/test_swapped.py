@@ -10,22 +10,14 @@ import pytest
 from sweeping import SEED, many
 
 import stepwise
-from stepwise import (
-    DidNotHappen,
-    Landed,
-    _process,
-    _seal,
-    _summary,
-    current_step,
-    step,
-    tool,
-    workflow,
-)
-from stepwise._chain import read
-from stepwise._checkpoints import PREFIX, load_checkpoint
-from stepwise._chunks import Vault
-from stepwise._journal import Journal, facts_of, seal_for
-from stepwise._records import Entry
+from stepwise import DidNotHappen, Landed, current_step, step, tool, workflow
+from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint
+from stepwise._checkpoints.chunks import Vault
+from stepwise._execution import process_memory, summary
+from stepwise._journal import seal as _seal
+from stepwise._journal.chain import read
+from stepwise._journal.journal import Journal, facts_of, seal_for
+from stepwise._journal.records import Entry
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.sqlite import SqliteStore
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
@@ -89,7 +81,7 @@ def pristine(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param) / "store"
     opened = STORES[request.param](folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_summary, "EVERY", 9)
+        patch.setattr(summary, "EVERY", 9)
         patch.setenv("STEPWISE_HOME", str(folder.parent))
         paid.clear()
         patch.setenv("STEPWISE_QUIET", "1")
@@ -233,7 +225,7 @@ def test_going_on_with_swapped_objects(pristine, tmp_path, tally):
     keys = {(run, n): key for run, n, key in finished(pristine, tmp_path)}
     trials = stopped = 0
     for store, what in swapped(pristine, tmp_path, RESUMED):
-        vars(_process.memory).update(vars(_process.Memory()))
+        vars(process_memory.memory).update(vars(process_memory.Memory()))
         paid[:] = pristine[3]
         with fresh_store(store):
             for run_id in IDS:

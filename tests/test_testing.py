@@ -325,13 +325,13 @@ def test_after_the_block_all_is_as_before(home):
     """The store, strictness and memory that were set before the block hold again after it."""
     agent, calls = double()
     stepwise.configure(store="memory:mine", strict=False)
-    before = vars(stepwise._config._settings).copy()
+    before = vars(stepwise._runtime.settings._settings).copy()
     agent(1)
     with pytest.raises(ZeroDivisionError), fresh_store():
         stepwise.configure(store="memory:other", quiet=True)
         agent(1)
         raise ZeroDivisionError
-    assert vars(stepwise._config._settings) == before
+    assert vars(stepwise._runtime.settings._settings) == before
     agent(1)
     assert len(list(stepwise.runs())) == 2
     assert calls == [1, 1, 1]
@@ -342,8 +342,8 @@ def test_blocks_nest():
     """An inner block has a store of its own, and the outer one's comes back after it."""
     with fresh_store() as outer:
         with fresh_store() as inner:
-            assert open_store(stepwise._config.store()) is inner
-        assert open_store(stepwise._config.store()) is outer is not inner
+            assert open_store(stepwise._runtime.settings.store()) is inner
+        assert open_store(stepwise._runtime.settings.store()) is outer is not inner
 
 
 def test_a_decorated_function_has_a_fresh_store():
@@ -352,12 +352,12 @@ def test_a_decorated_function_has_a_fresh_store():
     @fresh_store()
     def look(x, *, y):
         """Doc."""
-        return x, y, stepwise._config.store()
+        return x, y, stepwise._runtime.settings.store()
 
     @fresh_store()
     async def look_later(x):
         await asyncio.sleep(0)
-        return x, stepwise._config.store()
+        return x, stepwise._runtime.settings.store()
 
     assert (look.__name__, look.__doc__) == ("look", "Doc.")
     assert asyncio.iscoroutinefunction(look_later)
@@ -365,7 +365,7 @@ def test_a_decorated_function_has_a_fresh_store():
     assert one[:2] == (1, 2)
     assert one[2] is not two[2]
     assert asyncio.run(look_later(1))[1].url.startswith("memory:")
-    assert stepwise._config._settings.store is None
+    assert stepwise._runtime.settings._settings.store is None
 
 
 def test_the_test_tools_do_not_need_pytest(start):

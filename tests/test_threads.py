@@ -13,7 +13,7 @@ import pytest
 
 import stepwise
 from stepwise import OutsideRunError, RunBusyError, UnrecordedCallWarning, step, tool, workflow
-from stepwise._flows import Flows
+from stepwise._execution.concurrency import Flows
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 

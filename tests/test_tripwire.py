@@ -17,7 +17,10 @@ import pytest
 from sweeping import SEED, size
 
 import stepwise
-from stepwise import RunStopped, StepwiseError, _codec, _seal, _snapshot, step, tool, workflow
+from stepwise import RunStopped, StepwiseError, step, tool, workflow
+from stepwise._checkpoints import variables
+from stepwise._journal import seal as _seal
+from stepwise._values import codec
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 SLOT = 128  # bytes of marks before the draft of a checkpoint
@@ -60,7 +63,7 @@ class Wire:
 
     def __init__(self, monkeypatch):
         self.sealed, self.made, self.loaded = {}, set(), []
-        close, encode, loads = _seal.Seal.close, _codec._encode, pickle.loads
+        close, encode, loads = _seal.Seal.close, codec._encode, pickle.loads
 
         def closing(seal, identity, header, payload=b"", *more):
             data, link = close(seal, identity, header, payload, *more)
@@ -82,9 +85,9 @@ class Wire:
             pickle.Unpickler.__init__(unpickler, file)
 
         monkeypatch.setattr(_seal.Seal, "close", closing)
-        monkeypatch.setattr(_codec, "_encode", encoding)
+        monkeypatch.setattr(codec, "_encode", encoding)
         monkeypatch.setattr(pickle, "loads", loading)
-        monkeypatch.setattr(_snapshot.FrameUnpickler, "__init__", opening)
+        monkeypatch.setattr(variables.FrameUnpickler, "__init__", opening)
 
     @property
     def unverified(self):

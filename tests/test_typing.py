@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import stepwise
-from stepwise import _definition, _options, _steps, _workflow
-from stepwise._definition import Options
+from stepwise._calls import options as _options
+from stepwise._calls import steps
+from stepwise._workflows import definition, workflow
+from stepwise._workflows.definition import Options
 
 ROOT = Path(__file__).parent.parent
 API = ROOT / "tests" / "typing" / "api.py"
@@ -76,14 +78,14 @@ def overloads(module):
 
 def test_the_options_that_are_typed_are_those_that_there_are():
     """A decorator's typed options and those that it takes at run time are the same."""
-    typed = {**overloads(_steps), **overloads(_workflow)}
-    taken = set(inspect.signature(_steps.Step.__init__).parameters)
+    typed = {**overloads(steps), **overloads(workflow)}
+    taken = set(inspect.signature(steps.Step.__init__).parameters)
     taken = taken - {"self", "function", "kind"}
     effects = {"side_effect", "in_doubt", "fails_cleanly", "idempotent", "compensate"}
     assert set(typed["step"]) == taken - effects == set(_options._OF_STEPS)
     assert set(typed["tool"]) == taken == set(_options._KINDS["tool"])
     options = {field.name for field in dataclasses.fields(Options)}
-    tree = ast.parse(inspect.getsource(_definition))
+    tree = ast.parse(inspect.getsource(definition))
     nodes = [each for each in ast.walk(tree) if getattr(each, "name", "") == "options"]
     options |= {"fresh"}  # short for start="new"
     assert options == {each.arg for each in nodes[0].args.kwonlyargs}
@@ -94,7 +96,7 @@ def test_the_options_that_are_typed_are_those_that_there_are():
 @pytest.mark.parametrize("decorator", [stepwise.step, stepwise.tool, stepwise.workflow])
 def test_options_are_documented(decorator):
     """The docstring of a decorator describes each of its options, or says where that is done."""
-    typed = {**overloads(_steps), **overloads(_workflow)}[decorator.__name__]
+    typed = {**overloads(steps), **overloads(workflow)}[decorator.__name__]
     described = set(re.findall(r"^ {4}(\w+): ", inspect.getdoc(decorator), re.MULTILINE))
     if decorator is stepwise.tool:
         described |= set(re.findall(r"^ {4}(\w+): ", inspect.getdoc(stepwise.step), re.MULTILINE))

@@ -1283,9 +1283,9 @@ flows.AGENTS.append(Work())
 print("result", repr(flows.run()[0]))
 """
 OLDER = """
-import stepwise._identity
+import stepwise._identity.identity
 if os.environ.get("CRASH"):  # as versions did that digested classes of the script by their module
-    stepwise._identity.started_module = lambda: "__main__"
+    stepwise._identity.identity.started_module = lambda: "__main__"
 """
 
 

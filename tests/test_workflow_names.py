@@ -11,7 +11,7 @@ import textwrap
 import pytest
 from harness import python_path
 
-from stepwise._identity import (
+from stepwise._identity.identity import (
     label_of,
     workflow_name,
 )
@@ -175,7 +175,8 @@ def test_worker_processes(tmp_path, run):
 def test_prompts(tmp_path, run, monkeypatch):
     """Code without a file is named by its folder, a notebook by its own path."""
     code = (
-        "def f(): pass\nfrom stepwise._identity import workflow_name; print(workflow_name(f, 'f'))"
+        "def f(): pass\nfrom stepwise._identity.identity import workflow_name\n"
+        "print(workflow_name(f, 'f'))"
     )
     folder = tmp_path.resolve()
     assert run("-c", code) == [f"{folder}:f"]

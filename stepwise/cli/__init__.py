@@ -2,7 +2,7 @@
 
 Everything shown comes from :class:`stepwise.Run`; every listing also as JSON.  A run may be named
 by the beginning of its id.  Exit codes: 0 done, 1 a problem that the message explains, 2 a wrong
-command line.  Imports: the public names.
+command line.
 """
 
 from stepwise.cli import doctor, look, report, settle, steer  # noqa: F401

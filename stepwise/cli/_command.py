@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 import stepwise
 from stepwise import Run
-from stepwise._listing import listed
+from stepwise._runs.listing import listed
 from stepwise.cli._display import ago, call_text, say
 
 __all__ = ["as_json_option", "find_run", "main", "run", "run_argument", "store_option"]

@@ -17,11 +17,11 @@ import click
 from tabulate import tabulate
 
 from stepwise import Run, StepRecord
-from stepwise._display import duration_text, printable
-from stepwise._doubt import ruling_commands
-from stepwise._parts import shown_part
-from stepwise._records import Call, RunFacts
-from stepwise._stops import Stop, differing
+from stepwise._calls.doubt import ruling_commands
+from stepwise._display.render import duration_text, printable
+from stepwise._identity.parts import shown_part
+from stepwise._journal.records import Call, RunFacts
+from stepwise._matching.stops import Stop, differing
 
 __all__ = [
     "MadeAnew",
@@ -297,9 +297,9 @@ def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
 
 def store_url() -> str:
     """The store that is looked at."""
-    from stepwise import _config
+    from stepwise._runtime import settings
 
-    return str(_config.store())
+    return str(settings.store())
 
 
 def when(moment: float) -> str:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import stepwise
-from stepwise import _config
-from stepwise._listing import listed
-from stepwise._trust import check_file, check_folder
+from stepwise._runs.listing import listed
+from stepwise._runtime import settings
+from stepwise._runtime.file_trust import check_file, check_folder
 from stepwise.cli._command import as_json_option, main, store_option
 from stepwise.cli._display import coloured, say, store_url
 from stepwise.stores import open_store
@@ -80,7 +80,7 @@ def _store() -> Iterator[Finding]:
         if folder is not None and not os.path.isdir(folder):
             yield _to_be_made(url, folder)
             return
-        runs = sum(1 for _ in open_store(_config.store()).heads())
+        runs = sum(1 for _ in open_store(settings.store()).heads())
         yield Finding("store", "ok", f"{url} holds {runs} runs")
     except (stepwise.StepwiseError, stepwise.RunStopped) as error:
         yield Finding("store", "problem", str(error))
@@ -94,7 +94,7 @@ def _place() -> str | None:
     Raises:
         ConfigurationError: what the settings say is no store.
     """
-    store = open_store(_config.store())  # touches nothing
+    store = open_store(settings.store())  # touches nothing
     return store.path if isinstance(store, FolderStore) else None
 
 
@@ -140,7 +140,7 @@ def _key() -> Iterator[Finding]:
     if os.environ.get("STEPWISE_KEY"):
         yield Finding("key", "ok", "from STEPWISE_KEY")
         return
-    path = _config.home() / "key"
+    path = settings.home() / "key"
     if not path.exists():
         if path.parent.exists() and (problem := _distrusted(path)):
             yield Finding("key", "problem", problem)
@@ -172,7 +172,7 @@ def _distrusted(path: pathlib.Path) -> str:
 
 
 def _runs() -> Iterator[Finding]:
-    known = os.environ.get("STEPWISE_KEY") or (_config.home() / "key").exists()
+    known = os.environ.get("STEPWISE_KEY") or (settings.home() / "key").exists()
     if not known or _is_untouched():
         return
     try:

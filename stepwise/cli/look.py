@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from stepwise import Run, StepRecord
-from stepwise._checkpoint_list import newest_checkpoint
-from stepwise._display import RunShown, printable
-from stepwise._listing import listed
-from stepwise._overview import SHOWN, Overview
-from stepwise._records import Call, RunFacts
-from stepwise._stops import Stop, differing
+from stepwise._display.render import RunShown, printable
+from stepwise._journal.records import Call, RunFacts
+from stepwise._matching.stops import Stop, differing
+from stepwise._runs.checkpoints import newest_checkpoint
+from stepwise._runs.listing import listed
+from stepwise._runs.overview import SHOWN, Overview
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import (
     MadeAnew,
@@ -330,6 +330,6 @@ def step_facts(step: StepRecord) -> dict[str, Any]:
 @main.command()
 def demo() -> None:
     """See a program killed in the middle, run again, and go on."""
-    from stepwise import _demo
+    from stepwise.cli import _demo
 
     sys.exit(_demo.main())

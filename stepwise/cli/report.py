@@ -17,7 +17,7 @@ import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display import duration_text, facts_html, printable, run_html
+from stepwise._display.render import duration_text, facts_html, printable, run_html
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import echo_json, error_text, say, shown_value
 from stepwise.cli.look import run_facts, step_facts

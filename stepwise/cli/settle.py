@@ -13,12 +13,13 @@ from typing import Any
 import click
 
 import stepwise
-from stepwise import StepRecord, _config
-from stepwise._display import printable
-from stepwise._journal import seal_for
-from stepwise._listing import listed
-from stepwise._notices import count
-from stepwise._verification import note_restored
+from stepwise import StepRecord
+from stepwise._display.render import printable
+from stepwise._journal.journal import seal_for
+from stepwise._runs.listing import listed
+from stepwise._runs.verify import note_restored
+from stepwise._runtime import settings
+from stepwise._runtime.messages import count
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import age, ago, call_text, coloured, say
 from stepwise.stores import open_store
@@ -133,7 +134,7 @@ def restore() -> None:
     Its unfinished runs then ask about each side effect that is not recorded, before it happens.
     Runs that began after the backup are not in it: called again, they begin anew.
     """
-    store = open_store(_config.store())
+    store = open_store(settings.store())
     found = note_restored(store, seal_for(store))
     for run_id in found:
         say(run_id)
@@ -226,7 +227,7 @@ _MUCH = 64 << 20  # bytes
 
 
 def _tell_free() -> None:
-    store = open_store(_config.store())
+    store = open_store(settings.store())
     free = store.free() if isinstance(store, FolderStore) else 0
     if free >= _MUCH:
         say(
@@ -247,6 +248,6 @@ def compact() -> None:
 
     For a moment it takes twice the space of the runs that stay.  Others go on, and wait for it.
     """
-    store = open_store(_config.store())
+    store = open_store(settings.store())
     freed = store.compact() if isinstance(store, FolderStore) else 0
     say(f"{store.url}: {_megabytes(freed)} given back")

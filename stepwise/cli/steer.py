@@ -13,8 +13,8 @@ import click
 
 import stepwise
 from stepwise import Run
-from stepwise._display import printable
-from stepwise._secrets import HIDDEN
+from stepwise._display.render import printable
+from stepwise._values.secrets import HIDDEN
 from stepwise.cli._command import find_run, main, run_argument, store_option
 from stepwise.cli._display import call_text, coloured, say
 
@@ -152,9 +152,9 @@ def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
 
 
 def _chosen_store() -> str | None:
-    from stepwise import _config
+    from stepwise._runtime import settings
 
-    chosen = _config._settings.store
+    chosen = settings._settings.store
     return chosen if isinstance(chosen, str) else None
 
 

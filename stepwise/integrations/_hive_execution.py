@@ -1,7 +1,4 @@
-"""What an execution of hive's graph records: its visits of nodes, and what its tools returned.
-
-Imports: lifecycle, matching, steps, and what they import.
-"""
+"""What an execution of hive's graph records: its visits of nodes, and what its tools returned."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ from typing import Any, cast
 
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
-from stepwise import _digest
-from stepwise._adrive import adrive
-from stepwise._going_on import go_on_from_the_top, record_resumed
-from stepwise._journal import Position
-from stepwise._matching import Pool
-from stepwise._notices import count, notice
-from stepwise._opened import NothingGiven, Opened
-from stepwise._records import Forgotten, Outcome
-from stepwise._run import current_scope
-from stepwise._steps import Step, known_steps
+from stepwise._calls.async_driver import adrive
+from stepwise._calls.steps import Step, known_steps
+from stepwise._execution.active_run import current_scope
+from stepwise._journal.journal import Position
+from stepwise._journal.records import Forgotten, Outcome
+from stepwise._matching.pool import Pool
+from stepwise._runtime.messages import count, notice
+from stepwise._values import digest
+from stepwise._workflows.opened import NothingGiven, Opened
+from stepwise._workflows.takeover import go_on_from_the_top, record_resumed
 from stepwise.errors import ConfigurationError, RunStopped
 from stepwise.integrations._hive_session import Session
 
@@ -111,7 +108,7 @@ def structure(graph: Any) -> str:
         facts(each, "source target condition condition_expr priority")
         for each in getattr(graph, "edges", ())
     ]
-    return _digest.digest([facts(graph, "entry_node terminal_nodes pause_nodes"), nodes, edges])
+    return digest.digest([facts(graph, "entry_node terminal_nodes pause_nodes"), nodes, edges])
 
 
 class HiveExecution(NothingGiven):
@@ -313,7 +310,7 @@ def recorded_tools(executor: Any) -> Any:
         execution, at = _execution.get(), _visit.get()
         if execution is None or at is None:
             return None, ("", ""), Step(executor, kind="tool")
-        same = f"{tool_use.name}\n{_digest.digest(tool_use.input)}"
+        same = f"{tool_use.name}\n{digest.digest(tool_use.input)}"
         at.called[same] += 1
         count = at.called[same]
 

@@ -4,8 +4,6 @@ A file is what hive itself would write, between two keys more: the first holds t
 that follows it, the last says that there has to be one.  Hive keeps and ignores unknown keys.  A
 single damage cannot take both, and what hive writes again has them in another place, so that a file
 of hive's own is told from a damaged one of ours.
-
-Imports: folder of the stores.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ The session state of a result that failed or paused gets a key of ours: the run,
 had succeeded, and a digest of each value of its memory.  A call that brings it back executes the
 graph from its beginning, with the first input: what is done is answered.  What was changed in the
 memory is kept in the run, and written where it had stopped, now and in every later process.
-
-Imports: journal, codec, digest.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise import _codec, _digest
-from stepwise._journal import facts_of, seal_for
-from stepwise._opened import Opened
-from stepwise._seal import DamagedError
+from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.seal import DamagedError
+from stepwise._values import codec, digest
+from stepwise._workflows.opened import Opened
 from stepwise.errors import ConfigurationError, CorruptStoreError, DigestError
 from stepwise.stores import Store
 
@@ -89,7 +87,7 @@ def _changed(values: Any, prints: Mapping[str, str]) -> dict[str, Any]:
 
 def _print(value: Any) -> str:
     with contextlib.suppress(DigestError):
-        return _digest.digest(value)
+        return digest.digest(value)
     return ""
 
 
@@ -111,7 +109,7 @@ def _read(store: Store, run_id: str, name: str) -> Any:
             path=store.url,
             errno=None,
         ) from None
-    return _codec.decode(opened.payload, opened.header["form"])
+    return codec.decode(opened.payload, opened.header["form"])
 
 
 class Session:
@@ -148,7 +146,7 @@ class Session:
         self._put(_BEGAN, (dict(self._input_data or {}), self._session_state), durable=False)
 
     def _put(self, name: str, value: Any, *, durable: bool = True) -> None:
-        encoded = _codec.encode(value, "the session state")
+        encoded = codec.encode(value, "the session state")
         self._active.journal.put(name, {"form": encoded.form}, encoded.data, durable=durable)
 
     def changes(self, visits: int) -> Iterator[tuple[str, Any]]:

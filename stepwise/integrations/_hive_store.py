@@ -1,7 +1,4 @@
-"""A checkpoint store for adenhq/hive: hive's methods and hive's files, but durable and verified.
-
-Imports: hive files, notices, locks and folder of the stores.
-"""
+"""A checkpoint store for adenhq/hive: hive's methods and hive's files, but durable and verified."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from stepwise._notices import notice
+from stepwise._runtime.messages import notice
 from stepwise.errors import ConfigurationError, CorruptStoreError
 from stepwise.integrations._hive_files import (
     DamagedFileError,

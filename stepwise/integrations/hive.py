@@ -4,8 +4,6 @@
 node, and each result of a tool when it returns: killed and called again, it repeats neither.
 :class:`HiveCheckpointStore` takes the place of hive's ``CheckpointStore``.  hive's package
 ``framework`` is imported when one of them is asked for.
-
-Imports: lifecycle, execute, steps, and what they import.
 """
 
 from __future__ import annotations
@@ -13,11 +11,14 @@ from __future__ import annotations
 import functools
 from typing import Any, cast
 
-from stepwise import _config, _digest, _identity
-from stepwise._execute import execute_async
-from stepwise._lifecycle import Invocation, Recall, open_run
-from stepwise._options import check_values
-from stepwise._process import memory as process
+from stepwise._calls.options import check_values
+from stepwise._execution.process_memory import memory as process
+from stepwise._identity import identity
+from stepwise._rewrite import Source
+from stepwise._runtime import settings
+from stepwise._values import digest as _digest
+from stepwise._workflows.execute import execute_async
+from stepwise._workflows.opening import Invocation, Recall, open_run
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._hive_execution import (
     HiveExecution,
@@ -30,7 +31,6 @@ from stepwise.integrations._hive_execution import (
 )
 from stepwise.integrations._hive_session import Continued, Session, session_of
 from stepwise.integrations._hive_store import HiveCheckpointStore, hive_module
-from stepwise.rewrite import Source
 from stepwise.stores import Store, open_store
 
 __all__ = ["HiveCheckpointStore", "executor_class"]
@@ -105,7 +105,7 @@ class _Recorded:
             RunBusyError: the run is being executed.
             ConfigurationError: the store does not hold the run that the session state names.
         """
-        store = open_store(self._store if self._store is not None else _config.store())
+        store = open_store(self._store if self._store is not None else settings.store())
         this: Any = self
         going_on = session_of(store, session_state, input_data)
         if going_on is not None:
@@ -148,7 +148,7 @@ class _Recorded:
         # A goal holds the time when it was made: its id and text tell it apart.
         told = (goal.id, getattr(goal, "description", ""), input_data, session_state)
         digest, name = _digest.digest(told), f"hive:{graph.id}"
-        base = _identity.derived_id(name, graph.id, digest)
+        base = identity.derived_id(name, graph.id, digest)
         ordinal = process.ordinal(store.url, base)
         run_id = going_on.run_id if going_on is not None else self._run_id
         opened = open_run(

@@ -1,7 +1,4 @@
-"""Stores, chosen by URL: ``memory:``, ``memory:NAME``, ``disk:/path``, ``sqlite:/path``, a path.
-
-Imports: the protocol, settings; a store's own module when it is asked for.
-"""
+"""Stores, chosen by URL: ``memory:``, ``memory:NAME``, ``disk:/path``, ``sqlite:/path``, a path."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import re
 import sys
 from collections.abc import Iterable
 
-from stepwise import _config
-from stepwise._forks import process_lock
+from stepwise._runtime import settings
+from stepwise._runtime.forks import process_lock
 from stepwise.errors import ConfigurationError
 from stepwise.stores.base import Batch, Head, Owner, Store
 
@@ -33,8 +30,8 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
         return _checked(where)
     text = os.fspath(where)
     scheme, rest = _split(text)
-    if _config.test_home():
-        rest = _of_the_test(scheme, rest, _config.test_home())
+    if settings.test_home():
+        rest = _of_the_test(scheme, rest, settings.test_home())
     with _mutex:
         store = _open.get(f"{scheme}:{rest}")
         if store is None:

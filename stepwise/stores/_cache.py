@@ -12,7 +12,7 @@ diskcache is made for values that may be lost; here none may be.  What is done a
   missing; only its ``len`` counts nothing before its ``check(fix=True)``;
 - settings in the database are ours, or are ignored: diskcache would set any as an attribute.
 
-The only module that knows diskcache.  Imports: the folder, transactions, values.
+The only module that knows diskcache.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, NoReturn, TypeVar
 import diskcache
 from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_BINARY, MODE_RAW
 
-from stepwise._forks import cached
-from stepwise._pieces import Data
+from stepwise._runtime.forks import cached
+from stepwise._values.buffers import Data
 from stepwise.stores._folder import damaged
 from stepwise.stores._transactions import BUSY_SECONDS, NORMAL, Transactions
 from stepwise.stores._values import IN_FILES, Values

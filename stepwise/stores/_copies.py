@@ -1,7 +1,7 @@
 """Reading a store that cannot be written: on a read-only disk, or of another user.
 
 SQLite reads a database with a log only where it may make files beside it.  So a copy is read, in a
-folder for a while, and made again when the database has changed.  Imports: nothing of ours.
+folder for a while, and made again when the database has changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The folder of a disk store: who may use it, how files get onto the disk, what errors mean.
-
-Imports: errors, pieces.
-"""
+"""The folder of a disk store: who may use it, how files get onto the disk, what errors mean."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ import os
 import re
 import sqlite3
 
-from stepwise._limits import largest_file, met, way_out
-from stepwise._pieces import Data, Pieces
+from stepwise._runtime.limits import largest_file, met, way_out
+from stepwise._values.buffers import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 
 __all__ = [

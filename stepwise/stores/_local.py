@@ -3,7 +3,6 @@
 Beside the database, ``leases`` is the lock file, and a folder holds for each run its marks and the
 draft of an object that the next transaction takes along.  One process writes through one connection
 behind one lock, which a fork waits for; what its runs want written at once goes in one transaction.
-Imports: the protocol, group, folder, copies, marks, locks, packed.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._group import Group, Share
-from stepwise._limits import stopped
+from stepwise._runtime.group_commit import Group, Share
+from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._copies import Copy, unwritable
 from stepwise.stores._folder import check_path, inode, is_alive, make_folder, store_error

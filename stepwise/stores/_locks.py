@@ -12,7 +12,6 @@ the log that this one writes into, and acknowledged records are gone: seen.  A :
 the same bytes as an OFD lock.
 
 ``filelock`` was measured and not taken: it uses ``flock``, which an orphaned child keeps held.
-Imports: errors.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from stepwise._limits import met, way_out
+from stepwise._runtime.limits import met, way_out
 from stepwise.errors import StoreError
 
 __all__ = [

@@ -10,8 +10,6 @@
 A *draft* is an object on its way into the database, which the next transaction takes along.  It
 lies here meanwhile, so that a killed process loses nothing: it costs a small part of what an object
 with a transaction of its own does.
-
-Imports: the folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What stands in a row for a name, for the head of a run and for its lease.
-
-Imports: the protocol.
-"""
+"""What stands in a row for a name, for the head of a run and for its lease."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
-"""What a database in a folder keeps: rows of leases, records, objects and heads.
-
-Imports: the protocol, values.
-"""
+"""What a database in a folder keeps: rows of leases, records, objects and heads."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-from stepwise._pieces import Data
+from stepwise._values.buffers import Data
 from stepwise.stores._values import Values
 from stepwise.stores.base import Batch, Head
 

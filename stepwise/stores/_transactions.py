@@ -2,7 +2,7 @@
 
 Every use is behind the store's lock.  ``synchronous`` is FULL for a batch that must survive a power
 cut and NORMAL for another one; the next use rolls back what an interrupt left open; and there is no
-memory map, since a truncated file would be a SIGBUS.  Imports: values.
+memory map, since a truncated file would be a SIGBUS.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 
-from stepwise._forks import cached
+from stepwise._runtime.forks import cached
 from stepwise.stores._values import Values
 
 __all__ = ["BUSY_SECONDS", "NORMAL", "Transactions"]

@@ -1,7 +1,7 @@
 """Large values, each in a file of its own beside the database, on the disk before the commit.
 
 A row holds the file's name.  What cannot be read whole is ``b""``, which never verifies; and a row
-that somebody changed leads to no other file.  Imports: the folder, pieces.
+that somebody changed leads to no other file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 
-from stepwise._pieces import Data
+from stepwise._values.buffers import Data
 from stepwise.stores._folder import write_file
 
 __all__ = ["IN_FILES", "Values"]

@@ -14,7 +14,7 @@ A store knows nothing of steps or pickles.  It keeps, for each run,
 Everything is drawn so that a database on another machine can serve it: a batch is one transaction,
 no call holds anything open between two others but the lease, and the owner is a record of the
 store, not of the operating system.  ``stepwise.testing.StoreContract`` is the executable form of
-this page.  Imports: errors, pieces.
+this page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from stepwise._pieces import Data
+from stepwise._values.buffers import Data
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
 

@@ -2,12 +2,12 @@
 
 Rows: ``r/RUN/000000000001`` a record, ``o/RUN/NAME`` an object, ``h/RUN`` the head,
 ``u/WORKFLOW/RUN`` the same while unfinished, ``l/RUN`` epoch and owner; RUN and WORKFLOW are
-hashes.  Imports: the store in a folder, cache.
+hashes.
 """
 
 from __future__ import annotations
 
-from stepwise._pieces import Data
+from stepwise._values.buffers import Data
 from stepwise.stores._cache import CACHE, Cache, open_cache
 from stepwise.stores._local import FolderStore
 from stepwise.stores._packed import hashed, pack, unpack, unpack_of

@@ -1,7 +1,4 @@
-"""``memory:``: a store that ends with the process.  For tests, and for runs not worth keeping.
-
-Imports: the protocol and errors.
-"""
+"""``memory:``: a store that ends with the process.  For tests, and for runs not worth keeping."""
 
 from __future__ import annotations
 

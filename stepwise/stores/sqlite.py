@@ -10,8 +10,6 @@
 Records and objects have no index: a record is the next row of its run, and a name says where its
 object lies.  So a step with its checkpoint dirties two pages.
 ``data`` is a BLOB, or as TEXT the name and the size of a value file.
-
-Imports: the store in a folder, transactions, values, errors.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from stepwise._pieces import Data
+from stepwise._values.buffers import Data
 from stepwise.errors import StoreError
 from stepwise.stores import _transactions
 from stepwise.stores._folder import damaged

@@ -19,8 +19,6 @@ process of the test::
 
     def test_the_agent_survives_anything(crash_everywhere):
         crash_everywhere(agent, "invite the team")
-
-Imports: fresh, crashes, everywhere, contract.
 """
 
 from stepwise.testing.contract import StoreContract

@@ -1,7 +1,4 @@
-"""What the tests of the contract share: stores to test, what to write, and what is then there.
-
-Imports: errors, stores.
-"""
+"""What the tests of the contract share: stores to test, what to write, and what is then there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every store promises about leases: one owner, epochs that grow, and what closing gives up.
-
-Imports: contract_base, errors, stores.
-"""
+"""The contract of leases that every store keeps: one owner, epochs that grow."""
 
 from __future__ import annotations
 

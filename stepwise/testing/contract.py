@@ -11,8 +11,6 @@ A store of your own (a database, an object store) is tested like this::
         def reopen(self, store):
             store.close()
             return MyStore(store.path)
-
-Imports: contract_base, contract_leases, pieces, stores.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stepwise._pieces import Pieces
+from stepwise._values.buffers import Pieces
 from stepwise.stores import Batch, Head, open_store
 from stepwise.testing._contract_base import (
     LARGE,

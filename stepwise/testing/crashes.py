@@ -1,7 +1,6 @@
 """Crashes on purpose, at one step, in this process; and what watches steps for them.
 
 :class:`crash_at` raises at one step, as Ctrl-C does; what it tests is the next call.
-Imports: context, history, run, steps, errors.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from types import TracebackType
 from typing import Any, Literal
 from unittest import mock
 
-from stepwise import _run, _steps
-from stepwise._context import current_step
-from stepwise._counts import key_of
-from stepwise._records import Call, Outcome
+from stepwise._calls import steps
+from stepwise._execution import active_run
+from stepwise._journal.counters import key_of
+from stepwise._journal.records import Call, Outcome
+from stepwise._runs.current import current_step
 from stepwise.errors import ConfigurationError
 
 __all__ = ["Passed", "Point", "SimulatedCrash", "Watch", "crash_at"]
@@ -75,9 +75,9 @@ class Watch:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Within the block, it watches."""
-        body, record = _steps.Step.body, _run.ActiveRun.recorded
+        body, record = steps.Step.body, active_run.ActiveRun.recorded
 
-        def watched_body(step: _steps.Step, call: Call) -> Callable[..., Any]:
+        def watched_body(step: steps.Step, call: Call) -> Callable[..., Any]:
             repeatable = step.idempotent or step.in_doubt == "retry"
             return self._around(body(step, call), call, repeatable=repeatable)
 
@@ -90,8 +90,8 @@ class Watch:
                 self._pass(outcome.call, "recorded", key, outcome.status)
 
         with (
-            mock.patch.object(_steps.Step, "body", watched_body),
-            mock.patch.object(_run.ActiveRun, "recorded", watched_record),
+            mock.patch.object(steps.Step, "body", watched_body),
+            mock.patch.object(active_run.ActiveRun, "recorded", watched_record),
         ):
             yield
 
@@ -158,7 +158,7 @@ class crash_at:  # noqa: N801
     ) -> None:
         if when not in _WHEN:
             raise ConfigurationError(f"when={when!r}: it is 'before', 'after' or 'recorded'")
-        found = step if isinstance(step, str) else _steps.step_of(step)
+        found = step if isinstance(step, str) else steps.step_of(step)
         if found is None:
             raise ConfigurationError(f"crash_at() takes a step, a tool or its name, not {step!r}")
         self._name = found if isinstance(found, str) else found.name

@@ -2,7 +2,6 @@
 
 A process of its own per trial, killed with SIGKILL before, inside and after every step, run again
 until it has ended, and compared with a run that nothing disturbed.
-Imports: everything below it; fresh, crashes.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise import _config, _digest
-from stepwise._codec import decode, encode
-from stepwise._listing import runs
+from stepwise._runs.listing import runs
+from stepwise._runtime import settings
+from stepwise._values import digest
+from stepwise._values.codec import decode, encode
 from stepwise.errors import ConfigurationError, DigestError, StepInDoubtError
 from stepwise.testing.crashes import Passed, Point, Watch
 from stepwise.testing.fresh import fresh_store
@@ -277,7 +277,7 @@ def _effects_in(log: list[Passed]) -> Counter[str]:
 
 def _equal(one: Any, other: Any) -> bool:
     try:
-        return _digest.digest(one) == _digest.digest(other)
+        return digest.digest(one) == digest.digest(other)
     except DigestError:
         return bool(one == other)
 
@@ -298,7 +298,7 @@ def _home(folder: str) -> Iterator[None]:
     os.environ["STEPWISE_QUIET"] = "1"
     os.environ.pop("STEPWISE_KEY", None)
     with fresh_store(os.path.join(folder, "home", "store")):
-        _config.configure(strict=False)
+        settings.configure(strict=False)
         yield
 
 

@@ -1,7 +1,4 @@
-"""A store of its own for a test, and a process that is as if just started.
-
-Imports: settings, process memory, stores.
-"""
+"""A store of its own for a test, and a process that is as if just started."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from stepwise import _config, _process
+from stepwise._execution import process_memory
+from stepwise._runtime import settings as _config
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
 
@@ -52,10 +50,10 @@ class fresh_store:  # noqa: N801
             store = MemoryStore(f"fresh-{secrets.token_hex(8)}")
         else:
             store = open_store(self._folder)
-        settings, memory = vars(_config._settings), vars(_process.memory)
+        settings, memory = vars(_config._settings), vars(process_memory.memory)
         self._outer.append((store, settings.copy(), memory.copy()))
         settings.update(store=store, strict=True)
-        memory.update(vars(_process.Memory()))
+        memory.update(vars(process_memory.Memory()))
         return store
 
     def __exit__(
@@ -66,7 +64,7 @@ class fresh_store:  # noqa: N801
     ) -> None:
         store, settings, memory = self._outer.pop()
         vars(_config._settings).update(settings)
-        vars(_process.memory).update(memory)
+        vars(process_memory.memory).update(memory)
         if store.persistent:
             store.close()
 

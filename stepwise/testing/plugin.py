@@ -1,7 +1,4 @@
-"""The pytest plugin by its earlier name, for ``-p stepwise.testing.plugin``.
-
-Imports: stepwise_pytest, which stands outside the package.
-"""
+"""The pytest plugin by its earlier name, for ``-p stepwise.testing.plugin``."""
 
 from stepwise_pytest import crash_everywhere, pytest_addoption, pytest_configure
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import stepwise
 from equivalence.programs import write
 from equivalence.world import Crash, Runaway, world
-from stepwise import _process
-from stepwise._heads import open_head
-from stepwise._journal import seal_for
+from stepwise._execution import process_memory
+from stepwise._journal.heads import open_head
+from stepwise._journal.journal import seal_for
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore, _Run
 
@@ -99,7 +99,7 @@ def _copied(runs):
 
 def _restart():
     """As if this process had just begun."""
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
 
 
 def execute(program, store, crash_at=None):

@@ -9,7 +9,7 @@ import sys
 import types
 
 import stepwise
-from stepwise import _run
+from stepwise._execution import active_run
 
 FUEL = 300  # effects and traces of one execution: a broken rewriter may loop for ever
 MODULE = "equivalence_program"
@@ -60,7 +60,7 @@ class World:
     def log(self, *what):
         if not self.crashed:
             self.burn()
-            scope = _run.current_scope()
+            scope = active_run.current_scope()
             self.trace.append((scope.run.run_id if scope is not None else "", repr(what)))
         return what[-1]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from harness import Lab
 
-import stepwise._runs
+import stepwise._runs.run
 from identity.programs import draw
 
 KINDS = ("wrong", "lost", "doubled", "repeat", "stop", "swapped", "key", "state", "error")
-SAME = "same" in inspect.signature(stepwise._runs.Run.resolve).parameters
+SAME = "same" in inspect.signature(stepwise._runs.run.Run.resolve).parameters
 STARTS = 14  # of one program, at most
 
 PROMISED = {

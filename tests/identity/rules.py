@@ -3,7 +3,7 @@
 _BOTH = """
 import re
 from stepwise import _digest, _steps
-from stepwise._subjects import Identity
+from stepwise._matching.subjects import Identity
 
 def _identify(self, *args, right=_steps.Step.identify):
     known = right(self, *args)

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from stepwise.rewrite import pending
+from stepwise._rewrite import pending
 
 
 def define_module(path, source):

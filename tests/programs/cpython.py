@@ -21,8 +21,8 @@ import unittest
 import warnings
 from collections import Counter
 
-from stepwise.rewrite import Frame, UnsupportedError, build, capture, scope
-from stepwise.rewrite.transform import _Rewriter
+from stepwise._rewrite import Frame, UnsupportedError, build, capture, scope
+from stepwise._rewrite.transform import _Rewriter
 
 mode, tests, *wanted = sys.argv[1:]
 rewritten, made, classes, refused = set(), set(), set(), Counter()

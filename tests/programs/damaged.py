@@ -14,7 +14,9 @@ import sys
 import traceback
 
 import stepwise
-from stepwise import _journal, _lifecycle, _marks, _seal
+from stepwise._journal import journal, marks
+from stepwise._journal import seal as _seal
+from stepwise._workflows import opening
 
 SECONDS = 120  # until a start counts as hung
 ORDER = {}  # what the forked process was told to do
@@ -133,10 +135,10 @@ class Gullible:
 def blind(what):
     if what == "seal":
         _seal.hmac = Gullible(_seal.hmac)
-        for module in (_journal, _lifecycle):  # the marks, too, hold a digest of the newest record
+        for module in (journal, opening):  # the marks, too, hold a digest of the newest record
             module.is_another_history = lambda *given: False
     else:
-        _journal.newest_mark = lambda store, seal, run_id: _marks.Mark()
+        journal.newest_mark = lambda store, seal, run_id: marks.Mark()
 
 
 # -- the server ----------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def serve():
             signal.alarm(SECONDS)
             start()
             if ORDER.get("tidy"):
-                stepwise.stores.open_store(stepwise._config.store()).close()
+                stepwise.stores.open_store(stepwise._runtime.settings.store()).close()
             os._exit(0)
         print(json.dumps({"status": os.waitpid(child, 0)[1]}), flush=True)
 

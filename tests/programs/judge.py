@@ -69,7 +69,7 @@ def is_effect(call):
 
 WITHOUT_INTENTS = "import stepwise\nstepwise.tool = lambda **options: stepwise.step\n"
 FORGETFUL = """
-from stepwise._journal import Journal
+from stepwise._journal.journal import Journal
 
 append = Journal.append
 
@@ -81,7 +81,7 @@ def forget(self, *items, **options):
 Journal.append = forget
 """
 WITH_OLD_VARIABLES = """
-from stepwise._frames import WorkflowFrame
+from stepwise._workflows.frame import WorkflowFrame
 
 dump = WorkflowFrame._referring
 

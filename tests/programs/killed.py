@@ -2,7 +2,9 @@
 
 import pathlib
 
-from stepwise import _process, _references, _trees
+from stepwise._checkpoints import references
+from stepwise._execution import process_memory
+from stepwise._values import trees
 
 
 class Killed(KeyboardInterrupt):
@@ -11,7 +13,7 @@ class Killed(KeyboardInterrupt):
 
 def forget_process():
     """What a process remembers of its runs is gone, as in a new one."""
-    vars(_process.memory).update(vars(_process.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
 
 
 def line_of(workflow, text):
@@ -24,10 +26,10 @@ def line_of(workflow, text):
 
 def chunk_little(monkeypatch):
     """Chunks of a few items."""
-    monkeypatch.setattr(_references, "_LONG", 4)
-    monkeypatch.setattr(_references, "_BLOCK", 5)
-    monkeypatch.setattr(_references, "_GROUP", 2)
-    monkeypatch.setattr(_trees, "_LITTLE", 40)
+    monkeypatch.setattr(references, "_LONG", 4)
+    monkeypatch.setattr(references, "_BLOCK", 5)
+    monkeypatch.setattr(references, "_GROUP", 2)
+    monkeypatch.setattr(trees, "_LITTLE", 40)
 
 
 def played_to_the_end(execute):

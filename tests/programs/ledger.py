@@ -20,9 +20,9 @@ import time
 import warnings
 
 import stepwise
-from stepwise import _claim
+from stepwise._calls import claim
 
-_claim.PATIENCE = 0.5  # no program of these waits on purpose
+claim.PATIENCE = 0.5  # no program of these waits on purpose
 
 _file = os.open(os.environ["WORLD_LOG"], os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 _count = itertools.count(1)
@@ -138,7 +138,8 @@ def in_threads(calls):
 
 def watch():
     """Note who makes each call of a step, and which call it was that was stopped first."""
-    from stepwise import _run, _steps
+    from stepwise._calls import steps
+    from stepwise._execution import active_run
 
     def core(step, scope, args, kwargs):
         act = _begun.act = _act(step, args)
@@ -158,8 +159,8 @@ def watch():
             made.append([[run.run_id, call.name, call.ordinal], act])
         return call, origin
 
-    right, _steps.Step.core = _steps.Step.core, core
-    counts, _run.ActiveRun.begin = _run.ActiveRun.begin, begin
+    right, steps.Step.core = steps.Step.core, core
+    counts, active_run.ActiveRun.begin = active_run.ActiveRun.begin, begin
 
 
 calls, made, stops, stopped = [], [], [], []

@@ -17,7 +17,10 @@ import warnings
 from unittest import mock
 
 import stepwise
-from stepwise import _frames, _notices, _summary, step, tool, workflow
+from stepwise import step, tool, workflow
+from stepwise._execution import summary
+from stepwise._runtime import messages
+from stepwise._workflows import frame as _frames
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 effects = []
@@ -320,7 +323,7 @@ class _real_thread(threading.Thread):
 
 
 def summarised():
-    with mock.patch.object(_summary, "EVERY", 3):
+    with mock.patch.object(summary, "EVERY", 3):
         return outcome(many, 7), outcome(unseen)
 
 
@@ -415,7 +418,7 @@ class Failing:
                 raise self.error("a reporter fails")
 
 
-_GUARD = _notices.notice.__code__
+_GUARD = messages.notice.__code__
 _OURS = os.path.dirname(stepwise.__file__) + os.sep
 
 
@@ -478,7 +481,7 @@ def failing_primitives(name):
         "a callback": a_callback,
         "a closed stderr": a_closed_stderr,
         "showing a warning": lambda: mock.patch.object(warnings, "_showwarnmsg", refuse),
-        "a preview": lambda: mock.patch("stepwise._previews._Repr.repr1", refuse),
+        "a preview": lambda: mock.patch("stepwise._values.preview._Repr.repr1", refuse),
     }[name]()
 
 

@@ -30,9 +30,10 @@ import warnings
 from collections import Counter
 
 import stepwise
-from stepwise import _digest, _frames
-from stepwise._surroundings import _is_mutable as is_mutable
-from stepwise.rewrite import UnsupportedError, build, capture
+from stepwise._checkpoints.surroundings import _is_mutable as is_mutable
+from stepwise._rewrite import UnsupportedError, build, capture
+from stepwise._values import digest
+from stepwise._workflows import frame as _frames
 
 CALLS, POINTS = 3, 8  # of each function; of each call
 SAVED, NOT_HERE = 9, 7
@@ -105,7 +106,7 @@ def record(folder, tests, modules):
 def told(value):
     """What can be compared in another process."""
     try:
-        return _digest.digest(value)
+        return digest.digest(value)
     except (stepwise.DigestError, RecursionError):
         return f"a {type(value).__qualname__}"
 

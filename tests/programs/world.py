@@ -79,7 +79,7 @@ def main(run):
 def _counts(frame):
     """Whether a kill here could matter: what is read off the source changes nothing outside."""
     module = frame.f_globals.get("__name__", "")
-    return module.startswith(_WHERE) and not module.startswith("stepwise.rewrite")
+    return module.startswith(_WHERE) and not module.startswith("stepwise._rewrite")
 
 
 @contextlib.contextmanager

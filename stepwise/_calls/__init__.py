@@ -1,0 +1,7 @@
+"""One call of a step: look up, run, retry, doubt, record, undo.
+
+The modules, each importing only from those before it::
+
+    doubt history operations recording claim perform driver async_driver awaitables options
+    caches steps workers parallel compensation
+"""

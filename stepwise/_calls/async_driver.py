@@ -1,0 +1,182 @@
+"""Awaits the operations of a call; the counterpart of ``driver`` for coroutine functions.
+
+Imported at the first asynchronous call, so that a synchronous program does not load asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+from stepwise._calls.driver import Unfinished, start, timed_out, write
+from stepwise._calls.operations import (
+    Attempt,
+    Cancelled,
+    Change,
+    Core,
+    Operation,
+    Ready,
+    Result,
+    Sleep,
+    Write,
+)
+from stepwise._execution.active_run import ActiveRun, scope_variable
+
+__all__ = ["adrive", "afinish", "aresume"]
+
+
+async def adrive(core: Core) -> Result:
+    """Await a call to its end."""
+    try:
+        return await _go_on(core, start(core))
+    finally:
+        core.close()  # after a Ctrl-C or a cancellation nothing of the call may stay open
+
+
+async def aresume(core: Core, operation: Operation | Result) -> Result:
+    """Await a call that has begun."""
+    try:
+        return await _go_on(core, operation)
+    finally:
+        core.close()
+
+
+async def afinish(unfinished: Unfinished, awaited: str) -> Result:
+    """Await a call whose body has been called, and returned an awaitable."""
+    core, operation, value = unfinished
+    try:
+        if not isinstance(operation, Attempt):
+            return await _go_on(core, operation)
+        scope = operation.scope
+        if scope is not None and scope.call is not None:
+            scope.run.flows.begin(scope.call.number)  # in this task
+        done = await _attempt(operation, value)
+        done.awaited = awaited
+        return await _go_on(core, operation, done)
+    finally:
+        core.close()
+
+
+async def _go_on(core: Core, operation: Operation | Result, done: Result | None = None) -> Result:
+    if isinstance(operation, Result):
+        return operation
+    try:
+        while True:
+            operation = core.send(done or await _run(operation))
+            done = None
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+async def _run(operation: Operation) -> Result:
+    if isinstance(operation, Attempt):
+        return await _attempt(operation)
+    if isinstance(operation, Write):
+        return await _write(operation) if _many(operation.run) else write(operation)
+    if isinstance(operation, Ready):
+        return Result()
+    if isinstance(operation, Sleep):
+        await asyncio.sleep(operation.seconds)
+        return Result()
+    if isinstance(operation, Cancelled):
+        return await _cancelled(operation)
+    return await _change(operation)
+
+
+async def _cancelled(operation: Cancelled) -> Result:
+    try:
+        await asyncio.sleep(operation.seconds)
+    except asyncio.CancelledError as error:
+        return Result(error=error)
+    return Result(True)
+
+
+async def _change(operation: Change) -> Result:
+    changed, loop = asyncio.Event(), asyncio.get_running_loop()
+    flows = operation.flows
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    with flows.watching(wake):
+        if flows.changes != operation.seen:
+            return Result(True)
+        try:
+            await asyncio.wait_for(changed.wait(), operation.seconds)
+        except asyncio.TimeoutError:
+            return Result(False)
+        return Result(True)
+
+
+async def _attempt(attempt: Attempt, value: object = None) -> Result:
+    """Await a body; ``value`` is what it returned, if it has been called."""
+    token = scope_variable.set(attempt.scope)
+    try:
+        if value is None:
+            value = attempt.function(*attempt.args, **attempt.kwargs)
+        if not inspect.isawaitable(value):
+            return Result(value)  # a reconcile function may be a plain one
+        if attempt.timeout is None:
+            return Result(await value)
+        return await _limited(attempt, asyncio.ensure_future(value))
+    except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+        return Result(error=error)
+    finally:
+        scope_variable.reset(token)
+
+
+async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
+    # Not asyncio.wait_for: when time runs out just as the task ends, its value must not be lost.
+    try:
+        done, _ = await asyncio.wait({task}, timeout=attempt.timeout)
+        if done:
+            return Result(task.result())
+        task.cancel()
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if not task.cancelled() and task.exception() is None:
+        return Result(task.result())
+    return Result(error=timed_out(attempt))
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+_FEW = 10  # tasks: the run's own, its caller's, and eight branches
+
+
+def _many(run: ActiveRun) -> bool:
+    """Whether so much goes on at once that flushes are worth sharing.
+
+    Shared, a step's record is written while other branches go on, and a kill at that moment has the
+    step run again.  Few branches get their records written before any other code runs, so that
+    what they have done is not done twice; a flush for each is no burden to them.
+    """
+    few = _FEW + run.idle
+    # The tasks of the loop are counted last: that takes as long as there are many.
+    return run.flows.busy(few + 1) or len(asyncio.all_tasks()) > few
+
+
+class _Written(asyncio.Future[None]):
+    """Is not cancelled: who waits for it is, once it is known whether the record is there."""
+
+    def cancel(self, msg: object = None) -> bool:
+        return False
+
+
+async def _write(operation: Write) -> Result:
+    """Append a record in another thread; what is written by then is of one transaction."""
+    written = _Written(loop=asyncio.get_running_loop())
+    share = operation.run.journal.submit(operation.item, durable=operation.durable, future=written)
+    cancelled = None
+    try:
+        await written
+    except asyncio.CancelledError as error:
+        cancelled = error
+    if share.error is not None:
+        return Result(error=share.error)
+    operation.run.written(share.numbers, operation.item)
+    return Result(share.numbers[0], cancelled)

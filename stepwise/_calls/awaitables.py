@@ -1,0 +1,165 @@
+"""Calls that end when they are awaited: of functions that return an awaitable, and forgotten ones.
+
+Such a call is handed out as a coroutine (a task, if the function returned a future), which its run
+knows until somebody awaits it.  In a synchronous workflow a coroutine function's call is known only
+when Python finds that nobody awaited it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+from stepwise._calls.driver import Unfinished
+from stepwise._calls.operations import Result
+from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._execution.concurrency import Unawaited
+from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import caller, file_name
+from stepwise._runtime.tracebacks import fold
+from stepwise.errors import NotRecordableError
+
+__all__ = ["check_awaited", "hand_out", "made_by", "noticing_forgotten"]
+
+made_by: set[CodeType] = set()
+"""The code of what makes coroutines for steps and workflows."""
+
+
+def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
+    """Hand out a call, or its recorded outcome, as what the function itself would return."""
+    future = sys.modules.get("asyncio") and sys.modules["asyncio"].Future
+    if isinstance(ending, Result):
+        awaited = ending.awaited
+    elif ending.value is None:
+        awaited = getattr(ending.operation, "awaited", "")
+    else:
+        awaited = "task" if future and isinstance(ending.value, future) else "coroutine"
+
+    token = object()
+
+    async def rest() -> Any:
+        active.unawaited.pop(token, None)
+        try:
+            if isinstance(ending, Result):
+                return ending.unwrap()
+            from stepwise._calls.async_driver import afinish
+
+            return (await afinish(ending, awaited)).unwrap()
+        except BaseException as error:
+            raise fold(error)  # noqa: B904
+
+    coroutine: Any = rest()
+    coroutine.__name__ = coroutine.__qualname__ = what
+    if awaited == "task":
+        return sys.modules["asyncio"].ensure_future(coroutine)
+    frame = caller()
+    site = f"{file_name(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+
+    def give_up() -> None:
+        coroutine.close()
+        if not isinstance(ending, Result):
+            _close(ending.value)
+            ending.core.close()
+
+    active.unawaited[token] = Unawaited(what, site, give_up)
+    return coroutine
+
+
+def _close(value: Any) -> None:
+    if inspect.iscoroutine(value):
+        value.close()
+
+
+# -- those that nobody awaits --------------------------------------------------------------------
+
+
+def check_awaited(active: ActiveRun, value: object) -> None:
+    """Refuse the end of a workflow that forgot to await a call, or returns a coroutine.
+
+    Raises:
+        NotRecordableError: names the call and its line.
+    """
+    forgotten = _end(active)
+    if forgotten:
+        what, site = forgotten[0].what, forgotten[0].site
+        more = f" (and {len(forgotten) - 1} more)" if len(forgotten) > 1 else ""
+        raise NotRecordableError(
+            f"{what} was called at {site}{more} and never awaited, so that it was not executed to "
+            f"its end: run {active.run_id!r} does not end as completed. Write `await` before the "
+            "call; in a workflow that is a plain function, make it `async def`, or call "
+            "asyncio.run(...)"
+        )
+    if inspect.iscoroutine(value):
+        name = value.__qualname__
+        value.close()
+        raise NotRecordableError(
+            f"{active.facts.label!r} returned the coroutine {name!r}, which would be executed "
+            "outside of the run, unrecorded. Await it: make the workflow `async def`, or return "
+            "asyncio.run(...)"
+        )
+
+
+def _end(active: ActiveRun) -> list[Unawaited]:
+    forgotten = list(active.unawaited.values())
+    active.unawaited.clear()
+    for each in forgotten:
+        each.give_up()
+    return forgotten
+
+
+_mutex = process_lock()
+_watching = 0
+_original: Callable[[Any], None] | None = None
+
+
+@contextmanager
+def noticing_forgotten(active: ActiveRun) -> Iterator[None]:
+    """Notice coroutines of steps that die without having been awaited, and where they were made.
+
+    For a synchronous workflow, in whose thread hardly any coroutine is made.
+    """
+    depth = sys.get_coroutine_origin_tracking_depth()
+    if not depth:
+        sys.set_coroutine_origin_tracking_depth(1)
+    _watch(1)
+    try:
+        yield
+    finally:
+        active.frame = None  # it may hold a variable's value, which could not be recorded
+        _watch(-1)
+        if not depth:
+            sys.set_coroutine_origin_tracking_depth(0)
+        if sys.exc_info()[0] is not None:
+            _end(active)
+
+
+def _watch(change: int) -> None:
+    global _watching, _original  # noqa: PLW0603
+    with _mutex:
+        _watching += change
+        if _watching and _original is None:
+            _original = getattr(warnings, "_warn_unawaited_coroutine", None)
+            if _original is not None:
+                warnings._warn_unawaited_coroutine = _unawaited  # type: ignore[attr-defined]
+        elif not _watching and _original is not None:
+            if warnings._warn_unawaited_coroutine is _unawaited:  # type: ignore[attr-defined]
+                warnings._warn_unawaited_coroutine = _original  # type: ignore[attr-defined]
+            _original = None
+
+
+def _unawaited(coroutine: Any) -> None:
+    """Called by Python for a coroutine that dies unawaited, instead of its own warning."""
+    original, scope = _original, current_scope()
+    code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
+    if scope is not None and code in made_by and origin:
+        path, line, _ = origin[0]
+        site = f"{file_name(path)}:{line}"
+        what = repr(coroutine.__qualname__)
+        scope.run.unawaited[object()] = Unawaited(what, site, lambda: None)
+    elif original is not None:
+        original(coroutine)

@@ -1,0 +1,276 @@
+"""Doubt: the answers to "did it happen?", and what is said while nobody knows."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Union
+
+from stepwise._identity.identity import compensation_key
+from stepwise._identity.parts import shown_part
+from stepwise._journal.journal import Journal
+from stepwise._journal.records import Call, Stopped
+from stepwise._matching.callers import differences
+from stepwise._matching.pool import Match
+from stepwise._matching.recorded_call import Recorded
+from stepwise._matching.stops import Stop
+from stepwise._runtime import settings
+from stepwise._runtime.messages import count
+from stepwise.errors import RunStopped, StepInDoubtError
+
+if TYPE_CHECKING:
+    from stepwise._execution.active_run import ActiveRun
+
+__all__ = [
+    "DidNotHappen",
+    "InDoubt",
+    "InDoubtCall",
+    "Inconclusive",
+    "Landed",
+    "changed_text",
+    "compensation_in_doubt",
+    "in_doubt",
+    "ruling_commands",
+    "stopped_at",
+    "waiting_text",
+]
+
+_MOST = 5  # recorded calls that are listed
+
+
+@dataclass(frozen=True)
+class Landed:
+    """The answer to "did it happen?": yes, and it returned ``value``."""
+
+    value: Any = None
+
+
+class DidNotHappen:
+    """The answer to "did it happen?": no; it may run (again)."""
+
+
+class Inconclusive:
+    """The answer to "did it happen?": that cannot be told."""
+
+
+@dataclass(frozen=True)
+class InDoubtCall:
+    """What a ``reconcile`` function gets: a side effect that was started and never finished.
+
+    Args:
+        name: of the tool.
+        arguments: by parameter name, as they are passed now.
+        idempotency_key: that the recorded attempt was given.
+        started_at: seconds since 1970.
+        error: what it raised, if it is known to have raised.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    idempotency_key: str
+    started_at: float
+    error: BaseException | None
+
+
+for _class in (Landed, DidNotHappen, Inconclusive, InDoubtCall):
+    _class.__module__ = "stepwise"  # tracebacks and pickles show the public name
+
+InDoubt = Union[Literal["raise", "retry", "skip"], Callable[[InDoubtCall], Any]]
+
+
+def in_doubt(active: ActiveRun, recorded: Recorded, why: str = "") -> StepInDoubtError:
+    """The error for a call whose side effect was started and never finished.
+
+    Args:
+        why: what is known instead, if something is.
+    """
+    call = recorded.call
+    outcome = recorded.outcome
+    if why:
+        what = why
+    elif outcome is None:
+        what = f"{call.name} was started and never finished: whether it happened is not known"
+    elif outcome.status == "cancelled":
+        what = f"{call.name} was cancelled in its course: whether it happened is not known"
+    else:
+        what = f"{call.name} raised {outcome.preview}: that does not prove that nothing happened"
+    lines = [
+        f"{what}.",
+        *_facts(active, call),
+        "Look outside whether it happened, then settle it and run the program again:",
+        *_commands(active, call),
+    ]
+    return StepInDoubtError(
+        "\n".join(lines),
+        run_id=active.run_id,
+        step=call.number,
+        name=call.name,
+        arguments=call.arguments,
+        idempotency_key=call.key,
+    )
+
+
+def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
+    """The error for a call whose undoing was started and never finished."""
+    option = _store_option(journal)
+    command = f"  stepwise resolve {shlex.quote(journal.run_id)} {call.number}"
+    return StepInDoubtError(
+        f"the compensation of {call.name} was started and never finished: whether it is undone is "
+        f"not known.\n"
+        f"  run       {journal.run_id}\n"
+        f"  step      {call.number}  {call.name}({call.arguments})\n"
+        f"  key       {compensation_key(call.key)}\n"
+        "Look outside whether it is undone, then settle it and run the program again:\n"
+        f"{command} --landed null{option}       (it is undone)\n"
+        f"{command} --did-not-happen{option}    (it is not)",
+        run_id=journal.run_id,
+        step=call.number,
+        name=f"the compensation of {call.name}",
+        arguments=call.arguments,
+        idempotency_key=compensation_key(call.key),
+    )
+
+
+def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None:
+    """Stop the run at a call that could be a recorded side effect, and record which calls wait.
+
+    Returns:
+        the error, for this call and all later ones; what others stopped the run with comes first;
+        ``None`` if another thread has taken what the call waited for.
+    """
+    with active.lock:
+        if active.stopped is not None:
+            return active.stopped
+        if match.recorded and not any(
+            each is active.pool.get(each.call.number) for each in match.recorded
+        ):
+            return None
+        stops = _record_stops(active, call, match)
+        return active.stop(_may_be_another(active, call, match, stops))
+
+
+def _record_stops(active: ActiveRun, call: Call, match: Match) -> list[Stop]:
+    """Record this call, and those that wait beside it, so that somebody can say what they are."""
+    others = [(each, its) for each, its in active.flows.blocked() if each is not call]
+    stopped, now = [], time.time()
+    waiting: list[tuple[Call, Match]] = [(call, match), *others]
+    for each, its in sorted(waiting, key=lambda each: each[0].ordinal):
+        recorded = [r for r in its.recorded if r is active.pool.get(r.call.number)]
+        said = active.pool.rulings.of(each)
+        steps = [r.call.number for r in recorded] or (said[1].steps if said is not None else ())
+        if steps:
+            records = (*(r.origin.number for r in recorded),)
+            stopped.append(Stopped(each, (*steps,), records, now))
+    numbers = active.write(*((each, b"") for each in stopped))
+    return [Stop(number, *each) for number, each in zip(numbers, stopped, strict=True)]
+
+
+def _may_be_another(
+    active: ActiveRun, call: Call, match: Match, stops: list[Stop]
+) -> StepInDoubtError:
+    """The error for a call that could be a recorded side effect with other arguments."""
+    stop = next(each for each in stops if each.call is call)
+    run_id, store = active.run_id, _store_option(active.journal)
+    others = [each.call for each in match.recorded]
+    known = any(other.name == call.name for other in others)
+    lines = [
+        f"{call.name} is called with arguments that are not recorded, while a recorded "
+        f"{'call of it' if known else 'side effect of the same statement'} was not met again: "
+        "running it could repeat that side effect in another form."
+        if others
+        else f"{call.name} was said to be step {stop.steps[0]}, which has answered another call.",
+        f"  run       {run_id}",
+        f"  called    {call.name}({call.arguments}){f' at {call.site}' if call.site else ''}",
+    ]
+    for recorded in match.recorded[:_MOST]:
+        lines += _facts(active, recorded.call, word="recorded")[1:]
+        differs = differences(recorded.call, call, active.subjects.state)
+        if differs and recorded.call.name == call.name:
+            lines.append(f"  differs   in {', '.join(map(shown_part, differs))}")
+        if recorded.in_doubt:
+            lines += ["Look outside whether the recorded one happened, and settle it first:"]
+            lines += _commands(active, recorded.call)
+    lines += [
+        "Say which act it is, and run the program again:",
+        *ruling_commands(run_id, stop, stops, store),
+        "If what differs never tells two calls apart (a time, a request id), say so in the code:",
+        "@tool(ignore=(...)) names those arguments, key=... the others.",
+    ]
+    if len(stops) > 1:
+        lines.append(f"{count(len(stops) - 1, 'call')} more wait: stepwise show {run_id}{store}")
+    other = others[0] if others else call._replace(number=stop.steps[0])
+    return StepInDoubtError(
+        "\n".join(lines),
+        run_id=run_id,
+        step=other.number,
+        name=call.name,
+        arguments=call.arguments,
+        idempotency_key=other.key,
+    )
+
+
+def ruling_commands(run_id: str, stop: Stop, stops: list[Stop], store: str = "") -> list[str]:
+    """The commands that say which act a stopped call is.
+
+    Args:
+        stops: all that the run has; where several wait for one recorded call, this one is named.
+    """
+    commands = []
+    for word, why, steps in (
+        ("--same", "one act: the recorded outcome answers this call", stop.steps[:_MOST]),
+        ("--another", "two acts: the record stays, this call runs, once", stop.steps[:1]),
+    ):
+        for step in steps:
+            shared = sum(step in each.steps for each in stops) > 1
+            which = f" --stop {stop.number}" if shared else ""
+            command = f"  stepwise resolve {shlex.quote(run_id)} {step} {word}{which}{store}"
+            commands.append(f"{command}    ({why})")
+    return commands
+
+
+def waiting_text(call: Call, match: Match) -> str:
+    """Return the text about a call that waits for other tasks and threads."""
+    others = ", ".join(
+        f"step {each.call.number} {each.call.name}({each.call.arguments})"
+        for each in match.recorded[:_MOST]
+    )
+    return (
+        f"{call.name}({call.arguments}) at {call.site or '?'} waits: it could be the recorded "
+        f"{others or 'call that it was said to be'}, which another task or thread may yet take"
+    )
+
+
+def changed_text(call: Call, recorded: Recorded) -> str:
+    """The warning for a side effect that was answered although its arguments changed."""
+    return (
+        f"{call.name} at {call.site} was answered from the journal although its arguments changed; "
+        f"recorded: ({recorded.call.arguments}), now: ({call.arguments}). If they never tell two "
+        "calls apart, say so with ignore= or key="
+    )
+
+
+def _facts(active: ActiveRun, call: Call, word: str = "step") -> list[str]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(call.at))
+    return [
+        f"  run       {active.run_id}",
+        f"  {word:<9} {call.number}  {call.name}({call.arguments})",
+        f"  started   {when}{f' at {call.site}' if call.site else ''}",
+        f"  key       {call.key}",
+    ]
+
+
+def _commands(active: ActiveRun, call: Call) -> list[str]:
+    command = f"  stepwise resolve {shlex.quote(active.run_id)} {call.number}"
+    store = _store_option(active.journal)
+    return [
+        f"{command} --landed '<its result as JSON>'{store}",
+        f"{command} --did-not-happen{store}",
+    ]
+
+
+def _store_option(journal: Journal) -> str:
+    """What the command line needs to find the same store; empty for the default one."""
+    url = journal.store.url
+    return "" if url == settings.store() else f" --store {shlex.quote(url)}"

@@ -1,0 +1,220 @@
+"""Executes the operations of a call, one after the other, in this thread."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from stepwise._calls.operations import (
+    Attempt,
+    Cancelled,
+    Core,
+    Operation,
+    Ready,
+    Result,
+    Sleep,
+    Write,
+)
+from stepwise._execution.active_run import scope_variable
+from stepwise.errors import StepTimeoutError
+
+__all__ = [
+    "Unfinished",
+    "drive",
+    "drive_on",
+    "gives_awaitable",
+    "in_thread_of",
+    "resume",
+    "run",
+    "start",
+    "timed_out",
+    "write",
+]
+
+_DEPTH = 20  # decorators around each other
+
+
+def drive(core: Core) -> Result:
+    """Execute a call to its end."""
+    try:
+        return _go_on(core, start(core))
+    finally:
+        core.close()  # after a Ctrl-C nothing of the call may stay open
+
+
+class Unfinished(NamedTuple):
+    """A call that is to be awaited from here on.
+
+    Args:
+        core: what executes it.
+        operation: an attempt of a body that returned an awaitable; or what only awaiting can do.
+        value: the awaitable.
+    """
+
+    core: Core
+    operation: Attempt | Cancelled
+    value: Any = None
+
+
+def drive_on(core: Core) -> Result | Unfinished:
+    """Execute a call to its end, or to where it must be awaited."""
+    unfinished = None
+    try:
+        operation = next(core)
+        while True:
+            if type(operation) is Cancelled and operation.awaited:
+                unfinished = Unfinished(core, operation)
+                return unfinished
+            done = run(operation)
+            if type(operation) is Attempt and hasattr(type(done.value), "__await__"):
+                unfinished = Unfinished(core, operation, done.value)
+                return unfinished
+            operation = core.send(done)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    finally:
+        if unfinished is None:
+            core.close()
+
+
+def start(core: Core) -> Operation | Result:
+    """Begin a call; its first operation, or its result if it needed none."""
+    try:
+        return next(core)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+def resume(
+    core: Core, operation: Operation | Result, run: Callable[[Operation], Result] | None = None
+) -> Result:
+    """Execute a call that has begun; ``run`` executes its operations, if they are not run here."""
+    try:
+        return _go_on(core, operation, run)
+    finally:
+        core.close()
+
+
+def _go_on(
+    core: Core, operation: Operation | Result, execute: Callable[[Operation], Result] | None = None
+) -> Result:
+    if isinstance(operation, Result):
+        return operation
+    execute = execute or run
+    try:
+        while True:
+            operation = core.send(execute(operation))
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+def run(operation: Operation) -> Result:
+    """Execute an operation in this thread; a body with a timeout in one of its own."""
+    if isinstance(operation, Attempt):
+        at_once = operation.timeout is None or gives_awaitable(operation.function)
+        return in_thread_of(operation) if at_once else _in_thread(operation)
+    if isinstance(operation, Write):
+        return write(operation)
+    if isinstance(operation, (Cancelled, Ready)):
+        return Result()
+    if isinstance(operation, Sleep):
+        time.sleep(operation.seconds)
+        return Result()
+    changed = threading.Event()
+    flows = operation.flows
+    with flows.watching(changed.set):
+        return Result(flows.changes != operation.seen or changed.wait(operation.seconds))
+
+
+def gives_awaitable(function: Any) -> bool:
+    """Whether a function returns an awaitable, as far as can be seen: of what it wraps."""
+    for _ in range(_DEPTH):
+        if inspect.iscoroutinefunction(function):
+            return True
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+        if inner is None and not inspect.isroutine(function) and not inspect.isclass(function):
+            inner = vars(type(function)).get("__call__")
+        if inner is None or inner is function:
+            return False
+        function = inner
+    return False
+
+
+def write(operation: Write) -> Result:
+    """Append a record, and wait until it is written."""
+    try:
+        numbers = operation.run.journal.append(operation.item, durable=operation.durable)
+        operation.run.written(numbers, operation.item)
+        return Result(numbers[0])
+    except BaseException as error:  # raised where the call is decided about
+        return Result(error=error)
+
+
+def in_thread_of(attempt: Attempt) -> Result:
+    """Execute a body in the thread that calls this."""
+    token = scope_variable.set(attempt.scope)
+    try:
+        value = attempt.function(*attempt.args, **attempt.kwargs)
+        if attempt.scope is None and inspect.isawaitable(value):
+            value = _awaited(value)  # what settles or undoes a plain tool may be a coroutine
+        return Result(value)
+    except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+        return Result(error=error)
+    finally:
+        scope_variable.reset(token)
+
+
+def _awaited(value: Awaitable[Any]) -> Any:
+    """Await in a thread of its own, so that it does not matter whether a loop runs in this one."""
+    import asyncio
+
+    results: list[Result] = []
+
+    async def awaited() -> Any:
+        return await value
+
+    def target() -> None:
+        try:
+            results.append(Result(asyncio.run(awaited())))
+        except BaseException as error:
+            results.append(Result(error=error))
+
+    thread = threading.Thread(target=target, name="stepwise settling")
+    thread.start()
+    thread.join()
+    return results[0].unwrap()
+
+
+def _in_thread(attempt: Attempt) -> Result:
+    """A thread cannot be stopped: past the timeout it is abandoned and its result dropped."""
+    done = threading.Event()
+    results: list[Result] = []
+
+    def target() -> None:
+        results.append(in_thread_of(attempt))
+        done.set()
+
+    context = contextvars.copy_context()
+    # A daemon: what is abandoned must not keep the process alive.
+    threading.Thread(
+        target=context.run, args=(target,), name=f"stepwise {attempt.name}", daemon=True
+    ).start()
+    if done.wait(attempt.timeout):
+        return results[0]
+    return Result(error=timed_out(attempt))
+
+
+def timed_out(attempt: Attempt) -> StepTimeoutError:
+    """The error of an attempt that took too long."""
+    return StepTimeoutError(
+        f"an attempt of {attempt.name!r} took longer than its timeout of {attempt.timeout} s",
+        step=attempt.name,
+        timeout=attempt.timeout,
+    )

@@ -1,0 +1,274 @@
+"""Whether an option is there, and can mean anything; in the same words for every decorator."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import reprlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stepwise._runtime import retries
+from stepwise.errors import ConfigurationError
+
+__all__ = ["check", "check_kind", "check_takes", "check_values", "no_function"]
+
+Allowed = tuple[Callable[[Any], bool], str]
+
+
+def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that there are not, and values that cannot mean anything.
+
+    Args:
+        kind: the decorator: ``step``, ``tool``, ``workflow``.
+        name: of the decorated function.
+
+    Raises:
+        ConfigurationError: names the decorator, the function, the option and what it takes.
+    """
+    known = _KINDS[kind]
+    for option, value in given.items():
+        if option not in known:
+            raise ConfigurationError(
+                f"@{kind} of {name!r} has no option {option!r}{_hint(kind, option)}; "
+                f"its options are {', '.join(sorted(known))}"
+            )
+        allowed = known[option]
+        if allowed is not None and not allowed[0](value):
+            raise ConfigurationError(f"{option}={value!r} of {kind} {name!r}: it is {allowed[1]}")
+    if kind == "tool":
+        _check_effect(name, given)
+    if kind != "workflow":
+        retries.check(
+            given.get("retries", 0),
+            given.get("retry_on", Exception),
+            given.get("backoff"),
+            f"{kind} {name!r}",
+        )
+
+
+def no_function(kind: str, given: object) -> str:
+    """What is said to somebody who decorates something else, or forgot an option's name."""
+    if isinstance(given, type):
+        way = "decorate its methods"
+    elif isinstance(given, property):
+        way = f"write @property above @{kind}"
+    elif isinstance(given, str):
+        way = f"a name is given as @{kind}(name={given!r})"
+    elif callable(given):
+        way = "write a function that calls it, and decorate that"
+    else:
+        way = f"options have names, as in @{kind}(name=...)"
+    return f"@{kind} decorates a function, not {given!r}: {way}"
+
+
+def check_values(what: str, **given: Any) -> None:
+    """Refuse arguments of the classic API that cannot mean anything.
+
+    Raises:
+        ConfigurationError: names the argument, what it belongs to and what it takes.
+    """
+    for name, value in given.items():
+        allows, meaning = _OF_CLASSIC[name]
+        if not allows(value):
+            raise ConfigurationError(f"{name}={value!r} of {what}: it is {meaning}")
+
+
+def check_kind(what: str, value: object, kind: Any, way: str) -> None:
+    """Refuse an object of another kind.
+
+    Raises:
+        ConfigurationError: says what it is to be, what it is, and the way out.
+    """
+    if not isinstance(value, kind):
+        given = reprlib.repr(value)
+        raise ConfigurationError(f"{what}: expected a {kind.__name__}, got {given}; {way}")
+
+
+def check_takes(what: str, function: Any, argument: str) -> None:
+    """Refuse what cannot be called with one argument.
+
+    Raises:
+        ConfigurationError: says how it is called.
+    """
+    if not callable(function):
+        given = reprlib.repr(function)
+        raise ConfigurationError(f"{what} is a function of {argument}, not {given}")
+    with contextlib.suppress(TypeError, ValueError):  # a builtin may have no signature
+        signature = inspect.signature(function)
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{what} is called with one argument, {argument}, which its signature does not "
+                f"take: {error}. Write def f({argument}), and hand over anything else by "
+                "functools.partial"
+            ) from None
+
+
+_MEANT = {"retry": "retries"}  # by its letters it is nearer to retry_on
+
+
+def _hint(kind: str, option: str) -> str:
+    import difflib
+
+    for other, options in _KINDS.items():
+        if option in options:
+            return f", which belongs to @{other}"
+    known = _KINDS[kind]
+    meant = _MEANT.get(option)
+    close = [meant] if meant in known else difflib.get_close_matches(option, known, n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+def _check_effect(name: str, given: Mapping[str, Any]) -> None:
+    needing = sorted(_OF_EFFECTS.keys() & given.keys())
+    if needing and not given.get("side_effect"):
+        raise ConfigurationError(
+            f"{needing[0]}= of tool {name!r} says what is done about a side effect: write "
+            f"@tool(side_effect=True, {needing[0]}=...)"
+        )
+    repeatable = given.get("idempotent") or given.get("fails_cleanly") or not given.get("retries")
+    if given.get("side_effect") and not repeatable:
+        raise ConfigurationError(
+            f"retries={given['retries']} of tool {name!r} would never be made: a side effect that "
+            "fails may have happened. Say fails_cleanly=(...) with the exceptions that prove that "
+            "nothing happened, or idempotent=True if current_step().idempotency_key is sent along"
+        )
+
+
+# -- what each option takes ----------------------------------------------------------------------
+
+
+def _is_text(value: Any) -> bool:
+    if not (isinstance(value, str) and value.strip() and "\0" not in value):
+        return False
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_seconds(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and 0 < value <= threading.TIMEOUT_MAX
+    )
+
+
+def _are_exceptions(value: Any) -> bool:
+    return all(
+        isinstance(kind, type) and issubclass(kind, BaseException)
+        for kind in (value if isinstance(value, tuple) else (value,))
+    )
+
+
+def _or_none(allows: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or allows(value)
+
+
+def _one_of(*values: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in values
+
+
+_NAME: Allowed = (_or_none(_is_text), "a name, not empty")
+_SWITCH: Allowed = (lambda value: isinstance(value, bool), "True or False")
+_RETENTION: Allowed = (
+    _one_of("latest_only", "prune_old", "all"),
+    "'latest_only', 'prune_old' or 'all'",
+)
+
+# None: looked at where it is used, with other options or with the function's parameters.
+_OF_ALL: dict[str, Allowed | None] = {
+    "name": _NAME,
+    "key": None,
+    "ignore": None,
+    "secret": None,
+    "redact": None,
+}
+
+_OF_STEPS: dict[str, Allowed | None] = {
+    **_OF_ALL,
+    "retries": None,
+    "retry_on": None,
+    "backoff": None,
+    "timeout": (
+        _or_none(_is_seconds),
+        "seconds, above 0; None for as long as it takes",
+    ),
+}
+
+_OF_EFFECTS: dict[str, Allowed] = {
+    "in_doubt": (
+        lambda value: callable(value) or _one_of("raise", "retry", "skip")(value),
+        "'raise', 'retry', 'skip', or a function of the call, which returns Landed(value), ...",
+    ),
+    "fails_cleanly": (_are_exceptions, "an exception class or a tuple of them"),
+    "idempotent": _SWITCH,
+    "compensate": (
+        _or_none(callable),
+        "a function compensate(call) that undoes what the tool did",
+    ),
+}
+
+_OF_WORKFLOWS: dict[str, Allowed | None] = {
+    **_OF_ALL,
+    "run_id": (_or_none(_is_text), "a string, not empty"),
+    "fresh": _SWITCH,
+    "on_owned": (_one_of("raise", "wait", "skip"), "'raise', 'wait' or 'skip'"),
+    "start": (
+        _or_none(_one_of("same", "unfinished", "new")),
+        "'same', 'unfinished' or 'new'; None for what STEPWISE_START says",
+    ),
+    "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
+    "retention": _RETENTION,
+    "keep": (_is_count, "a number of checkpoints, 1 or more"),
+    "prune_journal": _SWITCH,
+    "compensate_on_failure": _SWITCH,
+    "progress": (
+        _or_none(lambda value: isinstance(value, bool)),
+        "True or False; None for what STEPWISE_PROGRESS says",
+    ),
+    "codec": (_or_none(_one_of("pickle", "json")), "'pickle' or 'json'"),
+    "trust": (_or_none(_one_of("all", "data")), "'all' or 'data'"),
+    "durability": (_or_none(_one_of("fsync", "os")), "'fsync' or 'os'"),
+    "store": (
+        _or_none(lambda value: isinstance(value, (str, os.PathLike)) or hasattr(value, "acquire")),
+        "a URL ('disk:/path'), a path or a store object",
+    ),
+}
+
+_NAME_GIVEN: Allowed = (_is_text, "a text, not empty")
+_NUMBER: Allowed = (_is_count, "a number, 1 or more")
+_FROM_ZERO: Allowed = (
+    lambda value: _is_count(value) or (value == 0 and type(value) is int),
+    "a number, 0 or more",
+)
+_OF_CLASSIC: dict[str, Allowed] = {
+    "id": _NAME_GIVEN,
+    "name": _NAME_GIVEN,
+    "run_id": _NAME_GIVEN,
+    "retention": _RETENTION,
+    "retention_strategy": _RETENTION,
+    "keep": _NUMBER,
+    "checkpoint_every_n": _NUMBER,
+    "max_recoveries": _FROM_ZERO,
+    "step_number": _FROM_ZERO,
+    "enabled": _SWITCH,
+    "auto_recovery": _SWITCH,
+    "save_frequency": (_one_of("every_node", "every_n_nodes"), "'every_node' or 'every_n_nodes'"),
+    "n_nodes": _NUMBER,
+    "max_checkpoints_per_run": _NUMBER,
+    "max_steps": _NUMBER,
+    "max_retries_per_step": _FROM_ZERO,
+}
+
+_KINDS: dict[str, dict[str, Allowed | None]] = {
+    "step": _OF_STEPS,
+    "tool": {**_OF_STEPS, "side_effect": _SWITCH, **_OF_EFFECTS},
+    "workflow": _OF_WORKFLOWS,
+}

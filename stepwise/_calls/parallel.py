@@ -1,0 +1,240 @@
+"""``stepwise.map``: one step over many items, several at a time."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from stepwise._calls.driver import gives_awaitable, resume, start
+from stepwise._calls.operations import Core, Operation, Result
+from stepwise._calls.steps import step_of
+from stepwise._execution.active_run import current_scope
+from stepwise._runtime.tracebacks import fold
+from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+__all__ = ["map"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@overload
+def map(  # type: ignore[overload-overlap]  # noqa: A001
+    step: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], *, max_workers: int = 8
+) -> Coroutine[Any, Any, list[R]]: ...
+@overload
+def map(  # noqa: A001
+    step: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    max_workers: int = 8,
+    executor: Executor | None = None,
+) -> list[R]: ...
+def map(  # noqa: A001
+    step: Any, items: Iterable[Any], *, max_workers: int = 8, executor: Any = None
+) -> Any:
+    """Call a step (or a child workflow) with each item, at most ``max_workers`` at a time.
+
+    Plain functions run in threads, coroutine functions in tasks (the call is then awaited).  The
+    journal is asked in the order of the items, so that what answers is the same in every attempt.
+
+    Args:
+        step: a function of one argument.
+        items: what to call it with.
+        max_workers: how many at a time, 1 or more.
+        executor: executes the bodies: a ``ProcessPoolExecutor`` or another executor of
+            ``concurrent.futures``.  The journal is asked and written in this process, before and
+            after each body.  What the body is given and returns is pickled where it is executed in
+            another process; steps that it calls there are refused.  A worker that dies is a failure
+            of the calls it had, and leaves side effects in doubt.
+
+    Returns:
+        the results, in the order of the items.
+
+    Raises:
+        Exception: what the first failing call (in the order of the items) raised, once the calls
+            that had begun have ended; calls not begun by then are not made.
+    """
+    if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
+        raise ConfigurationError(f"max_workers={max_workers!r} of map(): it is 1 or more")
+    recorded = step_of(step)
+    if executor is not None:
+        _check_executor(step, executor)
+    elif inspect.iscoroutinefunction(step) or (recorded and gives_awaitable(recorded.function)):
+        return _amap(step, list(items), max_workers)
+    try:
+        return _map(step, list(items), max_workers, executor)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+def _check_executor(step: Any, executor: Any) -> None:
+    from concurrent.futures import Executor
+
+    if not isinstance(executor, Executor):
+        raise ConfigurationError(
+            f"executor={executor!r} of map(): it is an executor of concurrent.futures, such as "
+            "ProcessPoolExecutor()"
+        )
+    recorded = step_of(step)
+    function = recorded.function if recorded is not None else step
+    if hasattr(step, "run_id_for") or gives_awaitable(function):
+        kind = "a workflow" if hasattr(step, "run_id_for") else "a coroutine function"
+        raise ConfigurationError(
+            f"executor= of map(): {step!r} is {kind}, which is executed by the process that "
+            "records it; leave executor= out, or give a plain step"
+        )
+
+
+class _Begun:
+    """A call of which the journal has been asked: executed once, or not at all."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.run: Callable[[Operation], Result] | None = None
+        self._operation = start(core)
+        self._taken = threading.Lock()  # by who executes it, or keeps it from being
+
+    def __call__(self) -> Any:
+        """Execute it in this thread."""
+        if self._taken.acquire(blocking=False):
+            return resume(self._core, self._operation, self.run).unwrap()
+        raise RuntimeError("the call was given up before it began")
+
+    async def acall(self) -> Any:
+        """Await it."""
+        from stepwise._calls.async_driver import aresume
+
+        self._taken.acquire(blocking=False)
+        return (await aresume(self._core, self._operation)).unwrap()
+
+    @property
+    def answered(self) -> bool:
+        """Whether its outcome is known already."""
+        return isinstance(self._operation, Result)
+
+    def close(self) -> None:
+        """If nobody executes it, nobody will, and nothing of it stays open.
+
+        A thread may just execute it that the pool does not know of: Ctrl-C can hit between the
+        start of a thread and the pool's noting it.
+        """
+        if self._taken.acquire(blocking=False):
+            self._core.close()
+
+
+def _begin(step: Any, items: list[Any], executor: Any = None) -> list[_Begun] | None:
+    """Have the journal asked for each item, in order; ``None`` where there is nothing to ask."""
+    scope, recorded = current_scope(), step_of(step)
+    if scope is None or recorded is None:
+        return None
+    bound = () if getattr(step, "__self__", None) is None else (step.__self__,)
+    cores = [recorded.core(scope, (*bound, item), {}) for item in items]
+    # What is recorded of a later item must not answer an earlier one, nor stand in its way.
+    later = scope.run.flows.start("stepwise map", daemon=False)
+    try:
+        begun = [_Begun(core) for core in cores]
+    finally:
+        later.leave()
+    if executor is not None:
+        _send(begun, executor, step, [(*bound, item) for item in items])
+    return begun
+
+
+def _send(begun: list[_Begun], executor: Any, step: Any, calls: list[tuple[Any, ...]]) -> None:
+    """Have the bodies that are still to be executed run in an executor."""
+    from stepwise._calls.workers import Elsewhere, ready
+
+    waiting = [(each, args) for each, args in zip(begun, calls, strict=True) if not each.answered]
+    try:
+        for each, args in waiting:
+            each.run = Elsewhere(executor, step, args)
+        if waiting:
+            executor.submit(ready)  # it starts its processes before there are more threads
+    except BaseException:
+        _close(begun)
+        raise
+
+
+def _map(
+    step: Callable[[Any], Any], items: list[Any], max_workers: int, executor: Any = None
+) -> list[Any]:
+    from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+
+    begun = _begin(step, items, executor)
+    if executor is not None:
+        max_workers = min(max_workers, getattr(executor, "_max_workers", max_workers))
+    if begun is None and executor is not None:
+        jobs: list[Callable[[], Any]] = [
+            lambda item=item: executor.submit(step, item).result()  # type: ignore[misc]
+            for item in items
+        ]
+    elif begun is None:
+        jobs = [_plain(step, item) for item in items]
+    else:
+        jobs = [*begun]
+    pool = ThreadPoolExecutor(max_workers, thread_name_prefix="stepwise map")
+    try:
+        futures: list[Future[Any]] = [
+            pool.submit(contextvars.copy_context().run, job) for job in jobs
+        ]
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        # After a failure, and after Ctrl-C: what has begun ends and is recorded.
+        pool.shutdown(wait=True, cancel_futures=True)
+        _close(begun)
+    for future in futures:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            raise error
+    return [future.result() for future in futures]
+
+
+def _close(begun: list[_Begun] | None) -> None:
+    """Of the calls that were not made after all, nothing stays open."""
+    for each in begun or ():
+        each.close()
+
+
+def _plain(step: Callable[[Any], Any], item: Any) -> Callable[[], Any]:
+    return lambda: step(item)
+
+
+async def _amap(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
+    try:
+        return await _awaited(step, items, max_workers)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+async def _awaited(step: Callable[[Any], Any], items: list[Any], max_workers: int) -> list[Any]:
+    import asyncio
+
+    begun = _begin(step, items)
+    places = asyncio.Semaphore(max_workers)
+
+    async def one(index: int) -> Any:
+        async with places:
+            if begun is None:
+                return await step(items[index])
+            return await begun[index].acall()
+
+    tasks = [asyncio.ensure_future(one(index)) for index in range(len(items))]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        _close(begun)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+    return [task.result() for task in tasks]

@@ -1,0 +1,458 @@
+"""One call of a step, tool or child workflow, from its first look into the journal to its outcome.
+
+:func:`perform` is a generator that decides; what takes time (an attempt of the body, a wait) it
+yields as an operation, which ``driver`` executes for synchronous functions and ``async_driver``
+awaits for coroutine functions.  So both forms are one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stepwise._calls.claim import claim
+from stepwise._calls.operations import (
+    Attempt,
+    Core,
+    Ready,
+    Result,
+    Sleep,
+    Write,
+    cancelled_again,
+)
+from stepwise._calls.recording import Recording, intend, record_outcome, record_settled
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._execution.location import Helper, Origin
+from stepwise._execution.mutation import Did, Watches, changed_by, did_to_subject
+from stepwise._execution.outcomes import outcome, reached, settled
+from stepwise._journal.records import Call, Entry, Intent, Outcome, StepStatus
+from stepwise._matching.pool import FRESH, Verdict
+from stepwise._matching.recorded_call import Recorded, Status
+from stepwise._matching.subjects import Identity
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.limits import stopped
+from stepwise._runtime.messages import notice, reports, warn
+from stepwise._runtime.retries import Attempts
+from stepwise._values.buffers import Data
+from stepwise._values.codec import Codec, Encoded
+from stepwise._values.secrets import Secrets
+from stepwise.errors import (
+    ArgumentMutatedWarning,
+    ArgumentsChangedWarning,
+    NotRecordableError,
+    RunStopped,
+    StoreError,
+    UnreadableValueError,
+)
+
+if TYPE_CHECKING:
+    from stepwise._calls.doubt import InDoubt
+
+__all__ = ["Performer", "perform"]
+
+
+class Performer(Protocol):
+    """What is called: a step, a tool or a child workflow."""
+
+    name: str
+    module: str
+    effect: bool
+    idempotent: bool
+    in_doubt: InDoubt
+    fails_cleanly: tuple[type[BaseException], ...]
+    timeout: float | None
+
+    def new_child(self, taken: Container[str]) -> str:
+        """Return the id of a new child run, none of the ``taken`` ones; empty for a step."""
+
+    def answered(self, call: Call) -> None:
+        """Called when a record answers the call."""
+
+    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
+        """The arguments as text, without what is not to be shown."""
+
+    def watch(self, bound: Mapping[str, Any]) -> Watches:
+        """Return the watch that notices when the call changes its arguments."""
+
+    def attempts(self) -> Attempts:
+        """The attempts that one call may have."""
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """The function to execute for a call."""
+
+    @property
+    def returns(self) -> Any:
+        """The type that its value is annotated with."""
+
+    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
+        """What undoing the call takes, to be recorded with its intent."""
+
+
+# -- the call ------------------------------------------------------------------------------------
+
+
+def perform(
+    performer: Performer,
+    scope: Scope,
+    identity: Identity,
+    bound: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Core:
+    """Answer a call from the journal, or execute it and record its outcome.
+
+    Args:
+        identity: what tells it from other calls.
+        bound: the arguments by parameter name.
+    """
+    active = scope.run
+    active.check(performer.name)
+    active.subjects.begin(identity, scope.around)
+    try:
+        call, origin = active.begin(
+            scope,
+            performer.name,
+            performer.module,
+            identity,
+            performer.shown(bound, active.secrets),
+            effect=performer.effect,
+        )
+        match = (yield from claim(scope, call, origin, identity)) if active.pool else FRESH
+        recorded = match.recorded[0] if match.recorded else None
+        if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
+            if match.verdict is Verdict.CHANGED:
+                _warn_changed(call, recorded)
+            answer = yield from _recalled(performer, scope, recorded, identity, bound)
+            if answer is not None:
+                return answer
+        if recorded is None and call.effect and active.journal.unknown_effects:
+            raise active.stop(active.journal.refuse_effect(call.name))
+        yield Ready()
+        call = active.number(call, recorded, performer.new_child)
+        if match.instead:
+            call = call._replace(instead=match.instead)
+        identity.began(call.number)
+        settled = None
+        if recorded is not None and match.verdict is Verdict.DOUBT:
+            settled = yield from _decide(performer, scope, call, recorded, bound)
+        if settled is None and call.effect:
+            settled = yield from _announce(performer, scope, call, recorded, bound)
+        if settled is not None:
+            return settled
+        active.tell("step_started", call)
+        active.flows.begin(call.number)
+        try:
+            return (
+                yield from _execute(performer, scope, call, origin, identity, bound, args, kwargs)
+            )
+        finally:
+            active.flows.done(call.number)
+    except MemoryError as error:  # what the body raises is in its result: these are ours
+        raise active.stop(_stopped(performer, error)) from error
+    finally:
+        active.subjects.end(identity)
+
+
+def _stopped(performer: Performer, error: MemoryError) -> StoreError:
+    then = f". If {performer.name!r} has happened, it is in doubt then"
+    doing = f"a call of {performer.name!r} was looked up or recorded"
+    return stopped(doing, error, then if performer.effect else "")
+
+
+def _recalled(
+    performer: Performer,
+    scope: Scope,
+    recorded: Recorded,
+    identity: Identity,
+    bound: Mapping[str, Any],
+) -> Generator[Any, Result, Result | None]:
+    """The recorded outcome; ``None`` if the call is to run again."""
+    again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
+    if again.value:
+        return None
+    return _answer(performer, scope, recorded, identity, bound, again.error)
+
+
+def _answer(
+    performer: Performer,
+    scope: Scope,
+    recorded: Recorded,
+    identity: Identity,
+    bound: Mapping[str, Any],
+    again: BaseException | None,
+) -> Result | None:
+    """The recorded outcome; ``None`` if it cannot be loaded and the call may run again.
+
+    Args:
+        again: what was raised in its stead.
+    """
+    active = scope.run
+    call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
+    outcome = recorded.outcome
+    failed = outcome is not None and outcome.status != "completed"
+    around = None
+    if outcome is not None and outcome.changed:
+        given = performer.watch(bound).around
+        around = active.subjects.around(identity, call, given, outcome.changed)
+    awaited = getattr(record, "awaited", "")
+    try:
+        value, error, deltas = reached(
+            active.codec,
+            payload,
+            getattr(record, "form", None),
+            failed=failed,
+            around=around,
+            kind=performer.returns,
+        )
+    except UnreadableValueError as problem:
+        if call.effect and not call.child:
+            from stepwise._calls.doubt import in_doubt
+
+            why = f"{call.name} {'raised' if failed else 'returned'}, but {problem}"
+            raise active.stop(in_doubt(active, recorded, why)) from problem
+        notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
+        return None
+    performer.answered(call)
+    active.subjects.apply(identity, call, deltas)
+    if error is not None:
+        error = again or error
+        active.unwinding.failed(call.number, error, pending=False)
+    active.answered(scope, recorded, value)
+    return Result(value, error, awaited=awaited)
+
+
+def _execute(
+    performer: Performer,
+    scope: Scope,
+    call: Call,
+    origin: Origin,
+    identity: Identity,
+    bound: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Core:
+    active, around = scope.run, (*scope.around, call.number)
+    function, watch = performer.body(call), performer.watch(bound)
+    attempts: Attempts | None = None  # until one has failed
+    number, awaited = 1, ""
+    while True:
+        inner = Scope(active, call, around, number, [], scope.branch)
+        result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
+        awaited = result.awaited or awaited
+        if result.error is None:
+            looked = active.look(scope, result.value)
+            try:
+                record = _completed(performer, call, watch, identity, result.value, inner)
+            except NotRecordableError as error:
+                if call.child:  # its own journal can make the result again
+                    return result
+                result = Result(error=error, awaited=awaited)
+            else:
+                yield from record_outcome(
+                    scope, record, looked=looked, helper=origin.helper, awaited=awaited
+                )
+                return result
+        assert result.error is not None
+        clean = isinstance(result.error, performer.fails_cleanly)
+        may_repeat = not call.effect or clean or performer.idempotent
+        attempts = attempts or performer.attempts()
+        delay = None
+        try:
+            delay = attempts.next_delay(result.error) if may_repeat else None
+        except Exception as mistake:  # of the user's retry_on or backoff
+            mistake.__cause__ = mistake.__cause__ or result.error
+            raise
+        finally:
+            if delay is None:
+                did = did_to_subject(active, call, identity)
+                left = changed_by(watch, active.codec)
+                yield from _record_failure(
+                    scope, inner, result, did, clean=clean, around=left, helper=origin.helper
+                )
+        if delay is None:
+            return result
+        number = attempts.number
+        yield Sleep(delay)
+        active.check(call.name)
+
+
+def _completed(
+    performer: Performer,
+    call: Call,
+    watch: Watches,
+    identity: Identity,
+    value: object,
+    inner: Scope,
+) -> tuple[Outcome, Data]:
+    """What is recorded of a call that returned.
+
+    Raises:
+        NotRecordableError: the value cannot be.
+    """
+    around = changed_by(watch, inner.run.codec)
+    if around is not None and not call.child:
+        _warn_mutated(inner.run, call, watch.changed())
+    return outcome(
+        inner.run.codec,
+        call,
+        "completed",
+        value,
+        inner=inner.inner,
+        attempts=inner.attempt,
+        around=around,
+        did=did_to_subject(inner.run, call, identity),
+        kind=performer.returns,
+    )
+
+
+@reports
+def _warn_changed(call: Call, recorded: Recorded) -> None:
+    from stepwise._calls.doubt import changed_text  # on use
+
+    warn(changed_text(call, recorded), ArgumentsChangedWarning)
+
+
+@reports
+def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
+    what = f"{call.name!r} changed its argument {', '.join(map(repr, changed))}"
+    if active.is_first(what):
+        warn(
+            f"{what}. What it became is recorded with the result, and put back when the call is "
+            "answered from the journal; return the change instead, which costs less and is seen "
+            "where it happens",
+            ArgumentMutatedWarning,
+        )
+
+
+def _record_failure(
+    scope: Scope,
+    inner: Scope,
+    result: Result,
+    did: Did | None,
+    *,
+    clean: bool,
+    around: Surroundings | None,
+    helper: Helper | None,
+) -> Recording:
+    """Record what a call raised, unless it is the run that is being stopped.
+
+    Args:
+        inner: the scope of its last attempt.
+        did: what it did to its subject.
+        around: the arguments, if it changed them.
+        helper: through which the workflow made it.
+    """
+    active, call, error = scope.run, inner.call, result.error
+    assert call is not None and error is not None  # noqa: PT018
+    if isinstance(error, RunStopped):
+        active.stop(error)
+    elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
+        pass  # the call has no outcome: it runs again, or is in doubt
+    else:
+        status: StepStatus = "cancelled" if asyncio_state.is_cancellation(error) else "failed"
+        try:
+            record = outcome(
+                active.codec,
+                call,
+                status,
+                error,
+                inner=inner.inner,
+                attempts=inner.attempt,
+                clean=clean,
+                around=around,
+                did=did,
+            )
+        except NotRecordableError as problem:  # of the arguments: the call stays open
+            notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
+            return
+        yield from record_outcome(scope, record, error=error, helper=helper, awaited=result.awaited)
+
+
+# -- doubt ---------------------------------------------------------------------------------------
+
+
+def _announce(
+    performer: Performer,
+    scope: Scope,
+    call: Call,
+    recorded: Recorded | None,
+    bound: Mapping[str, Any],
+) -> Generator[Attempt | Write, Result, Result | None]:
+    """Announce a side effect; ``None`` if it is to run.
+
+    What a restored run does not know may have happened since: it is in doubt, under the idempotency
+    key that it had then.
+    """
+    yield from intend(scope, call, performer.to_undo(bound, scope.run.codec))
+    if recorded is not None or call.child or not scope.run.facts.restored:
+        return None
+    entry = Entry(0, Intent(call), b"")
+    why = (
+        f"run {scope.run.run_id!r} was restored from a backup, which does not know whether "
+        f"{call.name} happened after it was made"
+    )
+    return (
+        yield from _decide(
+            performer, scope, call, Recorded(call, Status.OPEN, entry, entry), bound, why
+        )
+    )
+
+
+def _decide(
+    performer: Performer,
+    scope: Scope,
+    call: Call,
+    recorded: Recorded,
+    bound: Mapping[str, Any],
+    why: str = "",
+) -> Generator[Attempt | Write, Result, Result | None]:
+    """Settle a call in doubt as its tool says; ``None`` if it is to run (again).
+
+    Args:
+        why: it is in doubt, if not for the usual reason.
+    """
+    from stepwise._calls.doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed, in_doubt
+
+    active, policy = scope.run, performer.in_doubt
+    active.tell("step_in_doubt", call)
+    if policy == "raise":
+        raise active.stop(in_doubt(active, recorded, why))
+    if policy == "retry":
+        return None
+    if policy == "skip":
+        answer: Any = Landed(None)
+    else:
+        assert callable(policy)
+        outcome = recorded.outcome
+        error = None
+        if outcome is not None:
+            error = active.codec.decode_error(recorded.entry.payload, outcome.form)
+        question = InDoubtCall(call.name, bound, call.key, recorded.call.at, error)
+        asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
+        if asked.error is not None:
+            why = f"asking whether {call.name} happened failed with {asked.error!r}"
+            raise active.stop(in_doubt(active, recorded, why)) from asked.error
+        answer = asked.value
+    if isinstance(answer, Landed):
+        landed = settled(
+            active.codec, call, landed=True, value=answer.value, kind=performer.returns
+        )
+        yield from record_settled(active, landed)
+        active.answered(scope, recorded)
+        return Result(answer.value)
+    if _is(answer, DidNotHappen):
+        yield from record_settled(active, settled(active.codec, call, landed=False))
+        return None
+    if _is(answer, Inconclusive):
+        why = f"{call.name} was started, and its reconcile could not tell whether it happened"
+    else:
+        why = (
+            f"the reconcile of {call.name} returned {answer!r} instead of Landed(value), "
+            "DidNotHappen or Inconclusive"
+        )
+    raise active.stop(in_doubt(active, recorded, why))
+
+
+def _is(answer: object, kind: type) -> bool:
+    return answer is kind or isinstance(answer, kind)

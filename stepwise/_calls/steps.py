@@ -1,0 +1,479 @@
+"""``@step`` and ``@tool``.
+
+What they hand out is a real function in the manner of ``functools.wraps``, around a small
+:class:`Step`.  A wrapt proxy was measured and rejected here: stock cloudpickle loses it in
+``__main__``, function-keyed caches take it for the raw function, and SDKs that rebuild a function
+from its ``__code__`` bypass it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Container, Iterable, Mapping
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+from weakref import WeakKeyDictionary, WeakSet
+
+from stepwise._calls import options as _options
+from stepwise._calls.awaitables import hand_out, made_by
+from stepwise._calls.caches import warn_if_cached, warn_if_caching
+from stepwise._calls.driver import Unfinished, drive_on
+from stepwise._calls.operations import Core
+from stepwise._calls.perform import perform
+from stepwise._execution.active_run import ActiveRun, Scope, current_scope
+from stepwise._execution.mutation import Watch
+from stepwise._execution.outside import warn_if_unseen
+from stepwise._execution.reloading import name_truly
+from stepwise._identity.identity import Key, Parameters, label_of
+from stepwise._identity.module_names import canonical_module
+from stepwise._identity.parts import FUNCTION, captured
+from stepwise._journal.records import Call
+from stepwise._matching.subjects import Identity, Subjects, complete
+from stepwise._runtime.forks import cached
+from stepwise._runtime.limits import stopped
+from stepwise._runtime.retries import Attempts, Backoff, RetryOn
+from stepwise._runtime.tracebacks import fold
+from stepwise._values.codec import Codec, Encoded
+from stepwise._values.data import returned_type
+from stepwise._values.hidden_arguments import Redact
+from stepwise._values.secrets import Secrets
+from stepwise.errors import ConfigurationError, NotRecordableError
+
+if TYPE_CHECKING:
+    from stepwise._calls.doubt import InDoubt
+
+__all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "tool"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Compensate = Callable[[Any], Any] | None
+Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+
+known_steps: set[tuple[str, ...]] = set()
+"""The steps that this program has defined: (module, name), and (module, name, qualified name)."""
+
+compensated_tools: dict[tuple[str, str], Step] = {}
+"""Those of them that have a compensation."""
+
+_siblings: dict[tuple[str, str], WeakSet[Step]] = {}
+"""The live steps of one name and qualified name: what a factory or a loop made."""
+
+_lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKeyDictionary()
+"""Those that a run has called as steps."""
+
+_STEP = "__stepwise_step__"
+_NOTHING = object()  # None is what a decorator that forgot its return leaves
+
+
+class Step:
+    """A function that is recorded once per run, and its options."""
+
+    fold = staticmethod(fold)
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        kind: str,
+        name: str | None = None,
+        retries: int = 0,
+        retry_on: RetryOn = Exception,
+        backoff: Backoff = None,
+        timeout: float | None = None,
+        key: Key = None,
+        ignore: Iterable[str] = (),
+        secret: Iterable[str] = (),
+        redact: Redact = (),
+        side_effect: bool = False,
+        in_doubt: InDoubt = "raise",
+        fails_cleanly: Exceptions = (),
+        idempotent: bool = False,
+        compensate: Compensate = None,
+    ) -> None:
+        self.function = function
+        self.kind = kind
+        self.name = name or label_of(function)
+        self.what = f"{kind} {self.name!r}"  # for messages
+        self.module = canonical_module(getattr(function, "__module__", None) or "builtins")
+        self.effect = side_effect
+        self.in_doubt = in_doubt
+        self.fails_cleanly = fails_cleanly if isinstance(fails_cleanly, tuple) else (fails_cleanly,)
+        self.idempotent = idempotent
+        self.compensate = compensate
+        self.timeout = timeout
+        self.retries = retries
+        self.retry_on = retry_on
+        self.backoff = backoff
+        self.parameters = Parameters(
+            function, ignore=ignore, key=key, secret=secret, redact=redact, what=self.what
+        )
+        self._bindings: dict[type, bool] = {}
+        self._looked_for_caches = False
+        self._make_known()
+
+    @property
+    def qualname(self) -> str:
+        """The qualified name of the function."""
+        return getattr(self.function, "__qualname__", self.name)
+
+    def _make_known(self) -> None:
+        known_steps.add((self.module, self.name))
+        known_steps.add((self.module, self.name, self.qualname))
+        self._siblings = _siblings.setdefault((self.name, self.qualname), WeakSet())
+        self._siblings.add(self)
+        if self.compensate is not None:
+            compensated_tools[self.module, self.name] = self
+
+    # -- what perform() asks of it ---------------------------------------------------------------
+
+    def watch(self, bound: Mapping[str, Any]) -> Watch:
+        """Return the watch that notices when a call changes its arguments."""
+        return Watch(self.parameters.hiding.stored(bound), self.function)
+
+    def attempts(self) -> Attempts:
+        """The attempts that one call may have."""
+        return Attempts(self.retries, self.retry_on, self.backoff, self.what)
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """The plain function."""
+        return self.function
+
+    @cached
+    def returns(self) -> Any:
+        """The type that it is annotated to return."""
+        return returned_type(self.function)
+
+    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
+        """The arguments, if the call can be compensated."""
+        if self.compensate is None:
+            return None
+        arguments = {
+            name: value
+            for name, value in self.parameters.hiding.stored(bound).items()
+            if not codec.secrets.holds(value)
+        }
+        encoded = codec.encode(arguments, f"what {self.name!r} is called with, to undo it,")
+        name = codec.secrets.found_in(encoded.data)
+        if name:
+            raise NotRecordableError(
+                f"what {self.name!r} is called with holds the secret {name!r}, and would be "
+                "recorded for its compensate=: name the parameter in secret=",
+                path="",
+                type_name="dict",
+            )
+        return encoded
+
+    def new_child(self, taken: Container[str]) -> str:
+        """Return no id: a step is no child run."""
+        return ""
+
+    def answered(self, call: Call) -> None:
+        """Do nothing: a step has no run to hand out."""
+
+    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
+        """The arguments as text, without what is not to be shown."""
+        return self.parameters.hiding.shown(bound, secrets)
+
+    # -- calling ---------------------------------------------------------------------------------
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function: recorded inside a run, plainly outside."""
+        scope = current_scope()
+        if scope is None:
+            warn_if_unseen(self.what)
+            return self.function(*args, **kwargs)
+        ending = drive_on(self.core(scope, args, kwargs))
+        if isinstance(ending, Unfinished) or ending.awaited:
+            return hand_out(scope.run, self.what, ending)
+        return ending.unwrap()
+
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Await the coroutine function: recorded inside a run, plainly outside."""
+        scope = current_scope()
+        if scope is None:
+            warn_if_unseen(self.what)
+            return await self.function(*args, **kwargs)
+        from stepwise._calls.async_driver import (
+            adrive,  # a synchronous program does not load asyncio
+        )
+
+        return (await adrive(self.core(scope, args, kwargs))).unwrap()
+
+    def core(
+        self,
+        scope: Scope,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        instance: object = None,
+    ) -> Core:
+        """Return the core that executes a call inside a run.
+
+        Args:
+            instance: the first argument, if the function is a method of it that is not decorated.
+        """
+        if self.name.endswith("<lambda>"):
+            self._check_only(scope.run)
+        if self.effect and not self._looked_for_caches:
+            self._looked_for_caches = True
+            warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
+        bound = self.parameters.bind(args, kwargs)
+        if instance is None and args and self._binds(args[0]):
+            instance = args[0]
+        if instance is not None:
+            bound.pop(self.parameters.first or "", None)
+        if self.parameters.hiding.secret:
+            scope.run.secrets.add(self.parameters.hiding.secrets_of(bound, instance))
+        try:
+            identity = self.identify(scope.run.subjects, instance, bound, (args, kwargs))
+        except MemoryError as error:
+            doing = f"the arguments of {self.name!r} were compared with recorded ones"
+            raise scope.run.stop(stopped(doing, error)) from error
+        return perform(self, scope, identity, bound, args, kwargs)
+
+    def identify(
+        self,
+        subjects: Subjects,
+        instance: object,
+        bound: Mapping[str, Any],
+        call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    ) -> Identity:
+        """Return the identity of a call.
+
+        Args:
+            instance: the object or class that the method is bound to.
+            call: the arguments as they were passed.
+        """
+        identity = Identity(*self.parameters.identify(bound, call, one_module=True))
+        identity.older = lambda: self.parameters.identify(bound, call)
+        qualname = self.qualname
+        if qualname != self.name:
+            identity.parts[FUNCTION] = qualname
+        has_subject = instance is not None or self._captures or len(self._siblings) > 1
+        if has_subject and not self.parameters.is_computed:
+            complete(subjects, identity, self, instance)
+        return identity
+
+    @cached
+    def _captures(self) -> bool:
+        return bool(captured(self.function))
+
+    def _is_behind(self, value: Any) -> bool:
+        """Whether this step is behind a cache: of a function, or of a method of an instance."""
+        inner = getattr(value, "__wrapped__", None)
+        return self in (step_of(value), step_of(inner), step_of(getattr(inner, "__func__", None)))
+
+    def _check_only(self, run: ActiveRun) -> None:
+        """Refuse a second lambda of the same name: their calls could not be told apart."""
+        lambdas = _lambdas.setdefault(run, {})
+        code = self.function.__code__
+        other = lambdas.setdefault((self.module, self.name), code)
+        if other != code:
+            where = [f"{each.co_filename}:{each.co_firstlineno}" for each in (other, code)]
+            raise ConfigurationError(
+                f"two lambdas are steps of one name, {self.name!r}: {where[0]} and {where[1]}. "
+                "Their recorded calls could be taken for each other; give each a name: "
+                f"@{self.kind}(name=...)"
+            )
+
+    def _binds(self, first: object) -> bool:
+        """Whether the first argument is the instance or class that this method is bound to."""
+        cls = first if isinstance(first, type) else type(first)
+        found = self._bindings.get(cls)
+        if found is None:
+            found = self._bindings[cls] = any(
+                self._is(step_of(_inside(held)))
+                for base in cls.__mro__
+                for held in tuple(base.__dict__.values())  # it may be held by another name
+                if not isinstance(held, staticmethod)
+            )
+        return found
+
+    def _is(self, other: Step | None) -> bool:
+        """Whether it is this step, or a copy of it: of a class that was pickled by value."""
+        return other is not None and (other.module, other.name) == (self.module, self.name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_bindings": {}}
+        for computed in ("returns", "_captures", "_siblings"):
+            state.pop(computed, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_known()
+
+
+def step_of(function: object) -> Step | None:
+    """The step behind what ``@step`` or ``@tool`` handed out."""
+    found = getattr(function, _STEP, None)
+    return found if isinstance(found, Step) else None
+
+
+def _inside(held: Any) -> Any:
+    """The function in what a class holds: a class method, a property."""
+    if isinstance(held, property):
+        return held.fget
+    if isinstance(held, functools.cached_property):
+        return held.func
+    return getattr(held, "__func__", held)
+
+
+def _as_function(given: Any) -> Any:
+    """Return a function that calls a partial, or an object that can be called; others as given."""
+    named = given
+    while isinstance(named, functools.partial):
+        named = named.func
+    if step_of(named) is not None:
+        return named
+    if callable(named) and not hasattr(named, "__qualname__"):
+        named = type(named)
+    if named is given or not hasattr(named, "__qualname__"):
+        return given
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        return given(*args, **kwargs)
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(calling, name, getattr(named, name))
+    calling.__wrapped__ = given  # type: ignore[attr-defined]  # for its signature
+    return calling
+
+
+# -- decorators ----------------------------------------------------------------------------------
+
+
+@overload
+def step(function: F, /) -> F: ...
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retries: int = 0,
+    retry_on: RetryOn = Exception,
+    backoff: Backoff = None,
+    timeout: float | None = None,
+    key: Key = None,
+    ignore: Iterable[str] = (),
+    secret: Iterable[str] = (),
+    redact: Redact = (),
+) -> Callable[[F], F]: ...
+def step(function: Any = _NOTHING, /, **options: Any) -> Any:
+    """Record a function's calls: each is made once per run, and answered from the journal after.
+
+    Outside a run the decorated function behaves as the plain one.
+
+    Args:
+        name: what it is called in the journal; by default its qualified name.
+        retries: how many more attempts may follow a failed one.
+        retry_on: what is worth another attempt: an exception class, a tuple of them, or a function
+            of the exception.
+        backoff: seconds between two attempts, or a function of the number of the failed attempt, or
+            a tenacity wait strategy; by default 0.1 s, doubling up to 30 s, with jitter.
+        timeout: seconds that one attempt may take.  A coroutine is cancelled; a plain function
+            cannot be stopped, so it is abandoned in its thread and its late result dropped.
+        key: what tells two calls apart instead of their arguments: names of parameters, or a
+            function that gets the arguments and returns a value.
+        ignore: names of parameters that do not tell calls apart; they are not shown.
+        secret: names of parameters whose values are stored and shown nowhere; ``"self.NAME"`` is an
+            attribute of a method's instance.  They do not tell calls apart, and come from the call
+            when the run resumes.  See "Secrets" in ``docs/design.md`` for what is promised.
+        redact: names of parameters that are not shown, or a function of a name and a value that
+            gives the text to show, ``None`` for the usual one.  They are stored all the same.
+
+    Raises:
+        ConfigurationError: an option cannot mean anything.
+    """
+    return _decorate(function, "step", options)
+
+
+@overload
+def tool(function: F, /) -> F: ...
+@overload
+def tool(
+    *,
+    side_effect: bool = False,
+    in_doubt: InDoubt = "raise",
+    fails_cleanly: Exceptions = (),
+    idempotent: bool = False,
+    compensate: Compensate = None,
+    name: str | None = None,
+    retries: int = 0,
+    retry_on: RetryOn = Exception,
+    backoff: Backoff = None,
+    timeout: float | None = None,
+    key: Key = None,
+    ignore: Iterable[str] = (),
+    secret: Iterable[str] = (),
+    redact: Redact = (),
+) -> Callable[[F], F]: ...
+def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
+    """A step that an agent may choose.  Takes all the options of :func:`step`, and these.
+
+    Args:
+        side_effect: repeating a call would double something outside.  An intent is recorded,
+            durable, before the body runs; a call whose outcome is not recorded is *in doubt*.
+        in_doubt: what is then done on resume: ``"raise"`` :class:`StepInDoubtError` and let
+            somebody look; ``"retry"`` with the recorded idempotency key; ``"skip"`` and return
+            ``None``; or a function ``reconcile(call)`` that looks itself and returns
+            ``Landed(value)``, ``DidNotHappen`` or ``Inconclusive``.
+        fails_cleanly: exceptions that prove that nothing happened.  Any other leaves the call in
+            doubt, unless the workflow handles it.
+        idempotent: repeating a call with the same ``current_step().idempotency_key`` is safe, so
+            that ``retries`` apply to every exception.
+        compensate: a function of a :class:`CompletedCall` that undoes the call; its arguments are
+            then recorded.  Called by ``Run.compensate()``, or when a workflow with
+            ``compensate_on_failure=True`` fails.
+
+    Raises:
+        ConfigurationError: an option cannot mean anything.
+    """
+    return _decorate(function, "tool", options)
+
+
+def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
+    if function is _NOTHING:
+        return lambda function: _decorate(function, kind, options)
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(_decorate(function.__func__, kind, options))
+    function = _as_function(function)
+    if not callable(function) or not hasattr(function, "__qualname__") or inspect.isclass(function):
+        raise ConfigurationError(_options.no_function(kind, function))
+    if step_of(function) is not None or hasattr(function, "run_id_for"):
+        raise ConfigurationError(
+            f"{label_of(function)!r} is a step or workflow already; one decorator is enough"
+        )
+    name_truly(function)
+    _options.check(kind, label_of(function), options)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{kind} {label_of(function)!r} is a generator function, and a step is recorded when "
+            "it returns: return a list instead, or make the generator a @workflow of steps"
+        )
+    recorded = Step(function, kind=kind, **options)
+    if recorded.effect:
+        warn_if_caching(function, recorded.what)
+    wrapper: Any
+    # The wrappers touch nothing but themselves: pickled by value in __main__, a function takes
+    # along every global that it names.  What they record is asked late: a reloader replaces it.
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await wrapper.__stepwise_step__.acall(*args, **kwargs)
+            except BaseException as error:
+                raise wrapper.__stepwise_step__.fold(error)  # noqa: B904
+
+        made_by.add(wrapper.__code__)
+
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return wrapper.__stepwise_step__(*args, **kwargs)
+            except BaseException as error:
+                raise wrapper.__stepwise_step__.fold(error)  # noqa: B904
+
+    setattr(wrapper, _STEP, recorded)
+    return wrapper

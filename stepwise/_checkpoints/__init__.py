@@ -1,0 +1,6 @@
+"""Positions with local variables, to bytes and back.
+
+The modules, each importing only from those before it::
+
+    chunks stored_values resources references exceptions surroundings variables checkpoints
+"""

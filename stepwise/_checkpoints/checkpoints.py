@@ -1,0 +1,317 @@
+"""Checkpoints: a position in the workflow function, its variables, and the journal's position.
+
+A checkpoint lies in the store beside the journal, needs no flush of its own (the journal is the
+truth; without a checkpoint the run resumes at an older one, or by replay), and is only ever loaded
+after it verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from stepwise._checkpoints.chunks import Needs, Reader, Vault, chunk_name, digest_of
+from stepwise._checkpoints.references import References
+from stepwise._checkpoints.stored_values import KnownValues
+from stepwise._journal.journal import Journal, Position, read_one
+from stepwise._journal.records import Entry, RunFacts
+from stepwise._journal.seal import DamagedError, Seal
+from stepwise._values import codec
+from stepwise._values.buffers import Data
+from stepwise._values.pickling import PYTHON
+from stepwise._values.secrets import Secrets
+from stepwise.stores import Store
+
+__all__ = [
+    "PREFIX",
+    "Checkpoints",
+    "Loaded",
+    "Retention",
+    "State",
+    "load_checkpoint",
+    "sealed",
+]
+
+Retention = Literal["latest_only", "prune_old", "all"]
+PREFIX = "checkpoint/"
+_PRUNE_AT_LEAST = 200  # records at a time
+_NEEDS_NOTHING: Mapping[str, Any] = {}
+
+
+class State(NamedTuple):
+    """What a checkpoint holds beside the local variables.
+
+    Args:
+        position: of the last finished statement, structurally; see ``rewrite.transform``.
+        line, file: of it.
+        prefix: fingerprint of what had been executed.
+        visited: paths of the branches that were entered.
+        step: how many steps were done.
+        calls: the highest number of a call.
+        ordinals: how many calls there were, by name.
+        children: how many equal calls of child workflows, by name and digest.
+        journal: last record, link to it, number of intents.
+        unused: records before it that no call had used: origin, last, and their flags.
+        arguments: the objects that are kept by reference, name and kind.
+        python, at: the Python version that wrote it; when, in seconds since 1970.
+        needs: what is stored elsewhere that it refers to; see :class:`.chunks.Needs`.
+        changed: variables that a fork gave other values, as name, form and size of what stands at
+            the end of the payload.
+        state: what steps changed of their instances, as owner and part; see ``subjects``.
+        serial: the highest number of an instance.
+    """
+
+    position: str
+    line: int
+    file: str
+    prefix: str
+    visited: list[str]
+    step: int
+    calls: int
+    ordinals: dict[str, int]
+    children: list[list[Any]]
+    journal: list[Any]
+    unused: list[list[Any]]
+    arguments: dict[str, str]
+    python: str = PYTHON
+    at: float = 0.0
+    needs: Mapping[str, Any] = _NEEDS_NOTHING
+    changed: Sequence[list[Any]] = ()
+    state: Sequence[list[str]] = ()
+    serial: int = 0
+
+    @property
+    def where(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def start(self) -> Position:
+        """Where in the journal it was taken."""
+        last, link, effects = self.journal
+        return Position(last, bytes.fromhex(link), effects)
+
+    def earlier(
+        self, store: Store, seal: Seal, run_id: str
+    ) -> Iterator[tuple[Entry, tuple[bool, bool, bool]]]:
+        """The unused records before it, with their flags."""
+        for origin, last, *flags in self.unused:
+            for number in dict.fromkeys((origin, last)):
+                entry = read_one(store, seal, run_id, number)
+                if entry is not None:
+                    yield entry, (*flags,)
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that verified: its name, its state, the pickled local variables.
+
+    ``vault`` holds what it refers to, which verified as well.
+    """
+
+    name: str
+    state: State
+    payload: bytes
+    vault: Vault
+
+    def reader(self) -> Reader:
+        """What gives back the objects that it refers to."""
+        return Reader(self.vault, Needs.of(self.state.needs))
+
+    def changes(self) -> dict[str, Any]:
+        """The variables that a fork gave other values.
+
+        Raises:
+            UnreadableValueError: one of them cannot be loaded.
+        """
+        found, end = {}, len(self.payload)
+        for name, form, size in reversed(self.state.changed):
+            found[name] = codec.decode(self.payload[end - size : end], form)
+            end -= size
+        return found
+
+
+class Checkpoints:
+    """The checkpoints of a run that is in progress.
+
+    Args:
+        keep: how many ``prune_old`` keeps.
+        prune_journal: delete the records that no kept checkpoint needs.
+    """
+
+    def __init__(
+        self, journal: Journal, retention: Retention, keep: int, *, prune_journal: bool = False
+    ) -> None:
+        self._journal = journal
+        self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
+        self.prunes_journal = prune_journal
+        self._names = journal.store.names(journal.run_id, PREFIX)
+        tracks = bool(self._keep) or prune_journal
+        self._chunks = _Chunks(journal, tracks=tracks, none=not self._names)
+        self._refused: list[str] = []
+
+    def load(self) -> Iterator[Loaded | str]:
+        """From the newest to the oldest; the name alone of one that does not verify."""
+        vault = Vault(self._journal.store, self._journal.seal, self._journal.run_id)
+        for name in reversed(list(self._names)):
+            loaded = load_checkpoint(vault, name)
+            if loaded is None:
+                self.refuse(name)
+            yield loaded if loaded is not None else name
+
+    def refuse(self, name: str) -> None:
+        """This one is of no use: it is deleted with the next that is written, and not counted."""
+        if name in self._names:
+            self._names.remove(name)
+            self._refused.append(name)
+
+    def known_values(self, secrets: Secrets) -> KnownValues:
+        """What checkpoints can refer to; as yet nothing, and never a chunk with a secret."""
+        journal = self._journal
+        return KnownValues(
+            records=not self.prunes_journal,
+            seal=lambda number, chunk: chunk.seal(journal.seal, journal.run_id, number),
+            next_chunk=self._chunks.next,
+            refuses=secrets.found_in,
+        )
+
+    def write(
+        self, state: State, payload: Data, facts: RunFacts, references: References
+    ) -> RunFacts:
+        """Keep a checkpoint, and prune; what a listing shows of the run afterwards."""
+        needs, chunks = references.needs()
+        name = _name(state)
+        names = [*(each for each in self._names if each != name), name]
+        pruned = names[: -self._keep] if self._keep else []
+        kept = names[len(pruned) :]
+        gone = [*pruned, *(each for each in self._refused if each != name)]
+        gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
+        behind = self._behind(kept[0], state) if self.prunes_journal else 0
+        if behind - facts.pruned < _PRUNE_AT_LEAST:
+            behind = facts.pruned
+        after = facts._replace(pruned=behind) if behind != facts.pruned else facts
+        self._journal.put(
+            name,
+            {**state._asdict(), "needs": needs.header()},
+            payload,
+            also={chunk_name(number): data for number, data in chunks.items()},
+            delete=tuple(gone),
+            prune=behind if after is not facts else 0,
+            head=after if after is not facts else None,
+        )
+        self._names, self._refused = kept, []
+        references.stored(needs)
+        return after
+
+    def _behind(self, oldest: str, state: State) -> int:
+        """The last record that neither the oldest checkpoint nor an unused call needs.
+
+        The record at the checkpoint itself stays: its link is what the rest hangs on.
+        """
+        needed: list[int] = [each[0] for each in state.unused]
+        needed += (n.lowest for n in self._chunks.read(()).values() if n.lowest)
+        return min(int(oldest.removeprefix(PREFIX)), *needed, 1 << 62) - 1
+
+
+def _name(state: State) -> str:
+    return f"{PREFIX}{state.journal[0]:012d}"
+
+
+def sealed(
+    seal: Seal,
+    run_id: str,
+    loaded: Loaded,
+    state: State,
+    records: Mapping[int, int],
+    payload: bytes,
+) -> dict[str, Data]:
+    """A checkpoint as another run keeps it, with the chunks that it needs, by their names.
+
+    Args:
+        state: what becomes of that of ``loaded``.
+        records: where the records stand in the other run, by where they stand in this one.
+    """
+    needs, links, put = Needs.of(loaded.state.needs), [], {}
+    lowest = [records[number] for number in needs.records]
+    for number in needs.all_chunks:
+        chunk = loaded.vault.chunk(number)
+        assert chunk is not None
+        chunk = chunk._replace(records=[records[each] for each in chunk.records])
+        lowest += chunk.records
+        put[chunk_name(number)], link = chunk.seal(seal, run_id, number)
+        links.append(link)
+    needs = needs._replace(
+        records=lowest[: len(needs.records)],
+        links=digest_of(links),
+        lowest=min(lowest, default=0),
+    )
+    name = _name(state)
+    header = state._replace(needs=needs.header())._asdict()
+    put[name] = seal.close(f"{name}/{run_id}", header, payload)[0]
+    return put
+
+
+def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
+    """The checkpoint of that name; ``None`` if it does not verify."""
+    try:
+        opened = vault.open(name)
+        state = State(**opened.header)
+    except (DamagedError, TypeError):
+        return None
+    if not vault.holds(Needs.of(state.needs)):
+        return None
+    return Loaded(name, state, opened.payload, vault)
+
+
+class _Chunks:
+    """Which chunks the kept checkpoints of a run need.
+
+    What those of an earlier attempt need is read when it matters first: when one is pruned.
+
+    Args:
+        tracks: checkpoints are pruned, or records.
+        none: there are no checkpoints yet.
+    """
+
+    def __init__(self, journal: Journal, *, tracks: bool, none: bool) -> None:
+        self._vault = Vault(journal.store, journal.seal, journal.run_id)
+        self._last: int | None = None
+        self._needs: dict[str, Needs] | None = {} if tracks and none else None
+        self._tracks = tracks
+        self._spare: set[int] = set()
+
+    def next(self) -> int:
+        """A number that no chunk had."""
+        if self._last is None:
+            numbers = self._vault.numbers()
+            self._last = max(numbers, default=0)
+            if self._needs is not None:
+                self._spare.update(numbers)
+        self._last += 1
+        return self._last
+
+    def read(self, kept: Iterable[str]) -> dict[str, Needs]:
+        """What each of these checkpoints needs, and what of those written since."""
+        if self._needs is None:
+            self._needs = {each: self._vault.needs(each) for each in kept}
+            self._spare.update(self._vault.numbers())
+        return self._needs
+
+    def unneeded(self, name: str, needs: Needs, kept: list[str], *, pruning: bool) -> list[str]:
+        """The chunks that no checkpoint needs any more, now that ``name`` is the newest.
+
+        Args:
+            pruning: checkpoints are deleted.
+        """
+        if not self._tracks and not pruning:
+            return []
+        known = self.read(each for each in kept if each != name)
+        for each in [each for each in known if each == name or each not in kept]:
+            self._spare.update(known.pop(each).all_chunks)
+        known[name] = needs
+        if not self._tracks:
+            self._needs = None
+        if not self._spare:
+            return []
+        spare = self._spare.difference(*(each.all_chunks for each in known.values()))
+        self._spare.clear()
+        return [chunk_name(number) for number in sorted(spare)]

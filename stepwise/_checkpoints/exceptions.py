@@ -1,0 +1,97 @@
+"""An exception in a variable, with what it was raised from and where.
+
+Pickle forgets ``__cause__``, ``__context__`` and the traceback.  The traceback that comes back
+prints as the one before: it has the files, functions and lines, and no variables.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from stepwise._values.codec import survives, traceback_text
+from stepwise._values.preview import error_text
+from stepwise._values.reducers import Forms
+from stepwise.errors import StepFailedError
+
+__all__ = ["raised_form"]
+
+_PROTOCOL = 4
+_MOST = 60  # frames of a traceback: the first half and the last
+_WITHOUT_MORE = 3  # parts of a reduced form: maker, arguments, state
+
+Place = tuple[str, str, int]
+"""File, function, line."""
+
+
+def raised_form(error: BaseException) -> Any:
+    """How an exception is taken apart; ``NotImplemented`` if it was never raised nor chained."""
+    cause, context, trace = error.__cause__, error.__context__, error.__traceback__
+    if cause is None and context is None and trace is None and not error.__suppress_context__:
+        return NotImplemented
+    form = Forms().of(error)
+    if form is NotImplemented:
+        form = error.__reduce_ex__(_PROTOCOL)
+    if not isinstance(form, tuple) or len(form) > _WITHOUT_MORE:
+        return NotImplemented
+    make, args, *state = form
+    links = _kept(cause), _kept(context), error.__suppress_context__
+    history = (state[0] if state else None, *links, _places(trace))
+    return make, args, history, None, None, _set_history
+
+
+def _kept(error: BaseException | None) -> BaseException | None:
+    """What another exception holds on to, or its summary if that cannot be recorded."""
+    if error is None or survives(error):
+        return error
+    name = type(error).__qualname__
+    text = f"{name}: {error_text(error)}"
+    return StepFailedError(text, type_name=name, traceback_text=traceback_text(error))
+
+
+def _places(trace: types.TracebackType | None) -> list[Place]:
+    places = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append((code.co_filename, code.co_name, trace.tb_lineno))
+        trace = trace.tb_next
+    if len(places) > _MOST:
+        places[_MOST // 2 : -_MOST // 2] = []
+    return places
+
+
+def _set_history(error: BaseException, history: tuple[Any, ...]) -> None:
+    state, cause, context, suppress, places = history
+    if state:
+        error.__setstate__(state)
+    for name, value in (
+        ("__cause__", cause),  # sets the last of them
+        ("__context__", context),
+        ("__suppress_context__", suppress),
+        ("__traceback__", _traceback(places)),
+    ):  # past a ``__setattr__`` that forbids it
+        BaseException.__setattr__(error, name, value)
+
+
+def _traceback(places: Sequence[Place]) -> types.TracebackType | None:
+    trace = None
+    for file, name, line in reversed(places):
+        trace = types.TracebackType(trace, _frame(file, name, line), -1, line)
+    return trace
+
+
+def _here() -> types.FrameType:
+    return sys._getframe()
+
+
+@functools.lru_cache(maxsize=256)
+def _frame(file: str, name: str, line: int) -> types.FrameType:
+    """A frame that is over, of a function of that name in that file."""
+    code = _here.__code__.replace(co_filename=file, co_name=name, co_firstlineno=line)
+    if sys.version_info >= (3, 11):
+        code = code.replace(co_qualname=name)
+    frame: types.FrameType = types.FunctionType(code, {"sys": sys})()
+    return frame

@@ -1,0 +1,159 @@
+"""What is made anew when a run resumes, since it cannot be stored: resources and managers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, overload
+
+from stepwise.errors import ConfigurationError
+
+__all__ = ["LetGo", "ids_of_made", "is_reenterable", "made_by", "reenterable", "resource"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M")
+
+# -- resources -----------------------------------------------------------------------------------
+
+_made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> weak reference to it, how to make it
+
+
+def resource(factory: Callable[P, R]) -> Callable[P, R]:
+    """Mark a factory: what it returns is not stored in a checkpoint but made again.
+
+    For connections, clients, open files: a local variable that holds what ``factory(*args)``
+    returned holds, in the resumed run, what ``factory(*args)`` returns then.  The arguments must
+    be recordable.  As a context manager, what it returns is entered again.
+
+    Raises:
+        ConfigurationError: it is not a plain, named function.
+    """
+    if not inspect.isfunction(factory) or inspect.iscoroutinefunction(factory):
+        raise ConfigurationError(
+            f"@resource decorates a plain function that makes the resource, not {factory!r}"
+        )
+
+    @functools.wraps(factory)
+    def make(*args: P.args, **kwargs: P.kwargs) -> R:
+        made: R = factory(*args, **kwargs)
+        _remember(made, (_make, (make, args, kwargs)))
+        return made
+
+    return make
+
+
+def _remember(made: Any, how: Any) -> None:
+    key = id(made)
+    try:
+        reference = weakref.ref(made, lambda _: _made.pop(key, None))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"a @resource factory returned a {type(made).__name__}, which is plain data: return "
+            "the object that is to be made again"
+        ) from error
+    _made[key] = reference, how
+
+
+def ids_of_made() -> Iterable[int]:
+    """The ids of all resources that there are."""
+    return _made.keys()
+
+
+def made_by(obj: object) -> Any:
+    """How this resource is made again, as a reduced form; ``None`` if it is none."""
+    found = _made.get(id(obj))
+    return found[1] if found is not None and found[0]() is obj else None
+
+
+def _make(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return factory(*args, **kwargs)
+
+
+# -- context managers ----------------------------------------------------------------------------
+
+# By name, so that none of them need be imported.  Entered again, they are as good as before.
+_REENTERABLE = {
+    "_thread.lock",
+    "_thread.RLock",
+    "aiohttp.client.ClientSession",
+    "anthropic.Anthropic",
+    "anthropic.AsyncAnthropic",
+    "asyncio.locks.Condition",
+    "asyncio.locks.Lock",
+    "asyncio.timeouts.Timeout",
+    "contextlib.nullcontext",
+    "contextlib.suppress",
+    "httpx.AsyncClient",
+    "httpx.Client",
+    "openai.AsyncOpenAI",
+    "openai.OpenAI",
+    "requests.sessions.Session",
+    "threading.BoundedSemaphore",
+    "threading.Condition",
+    "threading.Semaphore",
+}
+_registered: set[type] = set()
+
+
+class _Reenterable:
+    """A manager of which somebody said that it can be entered again."""
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+
+    def __enter__(self) -> Any:
+        return self.manager.__enter__()
+
+    def __exit__(self, *exception: object) -> Any:
+        return self.manager.__exit__(*exception)
+
+    async def __aenter__(self) -> Any:
+        return await self.manager.__aenter__()
+
+    async def __aexit__(self, *exception: object) -> Any:
+        return await self.manager.__aexit__(*exception)
+
+
+@overload
+def reenterable(manager: type[M]) -> type[M]: ...
+@overload
+def reenterable(manager: M) -> M: ...
+def reenterable(manager: Any) -> Any:
+    """Say that a context manager can be entered again when a run resumes inside its block.
+
+    A run cannot resume inside ``with open(path) as file:`` or inside a transaction: position and
+    content would be lost.  It goes back to before the block.  Inside a manager that can simply be
+    made and entered again it can: ``with reenterable(manager) as name:`` says so of one, and
+    ``reenterable(Class)``, also as a decorator, of all of a class.  On resume the head of the
+    ``with`` is evaluated again, with the variables as they are then.
+    """
+    if isinstance(manager, type):
+        _registered.add(manager)
+        return manager
+    return _Reenterable(manager)
+
+
+def is_reenterable(manager: object) -> bool:
+    """Whether a run may resume inside the block of this manager."""
+    if isinstance(manager, _Reenterable) or made_by(manager) is not None:
+        return True
+    return any(
+        cls in _registered or f"{cls.__module__}.{cls.__qualname__}" in _REENTERABLE
+        for cls in type(manager).__mro__
+    )
+
+
+class LetGo:
+    """Stands after a resume where a ``with`` block that was over had left a closed object."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r} of a {self.__dict__.get('_kind')} that its `with` block had closed before "
+            "the run was stopped: it could not be recorded. Read it inside the block"
+        )

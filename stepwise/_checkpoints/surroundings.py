@@ -1,0 +1,161 @@
+"""What the variables of a frame may refer to: cells, arguments, globals, what is stored already."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from stepwise._checkpoints.references import References
+from stepwise._identity.identity import attributes
+from stepwise._values.data import parameter_types
+from stepwise._values.sentinels import look_for
+
+__all__ = ["COLLECTIONS", "NATIVE", "Surroundings"]
+
+NATIVE = (list, dict, set, bytearray)
+"""Pickled without asking the reducers."""
+
+COLLECTIONS = (*NATIVE, deque)
+"""Given their contents back in place."""
+
+
+class HasSerials(Protocol):
+    """The subjects of a run; see ``subjects``."""
+
+    def serials(self, obj: object) -> tuple[int, ...]:
+        """The serial numbers of an object; none if it is not a subject."""
+
+    def adopt(self, restored: Iterable[tuple[tuple[int, ...], object]]) -> None:
+        """These objects were loaded, with their serial numbers."""
+
+
+@dataclass(eq=False, repr=False)
+class Surroundings:
+    """What the variables of one frame may refer to.
+
+    Args:
+        cells: of the frame, by the name of the variable; those its function closes over under
+            ``.name``.
+        arguments: mutable objects that the caller handed in, by name; those that ``self`` holds
+            under ``self.name``.
+        namespace: the globals of the workflow's module.
+        kept: attributes of arguments (``self.name``) found not to pickle, with the reason.
+        assigned: those that the function itself assigns, with what they held in the beginning.
+        references: to what is stored already.
+        subjects: the instances of which the run knows the calls, with their serial numbers.
+        function: whose parameters they are.
+        secret: the secrets of the call by name; they are none of the arguments.
+    """
+
+    cells: dict[str, types.CellType] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    namespace: Mapping[str, Any] = field(default_factory=dict)
+    kept: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    assigned: dict[str, Any] = field(default_factory=dict)
+    references: References | None = None
+    subjects: HasSerials | None = None
+    function: Callable[..., Any] | None = None
+    secret: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.secret.items():
+            self.arguments.pop(name, None)
+            if name.startswith("self."):
+                self.kept[name] = value, "it is a secret"
+
+    @property
+    def annotated(self) -> dict[str, Any]:
+        """The types that the parameters are annotated with."""
+        return parameter_types(self.function) if self.function is not None else {}
+
+    @classmethod
+    def of(
+        cls,
+        function: types.FunctionType,
+        captured: Callable[[], Any] | None,
+        bound: Mapping[str, Any],
+        instance: object,
+        secret: Mapping[str, Any],
+    ) -> Surroundings:
+        """Those of a call of ``function``.
+
+        Args:
+            captured: closes over the variables of the frame that nested functions share.
+            bound: the arguments by name, without ``self``.
+            instance: ``self``.
+            secret: the secrets of the call by name.
+        """
+        cells = _cells_of(captured) if captured is not None else {}
+        cells.update({f".{name}": cell for name, cell in _cells_of(function).items()})
+        look_for(function.__globals__)
+        arguments = cls.mutable(bound, instance)
+        return cls(cells, arguments, function.__globals__, secret=secret)
+
+    @staticmethod
+    def mutable(bound: Mapping[str, Any], instance: object) -> dict[str, Any]:
+        """The mutable objects that a call was given, by name."""
+        arguments = {name: value for name, value in bound.items() if _is_mutable(value)}
+        if instance is not None and _is_mutable(instance):
+            arguments["self"] = instance
+            for name, value in attributes(instance).items():
+                if _is_mutable(value):
+                    arguments[f"self.{name}"] = value
+        return arguments
+
+    def note_assigned(self, names: Iterable[str]) -> None:
+        """Remember what these attributes of arguments hold: ``self.name``.
+
+        A fresh object holds that as well, but not what the function puts there later.
+        """
+        for name in names:
+            owner, _, attribute = name.rpartition(".")
+            if owner in self.arguments:
+                self.assigned[name] = attributes(self.arguments[owner]).get(attribute, _MISSING)
+
+    def is_fresh(self, name: str, value: object) -> bool:
+        """Whether an attribute holds what that of a fresh object does, as far as can be told."""
+        return self.assigned.get(name, value) is value
+
+    def kinds(self) -> dict[str, str]:
+        """The arguments by name, each with the name of its class."""
+        return {name: _kind(value) for name, value in self.arguments.items()}
+
+    def only(self, kinds: Mapping[str, str]) -> Surroundings:
+        """With those arguments alone that were there, and of that kind."""
+        held = self.arguments.items()
+        found = {name: value for name, value in held if kinds.get(name) == _kind(value)}
+        return replace(self, arguments=found)
+
+
+_MISSING = object()
+_PLAIN_STATE = getattr(object, "__getstate__", None)  # since Python 3.11
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _cells_of(function: Any) -> dict[str, types.CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def _is_mutable(value: object) -> bool:
+    return type(value) in COLLECTIONS or _is_plain(value)
+
+
+def _is_plain(value: object) -> bool:
+    """An instance whose class leaves pickling and state to Python."""
+    cls = type(value)
+    state = getattr(cls, "__getstate__", None)
+    if isinstance(state, types.MethodDescriptorType) and state is not _PLAIN_STATE:
+        return False  # laid out by C (a StringIO): its attributes are not what it holds
+    return (
+        getattr(cls, "__reduce_ex__", None) is object.__reduce_ex__
+        and getattr(cls, "__reduce__", None) is object.__reduce__
+        and "__getnewargs__" not in dir(cls)
+        and not isinstance(value, (type, types.ModuleType, types.FunctionType))
+        and (hasattr(value, "__dict__") or hasattr(cls, "__slots__"))
+    )

@@ -1,0 +1,442 @@
+"""The local variables of a workflow function, to bytes and back into a live frame.
+
+One pickle of all of them, so that what is shared stays shared.  By reference, not by value:
+
+- *cells*: the frame's own and those its function closes over, so that nested functions go on
+  sharing variables with the frame;
+- the *arguments*, and what ``self`` holds, where they are mutable: the caller's objects keep their
+  identity and get their contents back in place; attributes of ``self`` that do not pickle keep the
+  value of the fresh object;
+- functions of the workflow's own modules run on the live globals, not on a copy of them;
+- instances that do not pickle but that a global of the module names (a client): today's object;
+- what a ``@stepwise.resource`` factory made: the factory is called again;
+- the secrets of the call, also inside texts: the call that resumes the run gives them again.
+
+What is stored already (see ``references``) is referred to as well: the journal or a chunk has it.
+Bytes are loaded after their envelope was verified.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from stepwise import _wire
+from stepwise._checkpoints.chunks import Reader
+from stepwise._checkpoints.exceptions import raised_form
+from stepwise._checkpoints.resources import made_by
+from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
+from stepwise._identity.identity import attributes
+from stepwise._values import secrets
+from stepwise._values.buffers import Data
+from stepwise._values.instances import by_name
+from stepwise._values.pickling import PROTOCOL, Reducers, dump
+from stepwise._values.preview import error_text
+from stepwise._values.trees import few
+
+__all__ = [
+    "FrameUnpickler",
+    "UnpicklableError",
+    "content_of",
+    "dump_few",
+    "dump_values",
+    "load_values",
+    "refill",
+]
+
+
+class UnpicklableError(Exception):
+    """Variables that cannot be part of a checkpoint: name -> (object, reason)."""
+
+    def __init__(self, culprits: dict[str, tuple[Any, str]]) -> None:
+        super().__init__(", ".join(culprits))
+        self.culprits = culprits
+
+
+# -- out -----------------------------------------------------------------------------------------
+
+
+class _FrameReducers(Reducers):
+    """Takes the variables of a frame apart.
+
+    An argument is a name, and where it is met first also what it holds: it is complete before
+    something is made that depends on it (an iterator over it, say).
+
+    Args:
+        with_contents: of the arguments; else they are names alone.
+
+    Attributes:
+        numbered: the instances met of which the run knows the calls, with their numbers.
+    """
+
+    def __init__(self, around: Surroundings, *, with_contents: bool = True) -> None:
+        self.around = around
+        self.cells = {id(cell): name for name, cell in around.cells.items()}
+        self.arguments: dict[int, str] = {}
+        for name, value in around.arguments.items():
+            self.arguments.setdefault(id(value), name)
+        self.globals: dict[int, str] | None = None
+        self.references = around.references
+        # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
+        native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
+        self.identifies = native or bool(self.references)
+        self.secrets = secrets.References(around.secret) if around.secret else None
+        self.identifies_all = self.secrets is not None
+        self.with_contents = with_contents
+        self.met: set[str] = set()
+        self.subjects = around.subjects
+        self.numbered: list[tuple[tuple[int, ...], Any]] = []
+
+    def begin(self) -> None:
+        self.met.clear()
+        self.numbered.clear()
+        if self.references is not None:
+            self.references.begin()
+
+    def identity(self, obj: Any) -> Any:
+        if self.secrets is not None and (secret := self.secrets.of(obj)) is not None:
+            return secret
+        name = self.arguments.get(id(obj))
+        if name is not None:
+            if name not in self.met:
+                self.note(obj)
+            return name, _class_of(obj), self.content(name, obj)
+        return self.references.identity(obj) if self.references is not None else None
+
+    def takes(self, buffer: pickle.PickleBuffer) -> bool:
+        with memoryview(buffer) as view:
+            one_piece = view.contiguous  # of others pickle itself makes an error
+        return one_piece and self.references is not None and self.references.takes(buffer.raw())
+
+    def content(self, name: str, obj: Any) -> Any:
+        if name in self.met or not self.with_contents:
+            return None
+        self.met.add(name)
+        if type(obj) is list and self.references is not None:
+            return self.references.content(obj)
+        return content_of(name, obj, self.around)
+
+    def note(self, obj: Any) -> None:
+        """Remember an instance of which the run knows the calls."""
+        serials = self.subjects.serials(obj) if self.subjects is not None else ()
+        if serials:
+            self.numbered.append((serials, obj))
+
+    def special(self, obj: Any) -> Any:
+        cls = type(obj)
+        self.note(obj)
+        if cls is types.CellType:
+            return self.cell(obj)
+        if cls is types.FunctionType:
+            return self.function(obj)
+        name = self.arguments.get(id(obj))
+        if name is not None:
+            form: Any = _argument, (name, _class_of(obj)), self.content(name, obj)
+            return (*form, None, None, _refill)
+        if isinstance(obj, BaseException):
+            return raised_form(obj)
+        return self.resource(obj, cls)
+
+    def resource(self, obj: Any, cls: type) -> Any:
+        """A lock, what a factory made, or what a global names and does not pickle."""
+        if cls.__module__ == "asyncio.locks" and cls.__name__ == "Lock":
+            return cls, ()  # whoever holds it now is inside a block, and enters that again
+        form: Any = made_by(obj)
+        if form is None and not isinstance(obj, (type, types.ModuleType)):
+            name = self.global_name(obj)
+            if name is not None and not _pickles(obj):
+                form = _global, (name,)
+        return NotImplemented if form is None else form
+
+    def cell(self, cell: types.CellType) -> Any:
+        name = self.cells.get(id(cell))
+        if name is not None:
+            return _cell, (name,)
+        try:
+            content: tuple[Any, ...] = (cell.cell_contents,)
+        except ValueError:
+            content = ()
+        # With a state setter: a function is often in the cell that it closes over.
+        return types.CellType, (), content, None, None, _fill_cell
+
+    def function(self, function: types.FunctionType) -> Any:
+        """A function that has no name to go by runs on the live globals of its module."""
+        module = function.__module__
+        if by_name(function, module) is not None:
+            return NotImplemented
+        holder = sys.modules.get(module)
+        if holder is None or function.__globals__ is not holder.__dict__:
+            return NotImplemented
+        state = {
+            "__defaults__": function.__defaults__,
+            "__kwdefaults__": function.__kwdefaults__,
+            "__qualname__": function.__qualname__,
+            "__doc__": function.__doc__,
+            "__annotations__": function.__annotations__,
+            "__dict__": function.__dict__,
+        }
+        made = (function.__code__, module, function.__name__, function.__closure__)
+        return _function, made, state, None, None, _set_attributes
+
+    def global_name(self, obj: Any) -> str | None:
+        if self.globals is None:
+            namespace = self.around.namespace
+            self.globals = {id(value): name for name, value in namespace.items()}
+        return self.globals.get(id(obj))
+
+
+def _pickles(obj: object) -> bool:
+    try:
+        dump(obj, Reducers())
+    except MemoryError:
+        raise
+    except Exception:
+        return False
+    return True
+
+
+def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
+    """Pickle local variables that are few and plain, as most checkpoints' are.
+
+    ``None`` for others; what :func:`dump_values` makes of them is read alike.
+    """
+    if around.arguments or around.secret or not few(values.values()):
+        return None
+    return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
+
+
+def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
+    """Pickle local variables, and the contents of the arguments.
+
+    Raises:
+        UnpicklableError: variables that do not pickle; says which, and why.
+    """
+    for _ in range(2):
+        links, reducers = _links(values, around.namespace), _FrameReducers(around)
+        # The numbered instances are the last: pickled when all others have been met.
+        whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
+        try:
+            return dump(whole, reducers)
+        except MemoryError:
+            raise
+        except Exception as error:
+            contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
+            found = _culprits(values, around)
+            kept = _culprits(_attributes(contents), around)
+            found.update({n: each for n, each in kept.items() if not around.is_fresh(n, each[0])})
+            found.update(_culprits(_collections(contents), around))
+            if found or not kept.keys() - around.kept.keys():
+                raise UnpicklableError(found or {"?": (None, error_text(error))}) from error
+            around.kept.update(kept)
+    raise AssertionError  # pragma: no cover
+
+
+def _class_of(argument: Any) -> Any:
+    """Of what an argument would be made where there is none of its name; ``None`` if unknown."""
+    cls = type(argument)
+    return cls if by_name(cls, cls.__module__) is not None else None
+
+
+def content_of(name: str, value: Any, around: Surroundings) -> Any:
+    """What an argument holds, as a value of its own: a copy of a collection.
+
+    Of an instance: its attributes, the names of those that keep the value of the fresh object, and
+    its items if it is a list or a dict as well.
+    """
+    if type(value) is deque:
+        return deque(value, value.maxlen)
+    if type(value) in COLLECTIONS:
+        return type(value)(value)
+    held = attributes(value)
+    kept = [key for key in held if f"{name}.{key}" in around.kept]
+    items: Any = None
+    if isinstance(value, list):
+        items = list.copy(value)
+    elif isinstance(value, dict):
+        items = dict.copy(value)
+    return {key: item for key, item in held.items() if key not in kept}, tuple(kept), items
+
+
+def _attributes(contents: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}.{key}": item
+        for name, content in contents.items()
+        if type(content) is tuple
+        for key, item in content[0].items()
+    }
+
+
+def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: each[2] if type(each) is tuple else each for n, each in contents.items()}
+
+
+def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that hold a container which a global names as well."""
+    held = {id(value) for value in values.values() if type(value) in COLLECTIONS}
+    if held.isdisjoint(map(id, namespace.values())):
+        return {}
+    names = {id(value): name for name, value in namespace.items() if id(value) in held}
+    return {name: names[id(value)] for name, value in values.items() if id(value) in names}
+
+
+def _culprits(values: Mapping[str, Any], around: Surroundings) -> dict[str, tuple[Any, str]]:
+    found = {}
+    for name, value in values.items():
+        try:
+            dump(value, _FrameReducers(around, with_contents=False))
+        except MemoryError:
+            raise
+        except Exception as error:
+            found[name] = value, error_text(error) or type(error).__name__
+    return found
+
+
+# -- in ------------------------------------------------------------------------------------------
+
+_restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", default=None)
+"""Where the frame is that variables are being loaded for; the functions below look there."""
+
+
+class FrameUnpickler(pickle.Unpickler):
+    """Finds the arguments that are kept by reference, and what is stored elsewhere."""
+
+    reader: Reader | None = None
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Find what a pickle names; modules of ours may have moved since."""
+        return super().find_class(_wire.current(module), name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        """The argument of that name, with its contents; a secret; or what the reader knows."""
+        if pid[0] == secrets.REFERENCE:
+            return self.secret(pid)
+        if type(pid[0]) is not str:
+            assert self.reader is not None
+            return self.reader.load(pid)
+        name, cls, content = pid
+        argument = _argument(name, cls)
+        if content is not None:
+            _refill(argument, content)
+        return argument
+
+    def secret(self, pid: Any) -> Any:
+        """A secret of the call, or a text that contains one."""
+        return secrets.restored(pid, _around().secret)
+
+
+def load_values(
+    data: bytes,
+    around: Surroundings,
+    reader: Reader | None = None,
+    unpickler: type[FrameUnpickler] = FrameUnpickler,
+    *,
+    named: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> dict[str, Any]:
+    """Local variables for a live frame, from verified bytes; arguments get their contents back.
+
+    Args:
+        reader: gives what they refer to.
+        named: gives them the names that they have today.
+
+    Raises:
+        Exception: whatever unpickling or ``named`` raises; nothing was changed then.
+    """
+    before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
+    token = _restoring.set(replace(around, arguments=dict(around.arguments)))
+    try:
+        buffers = reader.buffers() if reader is not None else None
+        loading = unpickler(io.BytesIO(data), buffers=buffers)
+        loading.reader = reader
+        if reader is not None:
+            reader.find = loading.find_class
+        values, _, links, *numbered = loading.load()
+        values = named(values)
+    except BaseException:
+        for name, content in before.items():
+            _refill(around.arguments[name], content)
+        raise
+    finally:
+        _restoring.reset(token)
+    for name, other in links.items():
+        today = around.namespace.get(other)
+        if type(today) is type(values[name]) and today == values[name]:
+            values[name] = today
+    if numbered and around.subjects is not None:
+        around.subjects.adopt(numbered[0])
+    loaded: dict[str, Any] = values
+    return loaded
+
+
+def _around() -> Surroundings:
+    around = _restoring.get()
+    assert around is not None
+    return around
+
+
+def _cell(name: str) -> types.CellType:
+    return _around().cells[name]
+
+
+def _argument(name: str, cls: Any) -> Any:
+    """The caller's object of that name; a new one if this time he gave none of that class."""
+    arguments = _around().arguments
+    if name not in arguments and cls is not None:
+        arguments[name] = cls.__new__(cls)
+    return arguments[name]
+
+
+def _global(name: str) -> Any:
+    return _around().namespace[name]
+
+
+def _fill_cell(cell: types.CellType, content: tuple[Any, ...]) -> None:
+    if content:
+        cell.cell_contents = content[0]
+
+
+def _function(
+    code: types.CodeType, module: str, name: str, closure: tuple[types.CellType, ...] | None
+) -> types.FunctionType:
+    function = types.FunctionType(code, sys.modules[module].__dict__, name, None, closure)
+    function.__module__ = module
+    return function
+
+
+def _set_attributes(function: types.FunctionType, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(function, name, value)
+
+
+def _refill(live: Any, content: Any) -> None:
+    """Give a mutable object what :func:`content_of` took from it."""
+    if type(live) in (list, bytearray):
+        live[:] = content
+    elif type(live) in (dict, set):
+        live.clear()
+        live.update(content)
+    elif type(live) is deque:
+        live.clear()
+        live.extend(content)
+    else:
+        held, kept, items = content
+        if isinstance(live, list):
+            list.__setitem__(live, slice(None), items)
+        elif isinstance(live, dict):
+            dict.clear(live)
+            dict.update(live, items)
+        elif items:  # it stands for one whose class is not there
+            held = {**held, "items": items}
+        for name in attributes(live).keys() - held.keys() - set(kept):
+            object.__delattr__(live, name)
+        for name, value in held.items():
+            object.__setattr__(live, name, value)
+
+
+refill = _refill  # pickles name it

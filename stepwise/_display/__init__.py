@@ -1,0 +1,6 @@
+"""Text and HTML of runs; live progress.
+
+The modules, each importing only from those before it::
+
+    render activity progress_terminal progress_notebook progress
+"""

@@ -1,0 +1,7 @@
+"""A run in progress: its tasks, threads, call sites, outcomes and totals.
+
+The modules, each importing only from those before it::
+
+    attempts summary reloading process_memory registry failures location contents mutation
+    outcomes inputs concurrency active_run other_tasks outside viewer
+"""

@@ -1,0 +1,439 @@
+"""A run in progress, and the context variable that finds it.
+
+Everything that happens to the run's calls goes through here: whether a call may be made now, which
+record answers it, what is written when it ends.  What is *done* with a call (attempts, timeouts,
+doubt) is the business of ``perform``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Container
+from contextvars import ContextVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from stepwise._execution import outcomes
+from stepwise._execution.concurrency import Flows, Unawaited
+from stepwise._execution.failures import Unwinding
+from stepwise._execution.location import Helper, Locator, Origin, WatchesSteps
+from stepwise._execution.summary import SummaryKeeper
+from stepwise._identity.identity import idempotency_key
+from stepwise._journal.counters import Ordinals, Progress, apart, counted_as
+from stepwise._journal.journal import Journal
+from stepwise._journal.lease import Lease
+from stepwise._journal.records import (
+    Call,
+    Handled,
+    Outcome,
+    Record,
+    RunFacts,
+    StepStatus,
+)
+from stepwise._matching.callers import Asks
+from stepwise._matching.pool import Match, Pool
+from stepwise._matching.recorded_call import Recorded
+from stepwise._matching.subjects import Identity, Subjects
+from stepwise._runtime import asyncio_state, interrupts
+from stepwise._runtime.events import emit, heard
+from stepwise._values import codec, list_digest
+from stepwise._values.buffers import Data
+from stepwise._values.secrets import Secrets
+from stepwise.errors import OutsideRunError, RunStopped
+
+if TYPE_CHECKING:
+    from stepwise._runtime.event import Kind
+
+__all__ = ["ActiveRun", "Scope", "current_scope", "live_runs", "scope_variable"]
+
+
+class Scope(NamedTuple):
+    """Where in a run this code is: inside which call, and what was called there so far.
+
+    Args:
+        call: the step that is being executed; ``None`` in the workflow's own code.
+        around: numbers of the steps being executed here, the outermost first.
+        attempt: of the step, from 1.
+        inner: numbers of the calls made or answered inside it.
+        branch: see :class:`Call`.
+    """
+
+    run: ActiveRun
+    call: Call | None = None
+    around: tuple[int, ...] = ()
+    attempt: int = 1
+    inner: list[int] = []  # noqa: RUF012
+    branch: str = ""
+
+
+_ENDED: dict[StepStatus, Kind] = {
+    "completed": "step_completed",
+    "failed": "step_failed",
+    "cancelled": "step_cancelled",
+}
+
+scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
+current_scope = scope_variable.get
+live_runs: set[ActiveRun] = set()
+
+
+class ActiveRun:
+    """A run that this process is executing.
+
+    Args:
+        facts: what a listing shows of it.
+        locator: finds the workflow's statement that makes a call.
+        parent: the run that called it, whose secrets are its own, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease: Lease,
+        journal: Journal,
+        facts: RunFacts,
+        locator: Locator,
+        parent: ActiveRun | None,
+        secrets: Secrets | None = None,
+    ) -> None:
+        self.lease = lease
+        self.journal = journal
+        self.facts = facts
+        self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
+        self.codec = codec.Codec(facts.codec, self.secrets)
+        self.pool = Pool()
+        self.parent = parent
+        self.progress = Progress()
+        self.flows = Flows()
+        self.unwinding = Unwinding(facts.run_id)
+        self.frame: WatchesSteps | None = None
+        self.stopped: RunStopped | None = None
+        self.begun = False  # its function has been entered
+        self.ended = False
+        self.home = self.thread = threading.get_ident()  # in which a plain workflow function runs
+        self.executor: FrameType | None = None  # below which it does
+        self.task: Any = None  # in which an asynchronous workflow runs
+        self.waiter: Any = None  # the future at which its caller waits
+        self.detached = False  # nobody waits in its caller's place: it was started
+        self.ending: BaseException | None = None  # what ended the event loop around it
+        self.unawaited: dict[object, Unawaited] = {}
+        self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
+        self._locator = locator
+        self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
+        self.ordinals = Ordinals()
+        self.subjects = Subjects(facts.run_id)
+        self._said: set[str] = set()
+        self._summary = SummaryKeeper(journal)
+        self.lock = threading.RLock()
+        self.pid = os.getpid()
+        live_runs.add(self)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.facts.run_id
+
+    def is_first(self, about: str) -> bool:
+        """Return whether this was not said before of this run."""
+        with self.lock:
+            first = about not in self._said
+            self._said.add(about)
+            return first
+
+    @property
+    def root(self) -> ActiveRun:
+        """The run that no other one called."""
+        run = self
+        while run.parent is not None:
+            run = run.parent
+        return run
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the caller of an asynchronous run was cancelled (Ctrl-C, a shutdown).
+
+        A cancellation inside the run (a timeout, a task group) leaves the caller alone.
+        """
+        waiter = self.root.waiter
+        return waiter is not None and waiter.cancelled()
+
+    # -- whether a call may be made --------------------------------------------------------------
+
+    def check(self, name: str) -> None:
+        """Raise if no call may be made now: the run stopped, ended, or is being interrupted."""
+        if os.getpid() != self.pid:
+            raise OutsideRunError(
+                f"{name} was called in a forked process of run {self.run_id!r}, which only the "
+                "process that started it can record. Call it there, or start a workflow in here",
+                run_id=self.run_id,
+            )
+        if self.stopped is not None:
+            raise self.stopped
+        if self.ended:
+            raise OutsideRunError(
+                f"{name} was called after run {self.run_id!r} had ended, by a task or thread that "
+                "outlived it. Await or join what the workflow starts before it returns",
+                run_id=self.run_id,
+            )
+        interrupt = self.unwinding.interrupt()
+        if interrupt is not None:
+            raise interrupt
+        if self.interrupted:
+            raise asyncio_state.cancellation()
+        if interrupts.ending.by_ctrl_c and self.root.detached:
+            raise KeyboardInterrupt
+
+    def stop(self, error: RunStopped) -> RunStopped:
+        """Make ``error`` what every later call of this run, and of those around it, raises."""
+        run: ActiveRun | None = self
+        while run is not None:
+            run.stopped = run.stopped or error
+            run.flows.change()
+            run = run.parent
+        return error
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def note_handled(self) -> None:
+        """Record which failed calls the workflow turns out to have gone on from."""
+        handled = self.unwinding.gone_on()
+        if handled:
+            self.write((Handled(handled, time.time()), b""), durable=False)
+
+    def begin(
+        self,
+        scope: Scope,
+        name: str,
+        module: str,
+        identity: Identity,
+        arguments: str,
+        *,
+        effect: bool,
+    ) -> tuple[Call, Origin]:
+        """A call is about to be made: its identity, as yet without a number."""
+        self.note_handled()
+        around, branch = scope.call, scope.branch
+        helped = around is None and self.frame is not None
+        origin = self._locator.origin(effect=effect, helped=helped)
+        counted = counted_as(name, branch)
+        ordinal, undone = self.ordinals.of_call(counted), self.facts.undone
+        digest = identity.digest
+        return Call(  # by position: names take longer, and it is made for every call
+            0,
+            name,
+            module,
+            digest,
+            ordinal,
+            around.name if around is not None else "",
+            self.unwinding.label(),
+            origin.place,
+            origin.site,
+            arguments,
+            effect,
+            idempotency_key(self.run_id, counted, digest, ordinal, undone) if effect else "",
+            "",
+            time.time(),
+            branch,
+            identity.serial,
+            identity.parts,
+        ), origin
+
+    def match(
+        self,
+        call: Call,
+        origin: Origin,
+        identity: Identity,
+        caller: Asks,
+        alone: Callable[[], bool],
+    ) -> Match:
+        """What is recorded of this call; see :meth:`Pool.match`."""
+        with self.lock:
+            return self.pool.match(
+                call,
+                directly=origin.directly,
+                alone=alone,
+                caller=caller,
+                older=lambda: identity.as_older(call),
+            )
+
+    def take(self, recorded: Recorded) -> bool:
+        """Use a record; False if another task or thread was faster."""
+        with self.lock:
+            if self.pool.get(recorded.call.number) is not recorded:
+                return False
+            self.pool.take(recorded)
+        self.flows.change()
+        return True
+
+    def answered(self, scope: Scope, recorded: Recorded, value: Any = None) -> None:
+        """A call was answered from the journal: it returned ``value``."""
+        outcome, frame = recorded.outcome, self.frame if scope.call is None else None
+        looked = frame.look(value) if frame is not None else None
+        if frame is not None:
+            frame.recorded(recorded.entry.number, recorded.entry.record, looked)
+        inner = outcome.inner if outcome is not None else ()
+        self._note(scope, recorded.call.number, inner)
+        with self.lock:
+            self.progress.skipped += 1
+        self.tell("step_answered", recorded.call, getattr(recorded.entry.record, "preview", ""))
+
+    def number(
+        self, call: Call, recorded: Recorded | None, new_child: Callable[[Container[str]], str]
+    ) -> Call:
+        """Give a call its number: that of the record it continues, else a new one."""
+        if recorded is not None:
+            old = recorded.call
+            if not recorded.retry:
+                self.cut_off.add(old.number)
+            key = old.key or call.key
+            child, serial = old.child or new_child(self.pool.children), old.serial or call.serial
+            return call._replace(number=old.number, key=key, child=child, serial=serial)
+        child = new_child(self.pool.children)
+        if child:
+            call = call._replace(child=child)
+        if self.pool.taken:
+            call = apart(call, self.run_id, self.facts.undone, self.pool.taken)
+        return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
+
+    def look(self, scope: Scope, value: Any) -> Any:
+        """What the value of a call looks like, before it is encoded."""
+        frame = self.frame if scope.call is None else None
+        return frame.look(value) if frame is not None else None
+
+    def recorded(
+        self,
+        scope: Scope,
+        number: int,
+        outcome: Outcome,
+        *,
+        error: BaseException | None = None,
+        looked: Any = None,
+        helper: Helper | None = None,
+    ) -> None:
+        """How a call ended is on record.
+
+        Args:
+            number: of the record.
+            error: what the call raised, if it did.
+            looked: what its value looked like; see :meth:`look`.
+            helper: through which the workflow made it.
+        """
+        call = outcome.call
+        frame = self.frame if scope.call is None else None  # else a step makes the call
+        if frame is not None:
+            frame.recorded(number, outcome, looked)
+        self._note(scope, call.number, outcome.inner)
+        with self.lock:
+            self.progress.executed += 1
+        self.tell(_ENDED[outcome.status], call, outcome.preview, duration=outcome.at - call.at)
+        if error is not None:
+            self.unwinding.failed(call.number, error)
+        if frame is not None:
+            frame.done(effect=call.effect, helper=helper)
+
+    def _note(self, scope: Scope, number: int, inner: tuple[int, ...]) -> None:
+        self.unwinding.made(number)
+        if scope.call is not None:
+            scope.inner.extend((number, *inner))
+
+    def write(
+        self, *items: tuple[Record, Data], durable: bool = True, head: RunFacts | None = None
+    ) -> list[int]:
+        """Append to the journal, and give the records' numbers; if that fails, the run stops."""
+        try:
+            numbers = self.journal.append(*items, durable=durable, head=head)
+            self.written(numbers, *items)
+            return numbers
+        except RunStopped as error:
+            raise self.stop(error) from error.__cause__
+
+    def written(self, numbers: list[int], *items: tuple[Record, Data]) -> None:
+        """These records are in the journal, under these numbers."""
+        self._summary.note(numbers, items)
+
+    def tell(
+        self,
+        kind: Kind,
+        call: Call | None = None,
+        detail: str = "",
+        *,
+        step: int = 0,
+        duration: float | None = None,
+    ) -> None:
+        """Tell who listens what has happened, which is on record."""
+        if not heard():
+            return
+        emit(
+            kind,
+            self.run_id,
+            self.facts.workflow,
+            step=call.number if call is not None else step,
+            name=call.name if call is not None else "",
+            arguments=call.arguments if call is not None else "",
+            detail=detail,
+            duration=duration,
+            executed=self.progress.executed,
+            skipped=self.progress.skipped,
+        )
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        status: Literal["completed", "failed"],
+        value: Any,
+        encoded: codec.Encoded | None,
+        *,
+        changed: dict[str, str] | None = None,
+    ) -> None:
+        """Record how this attempt ended: ``value`` is what it returned or raised."""
+        error, secrets = value if status == "failed" else None, self.secrets
+        retry, handled = self.unwinding.end(error)
+        record, payload = outcomes.ended(
+            status,
+            value,
+            encoded,
+            self.progress,
+            secrets,
+            changed=changed or {},
+            retry=retry,
+            spent=self.unwinding.spent(error) if error is not None else (),
+        )
+        items: list[tuple[Record, Data]] = [(record, payload)]
+        if handled:
+            items.insert(0, (Handled(handled, record.at), b""))
+        self.facts = self.facts._replace(
+            status=status,
+            error=secrets.preview(error) if error is not None else "",
+            end=self.journal.position.last + len(items),
+            updated_at=record.at,
+        )
+        self.write(*items, head=self.facts)
+        self.tell("run_completed" if error is None else "run_failed", detail=record.preview)
+
+    def is_over(self) -> bool:
+        """Whether the workflow's code is certainly no longer running, though nobody closed it."""
+        if self.task is not None:
+            return bool(self.task.done())
+        if self.thread != threading.get_ident():
+            return False
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.executor:
+            frame = frame.f_back
+        return frame is None
+
+    def close(self) -> None:
+        """Nothing more is recorded; the lease is given up."""
+        if self.begun and self.facts.status == "running" and not self.ended:
+            detail = self.secrets.preview(self.stopped) if self.stopped else ""
+            self.tell("run_stopped", detail=detail)
+        self.ended = True
+        self.executor = None
+        self.subjects.leave(completed=self.facts.status == "completed")
+        live_runs.discard(self)
+        list_digest.forget()  # its lists
+        self._locator.close()
+        self.lease.release()

@@ -1,0 +1,200 @@
+"""The flows of control of one run: what its tasks and threads execute, and who waits for whom.
+
+A *flow* is an asyncio task or, without one, a thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
+
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.messages import notice
+
+__all__ = ["Flows", "Unawaited", "Worker"]
+
+_TELL_AFTER = 5.0  # seconds
+_DEPTH = 4  # calls inside each other, at most; almost always
+
+
+class Worker:
+    """A thread that the workflow's own code started, or a job that it gave to a pool.
+
+    Args:
+        daemon: a thread that its starter leaves to itself; libraries start such.
+        flow: in which it runs, once it does.
+    """
+
+    def __init__(self, flows: Flows, name: str, daemon: bool) -> None:
+        self.flows = flows
+        self.name = name
+        self.daemon = daemon
+        self.flow = 0
+
+    def enter(self) -> None:
+        """It runs now, in this flow."""
+        self.flow = asyncio_state.who()
+
+    def leave(self) -> None:
+        """It makes no more calls."""
+        self.flows.end(self)
+
+
+class Unawaited(NamedTuple):
+    """A call that nobody has awaited yet.
+
+    Args:
+        give_up: ends it, since nobody will.
+    """
+
+    what: str
+    site: str
+    give_up: Callable[[], None]
+
+
+class Flows:
+    """Which calls are being executed, which wait, and a bell for those that wait."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.RLock()
+        self._working: dict[int, int] = {}  # number of a call being executed -> its flow
+        self._workers: set[Worker] = set()
+        # Of each waiting call, its flow, the calls around it, itself, and what it waits for.
+        self._blocked: dict[int, tuple[int, tuple[int, ...], Any, Any]] = {}
+        self._changes = 0
+        self._bells: list[Callable[[], None]] = []
+
+    @property
+    def changes(self) -> int:
+        """A number that grows whenever something happens that a waiting call may wait for."""
+        return self._changes
+
+    def change(self) -> None:
+        """Something happened."""
+        with self._mutex:
+            self._changes += 1
+            bells = tuple(self._bells)
+        for ring in bells:
+            ring()
+
+    @contextmanager
+    def watching(self, ring: Callable[[], None]) -> Iterator[None]:
+        """Have ``ring`` called at every change."""
+        with self._mutex:
+            self._bells.append(ring)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._bells.remove(ring)
+
+    def begin(self, number: int) -> None:
+        """The body of a call is executed in this flow, until it ends."""
+        flow = asyncio_state.who()
+        with self._mutex:
+            self._working[number] = flow
+
+    def done(self, number: int) -> None:
+        """The body of a call is no longer executed."""
+        with self._mutex:
+            self._working.pop(number, None)
+        self.change()
+
+    def start(self, name: str, *, daemon: bool) -> Worker:
+        """A thread or job begins; it may make calls until it leaves."""
+        worker = Worker(self, name, daemon)
+        with self._mutex:
+            self._workers.add(worker)
+        self.change()
+        return worker
+
+    def end(self, worker: Worker) -> None:
+        """A thread or job makes no more calls."""
+        with self._mutex:
+            self._workers.discard(worker)
+        self.change()
+
+    def block(self, call: object, around: tuple[int, ...], match: object = None) -> None:
+        """A call waits, in this flow, for what others do.
+
+        Others that wait are told, once: they may now be waiting for one another.
+
+        Args:
+            around: the calls it is made in.
+            match: what it waits for.
+        """
+        with self._mutex:
+            known = id(call) in self._blocked
+            self._blocked[id(call)] = (asyncio_state.who(), around, call, match)
+        if not known:
+            self.change()
+
+    def blocked(self) -> list[tuple[Any, Any]]:
+        """The calls that wait, and what they wait for."""
+        with self._mutex:
+            return [(call, match) for _, _, call, match in self._blocked.values()]
+
+    def unblock(self, call: object) -> None:
+        """It waits no longer."""
+        with self._mutex:
+            self._blocked.pop(id(call), None)
+
+    def others_working(self, among: Container[int] | None = None) -> bool:
+        """Whether another flow executes a body, other than one that itself waits for its parts."""
+        if not self._working:
+            return False
+        here = asyncio_state.who()
+        with self._mutex:
+            waiting = {number for _, around, *_ in self._blocked.values() for number in around}
+            return any(
+                flow != here and number not in waiting and (among is None or flow in among)
+                for number, flow in self._working.items()
+            )
+
+    def busy(self, enough: int) -> bool:
+        """Whether at least so many flows execute bodies, as far as the oldest calls tell.
+
+        It takes the same time however many there are; steps that call steps are several of a flow.
+        """
+        with self._mutex:
+            oldest = set(islice(self._working.values(), _DEPTH * enough))
+        return len(oldest) >= enough
+
+    def others(self, *, claiming: bool = False) -> list[str]:
+        """The names of the threads and jobs, other than this flow, that may still make calls.
+
+        Args:
+            claiming: before this flow's call does anything: of those that wait none will, and of
+                the daemons, which nobody else waits for, any may.
+        """
+        if not self._workers:
+            return []
+        not_these = self.idle() if claiming else {asyncio_state.who()}
+        with self._mutex:
+            return [
+                each.name
+                for each in self._workers
+                if each.flow not in not_these and (claiming or not each.daemon)
+            ]
+
+    def idle(self) -> set[int]:
+        """The flows that make no call before this one's does: itself, and those that wait."""
+        with self._mutex:
+            return {asyncio_state.who(), *(flow for flow, *_ in self._blocked.values())}
+
+    def join(self, whose: str) -> None:
+        """Wait until no other thread executes a body; tasks have ended by then."""
+        bell, told = threading.Event(), False
+        with self.watching(bell.set):
+            while self._threads_working():
+                bell.clear()
+                if self._threads_working() and not bell.wait(_TELL_AFTER) and not told:
+                    told = True
+                    notice(f"{whose} waits for steps that are still running in threads")
+
+    def _threads_working(self) -> bool:
+        return self.others_working(sys._current_frames())

@@ -1,0 +1,163 @@
+"""Which failures the workflow is handling right now, and which it has gone on from.
+
+A recorded failure is an outcome only once the workflow has gone on from it.  That is seen without
+any help from the workflow: at a later call in the same flow of control, the exception is no longer
+among those being handled (``sys.exc_info`` and its contexts).  Each exception that leaves a step
+carries the number of the call in an attribute.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from stepwise._journal.records import ANY_ERROR
+from stepwise._runtime import asyncio_state
+
+__all__ = ["Unwinding", "chain"]
+
+_ATTRIBUTE = "_stepwise_calls"
+
+
+def chain(
+    error: BaseException | None, ambient: BaseException | None = None
+) -> Iterator[BaseException]:
+    """An exception, its causes and contexts, and the members of groups, up to ``ambient``."""
+    todo, seen = [error], {id(None), id(ambient)}
+    while todo:
+        each = todo.pop(0)
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+class Unwinding:
+    """The failures of one run in progress.
+
+    Args:
+        run_id: whose calls the exceptions' attributes name.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.main = asyncio_state.who()
+        # What the caller was handling when it called the workflow is none of its business.
+        self._ambient = sys.exc_info()[1]
+        self._pending: dict[int, int] = {}  # number of a failed call -> flow it failed in
+        self._cancelled: set[int] = set()  # those that were cancelled
+        # flow -> calls made while handling, with the errors that were being handled
+        self._made: dict[int, list[tuple[int, list[BaseException]]]] = {}
+
+    def enter(self) -> None:
+        """The workflow's code runs in this flow of control."""
+        self.main = asyncio_state.who()
+        self._ambient = sys.exc_info()[1]
+
+    def failed(self, number: int, error: BaseException, *, pending: bool = True) -> None:
+        """A call ends with ``error``; ``pending`` unless that is known to be its outcome."""
+        calls = error.__dict__.get(_ATTRIBUTE, ())
+        error.__dict__[_ATTRIBUTE] = (*calls, (self._run_id, number))
+        if pending:
+            self._pending[number] = asyncio_state.who()
+            if asyncio_state.is_cancellation(error):
+                self._cancelled.add(number)
+
+    def tried_again(self, error: BaseException) -> None:
+        """What ended with ``error`` is tried again, so the calls that raised it are not handled."""
+        for number in self.numbers(error):
+            self._pending.pop(number, None)
+
+    def numbers(self, error: BaseException | None) -> list[int]:
+        """The calls that failed with an exception of this chain, the nearest first."""
+        return [
+            number
+            for each in chain(error, self._ambient)
+            for run_id, number in reversed(each.__dict__.get(_ATTRIBUTE, ()))
+            if run_id == self._run_id
+        ]
+
+    def handling(self) -> BaseException | None:
+        """The exception being handled in this flow of control, if it arose in the workflow."""
+        error = sys.exc_info()[1]
+        return None if error is self._ambient else error
+
+    def label(self) -> int | None:
+        """What a call made now belongs to; see ``Call.unwinding``."""
+        error = self.handling()
+        if error is None:
+            return None
+        numbers = self.numbers(error)
+        return numbers[0] if numbers else ANY_ERROR
+
+    def interrupt(self) -> BaseException | None:
+        """The Ctrl-C, exit or closing that is unwinding this flow of control."""
+        handling = self.handling()
+        if handling is None:
+            return None
+        for error in chain(handling, self._ambient):
+            if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+                return error
+        return None
+
+    def gone_on(self) -> tuple[int, ...]:
+        """The failed calls that the workflow turns out to have handled; each is told once.
+
+        A failure in a task or thread of its own is told when the workflow's own flow goes on.
+        """
+        if not self._pending and not self._made:
+            return ()
+        here = asyncio_state.who()
+        handling = self.handling()
+        current = {id(error) for error in chain(handling, self._ambient)}
+        if here in self._made:
+            self._made[here] = [
+                each for each in self._made[here] if not current.isdisjoint(map(id, each[1]))
+            ]
+            if not self._made[here]:
+                del self._made[here]
+        still = set(self.numbers(handling))
+        handled = tuple(
+            number
+            for number, flow in self._pending.items()
+            if number not in still
+            and here in (flow, self.main)
+            # What a failing task group cancels is no part of its error, nor handled by a clean-up.
+            and (number not in self._cancelled or flow == here or handling is None)
+        )
+        for number in handled:
+            del self._pending[number]
+        return handled
+
+    def made(self, number: int) -> None:
+        """A call was made or answered; note if it was while an exception is being handled.
+
+        With it, those during whose handling that one arose: the run may yet end with one of them.
+        """
+        handling = self.handling()
+        if handling is not None:
+            errors = list(chain(handling, self._ambient))
+            self._made.setdefault(asyncio_state.who(), []).append((number, errors))
+
+    def spent(self, error: BaseException) -> tuple[int, ...]:
+        """The calls made while ``error``, with which the run ends, unwound."""
+        ending = {id(each) for each in chain(error, self._ambient)}
+        return tuple(
+            sorted(
+                number
+                for calls in self._made.values()
+                for number, errors in calls
+                if not ending.isdisjoint(map(id, errors))
+            )
+        )
+
+    def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """At the end of the run: the calls to try again, and those that were handled."""
+        again = set(self.numbers(error))
+        if error is not None:  # what else was cancelled was so because of the failure
+            again |= self._cancelled & self._pending.keys()
+        retry = tuple(sorted(again))
+        handled = tuple(number for number in self._pending if number not in retry)
+        self._pending.clear()
+        return retry, handled

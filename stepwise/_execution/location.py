@@ -1,0 +1,191 @@
+"""Where in the user's code a call is made: its line, and its place in the workflow function."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, Protocol
+
+from stepwise._journal.records import Record
+from stepwise._rewrite import Place, Points
+from stepwise._runtime.frames import is_ours
+from stepwise._runtime.messages import file_name
+
+__all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
+
+_BETWEEN = ("wrapt", "contextlib", "concurrent.futures")
+_MAP = "stepwise._calls.parallel"
+_LOOPS = ("asyncio.", "threading")
+_BELOW = 6  # our frames below any call: here to _drive.start, who drives it, who has it driven
+_MANY = 1000  # call sites that a run remembers
+
+
+class WatchesSteps(Protocol):
+    """The workflow function's frame."""
+
+    def look(self, result: object) -> Any:
+        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+
+    def recorded(self, number: int, record: Record, looked: Any) -> None:
+        """It is in the journal."""
+
+    def done(self, *, effect: bool, helper: Helper | None) -> None:
+        """A step of the workflow's own code, or of a helper that it calls, ended."""
+
+
+class Helper(NamedTuple):
+    """A function that the workflow calls, which makes calls, and the workflow's line."""
+
+    code: CodeType
+    line: int
+
+    @property
+    def place(self) -> str:
+        """Its name and where it is defined."""
+        code = self.code
+        return f"{code.co_name}() ({file_name(code.co_filename)}:{code.co_firstlineno})"
+
+
+class Origin(NamedTuple):
+    """Where a call is made from.
+
+    Args:
+        site: ``file:line`` of the caller.
+        place: the workflow's statement, by structure, and the position of the call in it; empty if
+            it is not known, or not asked for.
+        directly: the workflow's own code makes the call, and at most once each time it is entered.
+        helper: through which the workflow makes it, if it is not its own code.
+    """
+
+    site: str = ""
+    place: str = ""
+    directly: bool = False
+    helper: Helper | None = None
+
+
+class _Spot(NamedTuple):
+    """What is always the same of an instruction that makes calls.
+
+    Args:
+        code: that it is part of, held so that no other gets its id.
+        site: ``file:line``.
+        place: the workflow's statement, if it is part of one.
+        path: that of the statement, and the position of the call in it.
+    """
+
+    code: CodeType
+    site: str
+    place: Place | None
+    path: str
+
+
+class Locator:
+    """Finds the workflow's statement for the calls of one run.
+
+    Args:
+        code: of the workflow function, by which its frame is known.
+        points: its statements; ``None`` without source.
+    """
+
+    def __init__(self, code: CodeType, points: Points | None) -> None:
+        self._code = code
+        self._points = points
+        self._frame: FrameType | None = None  # the workflow's, seen from its own flow of control
+        self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
+
+    def origin(self, *, effect: bool, helped: bool) -> Origin:
+        """Where a call is made.
+
+        Args:
+            effect: its place is asked for too; without it, this is cheap.
+            helped: its helper is.
+        """
+        caller, mapped = _caller()
+        if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
+            return Origin(self._site(caller))
+        frame, helper = self._below(caller)
+        if mapped or not helped:
+            helper = None
+        site = self._site(caller)
+        if not effect:
+            return Origin(site, helper=helper)
+        if frame is not None:
+            self._frame = frame
+        else:  # in another task or thread: the statement at which the workflow waits
+            frame = self._frame
+        spot = self._spot(frame) if frame is not None else None
+        if spot is None or spot.place is None:
+            return Origin(site, helper=helper)
+        if caller is not frame:
+            return Origin(site, spot.place.path, helper=helper)
+        return Origin(site, spot.path, spot.place.once and not mapped, helper)
+
+    def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
+        """The workflow's frame, and the user's function through which it makes a call.
+
+        Only where that frame is below: what runs in another task or thread was not called by the
+        statement that waits for it.  Comprehensions and lambdas are part of a statement; a function
+        of an installed package is nothing that a user could decorate.
+        """
+        frame, outer = caller, None
+        while frame is not None and frame.f_code is not self._code:
+            if not frame.f_code.co_name.startswith("<"):
+                outer = frame.f_code
+            frame = frame.f_back
+        if frame is None or outer is None or "-packages" in outer.co_filename:
+            return frame, None
+        return frame, Helper(outer, frame.f_lineno or 0)
+
+    def _site(self, caller: FrameType | None) -> str:
+        """``file:line`` of a caller; without one, of the workflow."""
+        frame = caller or self._frame
+        return self._spot(frame).site if frame is not None else ""
+
+    def _spot(self, frame: FrameType) -> _Spot:
+        """Where a frame is."""
+        code = frame.f_code
+        here = id(code), frame.f_lasti
+        spot = self._spots.get(here)
+        if spot is None:
+            if len(self._spots) >= _MANY:  # code that is made anew again and again
+                self._spots.clear()
+            line = frame.f_lineno
+            place = None
+            if code is self._code and self._points is not None and line is not None:
+                place = self._points.at(line)
+            path = f"{place.path}@{line - place.line}:{_column(frame)}" if place is not None else ""
+            spot = _Spot(code, f"{file_name(code.co_filename)}:{line}", place, path)
+            self._spots[here] = spot
+        return spot
+
+    def close(self) -> None:
+        """Let go of the workflow's frame."""
+        self._frame = None
+
+
+def _caller() -> tuple[FrameType | None, bool]:
+    """The nearest frame that is not ours, and whether ``stepwise.map`` makes the call for it.
+
+    ``None`` where only an event loop is below.
+    """
+    frame: FrameType | None = sys._getframe(_BELOW)
+    mapped = False
+    while frame is not None:
+        module = f"{frame.f_globals.get('__name__', '')}"
+        if not (module.startswith(_BETWEEN) or is_ours(frame.f_code.co_filename)):
+            return (None if module.startswith(_LOOPS) else frame), mapped
+        mapped = mapped or module == _MAP
+        frame = frame.f_back
+    return None, mapped
+
+
+def _column(frame: FrameType) -> str:
+    """What tells two calls on one line apart; as good as the Python version allows."""
+    code, at = frame.f_code, frame.f_lasti
+    if sys.version_info >= (3, 11):
+        for index, position in enumerate(code.co_positions()):
+            if index == at // 2:
+                return f"{position[2]}"
+    starts = [offset for offset, _ in dis.findlinestarts(code) if offset <= at]
+    return f"+{at - starts[-1]}" if starts else ""

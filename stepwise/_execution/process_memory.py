@@ -1,0 +1,158 @@
+"""What this process remembers of the runs it executed.
+
+Some things decide which run a call means and are in no store: how many runs with equal arguments
+have completed here (a loop that calls a workflow five times means five runs), which objects a run
+was given that stopped (it may have changed them; a call with the same objects means that run), and
+which runs were executed here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from stepwise._runtime.forks import process_lock
+from stepwise.errors import DigestError
+
+__all__ = ["Given", "Memory", "command", "memory"]
+
+_STOPPED = 32  # runs whose objects are held
+_EXECUTED = 1000  # runs whose ids are
+_NONE = 0, None
+_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Given(NamedTuple):
+    """The objects a workflow was called with."""
+
+    name: str
+    bound: Mapping[str, Any]
+    instance: Any
+
+    def same_as(self, other: Given) -> bool:
+        """Whether these are the very same objects."""
+        return (
+            self.name == other.name
+            and self.instance is other.instance
+            and self.bound.keys() == other.bound.keys()
+            and all(_same(value, other.bound[name]) for name, value in self.bound.items())
+        )
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in _ATOMS and one == other)
+
+
+class Memory:
+    """See the module."""
+
+    _mutex = process_lock()
+
+    def __init__(self) -> None:
+        # How many, and what stands for the last one.
+        self._completed: dict[tuple[str, str], tuple[int, object]] = {}
+        self.resumed: str = ""  # the run that STEPWISE_RESUME named, once it has been taken up
+        self.globals: dict[tuple[str, str], object] = {}
+        """What stands for the value of a global, by module and name; see ``module_state``."""
+        self.runs: dict[str, dict[str, object]] = {}
+        """The same for the globals as runs left them whose functions were entered here."""
+        self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
+        self._executed: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._taken: dict[tuple[str, str], str] = {}
+        self._said: set[str] = set()
+
+    def executes(self, store: str, run_id: str) -> None:
+        """A run is executed here."""
+        with self._mutex:
+            self._executed[store, run_id] = None
+            while len(self._executed) > _EXECUTED:
+                self._executed.popitem(last=False)
+
+    def has_executed(self, store: str, run_id: str) -> bool:
+        """Whether a run was executed here, not long ago."""
+        return (store, run_id) in self._executed
+
+    def takes(self, store: str, run_id: str, base: str) -> None:
+        """Calls that are counted by ``base`` were given a run whose id is not derived from it."""
+        with self._mutex:
+            self._taken[store, run_id] = base
+
+    def is_taken(self, store: str, run_id: str, base: str) -> bool:
+        """Whether calls that are counted otherwise were given that run."""
+        return self._taken.get((store, run_id), base) != base
+
+    def is_first(self, about: str) -> bool:
+        """Return whether this was not said before in this process."""
+        with self._mutex:
+            first = about not in self._said
+            self._said.add(about)
+            return first
+
+    def ordinal(self, store: str, base: str) -> int:
+        """How many runs of this derived id have completed here."""
+        with self._mutex:
+            return self._completed.get((store, base), _NONE)[0]
+
+    def completed(self, store: str, base: str, run_id: str) -> None:
+        """A run has completed, or its result was recalled.
+
+        Where a Ctrl-C comes in here, nobody gets the result: the next call is to get it.
+        """
+        this = object()
+        try:
+            with self._mutex:
+                self._stopped.pop((store, run_id), None)
+                count, _ = self._completed.get((store, base), _NONE)
+                self._completed[store, base] = count + 1, this
+        except BaseException:
+            with self._mutex:
+                count, last = self._completed.get((store, base), _NONE)
+                if last is this:
+                    self._completed[store, base] = count - 1, None
+            raise
+
+    def stopped(self, store: str, run_id: str, given: Given, digest: Callable[[], str]) -> None:
+        """A run has failed or was interrupted; ``digest`` tells how it left its arguments."""
+        try:
+            now = digest()
+        except DigestError:
+            return
+        with self._mutex:
+            self._stopped[store, run_id] = given, now
+            self._stopped.move_to_end((store, run_id))
+            while len(self._stopped) > _STOPPED:
+                self._stopped.popitem(last=False)
+
+    def recognise(self, store: str, given: Given, digest: str) -> str | None:
+        """The stopped run that was given these objects, if they are as it left them."""
+        with self._mutex:
+            for (where, run_id), (before, left) in reversed(self._stopped.items()):
+                if where == store and left == digest and before.same_as(given):
+                    return run_id
+        return None
+
+
+memory = Memory()
+
+
+def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
+    """How this process was started, to be started again, and in which folder.
+
+    Empty if a command line does not tell: an interpreter at a prompt, a notebook's kernel, a
+    process that another one spawned.
+
+    Args:
+        mask: replaces the secrets in a text.
+    """
+    given = getattr(sys, "orig_argv", [])[1:]
+    spawned = "--multiprocessing-fork" in given
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or "-c" in given
+    if spawned or not main or not sys.executable or "ipykernel" in sys.modules:
+        return (), ""
+    try:
+        return (sys.executable, *map(mask, given)), os.getcwd()
+    except FileNotFoundError:  # the folder is gone
+        return (), ""

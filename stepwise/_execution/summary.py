@@ -1,0 +1,331 @@
+"""What the records of a run come to, so that looking at a long one need not read them all.
+
+The process that executes a run keeps an object beside its records, sealed like them and replaced
+every ``EVERY`` records: which calls there are, how those that did not complete ended, which may be
+in doubt, when it was gone on with.  Who looks takes it and adds the records after it.  It does not
+follow what changes calls of long ago (forgetting, undoing): such a run has none that counts, and is
+read whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stepwise._execution.attempts import Course
+from stepwise._journal.journal import Journal, Lost, Position, holds, read, read_one
+from stepwise._journal.records import (
+    Compensated,
+    Compensating,
+    Entry,
+    Forgotten,
+    Intent,
+    Outcome,
+    Record,
+    RunFacts,
+    Settled,
+)
+from stepwise._journal.seal import DamagedError, Seal
+from stepwise._matching.pool import Pool
+from stepwise._matching.recorded_call import Recorded
+from stepwise._runtime.messages import reports
+from stepwise._values.buffers import Data
+from stepwise.errors import RunStopped
+from stepwise.stores import Store
+
+__all__ = [
+    "NAME",
+    "Summary",
+    "SummaryKeeper",
+    "course_of",
+    "follow",
+    "kept_summary",
+    "sealed_summary",
+    "with_unclear",
+]
+
+EVERY = 1000  # records
+NAME = "summary"
+_OTHERS = 200  # calls that did not complete; with more it is not worth keeping
+
+
+class _NotFollowedError(Exception):
+    """A record that changes what is known of calls of long ago."""
+
+
+@dataclass(eq=False, repr=False)
+class Summary:
+    """What the records of a run come to, up to one of them.
+
+    Args:
+        position: of that one, as a checkpoint holds it.
+        calls: the numbers of the calls, as ranges.
+        others: how those ended that did not complete.
+        unclear: the calls with side effects that may be in doubt: number of their first and last
+            record, and flags; see :class:`stepwise._matching.pool.Recorded`.
+    """
+
+    position: list[Any] = field(default_factory=lambda: [0, "", 0])
+    calls: list[list[int]] = field(default_factory=list)
+    others: dict[int, str] = field(default_factory=dict)
+    unclear: list[list[Any]] = field(default_factory=list)
+    course: Course = field(default_factory=Course)
+
+    @property
+    def start(self) -> Position:
+        """Where in the journal it was made."""
+        last, link, effects = self.position
+        return Position(last, bytes.fromhex(link) or None, effects) if last else Position()
+
+    @property
+    def total(self) -> int:
+        """How many calls there are."""
+        return sum(last - first + 1 for first, last in self.calls)
+
+    def newest(self, count: int) -> set[int]:
+        """The numbers of the last few calls."""
+        found: set[int] = set()
+        for first, last in reversed(self.calls):
+            found.update(range(max(first, last + 1 - (count - len(found))), last + 1))
+            if len(found) >= count:
+                break
+        return found
+
+    def add(self, entry: Entry) -> bool:
+        """Follow a record; whether it concerns side effects.
+
+        Raises:
+            _NotFollowedError: it cannot be followed.
+        """
+        record = entry.record
+        self.course.add(entry)
+        if isinstance(record, (Outcome, Intent)):
+            call = record.call
+            self._count(call.number)
+            status = record.status if isinstance(record, Outcome) else "started"
+            if status != "completed":
+                self.others[call.number] = status
+            else:
+                self.others.pop(call.number, None)
+            return call.effect or call.unwinding is not None
+        if isinstance(record, Settled):
+            if record.number not in self.others:
+                raise _NotFollowedError
+            if record.landed:
+                del self.others[record.number]
+            else:
+                self.others[record.number] = "started"
+        elif isinstance(record, (Forgotten, Compensating, Compensated)):
+            raise _NotFollowedError
+        return True
+
+    def _count(self, number: int) -> None:
+        if self.calls and number == self.calls[-1][1] + 1:
+            self.calls[-1][1] = number
+        elif not any(first <= number <= last for first, last in reversed(self.calls)):
+            self.calls.append([number, number])
+            self.calls.sort()
+            merged: list[list[int]] = []
+            for first, last in self.calls:
+                if merged and merged[-1][1] + 1 == first:
+                    merged[-1][1] = last
+                else:
+                    merged.append([first, last])
+            self.calls = merged
+
+    def close(self, at: Position, effects: Iterable[Recorded]) -> None:
+        """It goes up to here; these calls with side effects are known."""
+        self.position = [at.last, (at.link or b"").hex(), at.effects]
+        self.unclear = [
+            [each.origin.number, each.entry.number, *each.flags]
+            for each in effects
+            if each.call.effect and not each.call.child and _is_open(each)
+        ]
+
+    def is_small(self) -> bool:
+        """Whether it is worth keeping."""
+        return max(len(self.others), len(self.unclear), len(self.calls)) <= _OTHERS
+
+    def header(self) -> dict[str, Any]:
+        """It as JSON-able facts."""
+        return {**asdict(self), "others": [*map(list, self.others.items())]}
+
+
+def _from_header(header: dict[str, Any]) -> Summary:
+    facts = {**header, "others": dict(header["others"]), "course": Course(**header["course"])}
+    return Summary(**facts)
+
+
+def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
+    """The one that is kept; ``None`` if there is none, or none that verifies."""
+    data = store.get(run_id, NAME)
+    if data is None:
+        return None
+    try:
+        return _from_header(seal.open(f"{NAME}/{run_id}", data).header)
+    except (DamagedError, TypeError, KeyError):
+        return None
+
+
+def follow(
+    store: Store, seal: Seal, run_id: str, summary: Summary
+) -> tuple[list[Entry], list[Entry]] | None:
+    """Add the records after a summary to it.
+
+    Returns:
+        these records, and those of them and before them that concern side effects which may be in
+        doubt; ``None`` if it does not hold, or cannot be followed.
+    """
+    if summary.position[0] and not holds(store, seal, run_id, summary.start):
+        return None
+    fresh: list[Entry] = []
+    effects: list[Entry] = []
+    at = summary.start
+    for entry, position in read(store, seal, run_id, at):
+        if isinstance(entry, Lost):
+            return None
+        at = position
+        fresh.append(entry)
+        try:
+            if summary.add(entry):
+                effects.append(entry)
+        except _NotFollowedError:
+            return None
+    summary.position = [at.last, (at.link or b"").hex(), at.effects]
+    return fresh, effects
+
+
+def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
+    """The attempts of a run."""
+    summary = kept_summary(store, seal, facts.run_id)
+    if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
+        return summary.course
+    course = Course()
+    for entry, _ in read(store, seal, facts.run_id, Position(facts.pruned, None)):
+        if isinstance(entry, Entry):
+            course.add(entry)
+    return course
+
+
+def with_unclear(
+    store: Store, seal: Seal, run_id: str, unclear: list[list[Any]], entries: Iterable[Entry]
+) -> list[Recorded]:
+    """The recorded calls, those included that were unclear before."""
+    earlier: list[Entry] = []
+    flags: dict[int, tuple[bool, bool, bool]] = {}
+    for origin, last, handled, retry, spent in unclear:
+        for number in dict.fromkeys((origin, last)):
+            entry = read_one(store, seal, run_id, number)
+            if entry is not None:
+                earlier.append(entry)
+                flags[number] = (handled, retry, spent)
+    pool = Pool([*earlier, *entries], flags=flags)
+    return pool.all
+
+
+def _is_open(recorded: Recorded) -> bool:
+    outcome = recorded.outcome
+    return not recorded.settled and (outcome is None or outcome.status != "completed")
+
+
+def sealed_summary(
+    seal: Seal, run_id: str, entries: Iterable[tuple[Entry, Position]]
+) -> dict[str, Data]:
+    """The summary of a run that begins with these records, by its name, if one is worth keeping."""
+    summary, effects, at = Summary(), [], Position()
+    try:
+        for entry, position in entries:
+            at = position
+            if summary.add(entry):
+                effects.append(entry)
+    except _NotFollowedError:
+        return {}
+    summary.close(at, Pool(effects).all)
+    if at.last < EVERY or not summary.is_small():
+        return {}
+    return {NAME: seal.close(f"{NAME}/{run_id}", summary.header())[0]}
+
+
+class SummaryKeeper:
+    """Keeps the summary of a run that this process executes.
+
+    What it is told of the records it writes spares it reading them, as long as nothing is missing
+    in between.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._summary: Summary | None = None  # of all that is recorded
+        self._effects: list[Entry] = []  # since it was kept
+        self._early: dict[int, Entry] = {}  # of threads that were faster than those before them
+        self._due = 0  # the number of the record at which it is kept next
+        self._given_up = False
+
+    @reports
+    def note(self, numbers: Sequence[int], items: Sequence[tuple[Record, Data]]) -> None:
+        """These records were appended by this process, under these numbers."""
+        if self._given_up or not numbers:
+            return
+        with self._lock:
+            summary, self._summary = self._summary, None  # an interrupt leaves none, not half
+            if numbers[0] == 1:
+                summary = Summary()
+            try:
+                if summary is not None:
+                    for number, (record, _) in zip(numbers, items, strict=True):
+                        self._follow(summary, Entry(number, record, b""))
+                self._summary = summary
+                last = max(numbers[-1], summary.position[0] if summary is not None else 0)
+                self._due = self._due or _next_due(numbers[0] - 1)
+                if last >= self._due:
+                    self._keep(patient=last < self._due + EVERY)
+            except _NotFollowedError:
+                self._given_up = True
+            except (Exception, RunStopped):  # looking at the run reads it whole
+                self._given_up = True
+                raise
+
+    def _follow(self, summary: Summary, entry: Entry) -> None:
+        ahead = entry.number - summary.position[0]
+        if ahead > 1:
+            self._early[entry.number] = entry
+        if ahead != 1:  # or it was read before it was told
+            return
+        following: Entry | None = entry
+        while following is not None:
+            summary.position[0] = following.number
+            if summary.add(following):
+                self._effects.append(following)
+            following = self._early.pop(following.number + 1, None) if self._early else None
+
+    def _keep(self, *, patient: bool) -> None:
+        """Keep it.
+
+        Args:
+            patient: not while threads have yet to tell of their records, which would be read.
+        """
+        journal = self._journal
+        place = journal.store, journal.seal, journal.run_id
+        at, summary, effects = journal.position, self._summary, self._effects
+        if summary is None or summary.position[0] != at.last:
+            if patient and summary is not None:
+                return
+            self._early = {}
+            summary = kept_summary(*place) or Summary()
+            followed = follow(*place, summary)
+            if followed is None:
+                raise _NotFollowedError
+            at, effects = summary.start, followed[1]
+        self._summary, self._effects = None, []
+        summary.close(at, with_unclear(*place, summary.unclear, effects))
+        if not summary.is_small():
+            raise _NotFollowedError
+        journal.put(NAME, summary.header(), b"")
+        self._summary, self._due = summary, _next_due(at.last)
+
+
+def _next_due(number: int) -> int:
+    return (number // EVERY + 1) * EVERY

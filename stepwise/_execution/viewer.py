@@ -1,0 +1,213 @@
+"""Looking into recorded variables without the program that made them.
+
+A class, function or resource that is not there stands as a placeholder, and nothing is called that
+the program would call (no factory, no ``__reduce__`` of its own modules).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import deque
+from collections.abc import Mapping
+from types import CellType
+from typing import Any
+
+from stepwise import _wire
+from stepwise._checkpoints.checkpoints import Loaded
+from stepwise._checkpoints.chunks import Reader
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.variables import FrameUnpickler, load_values
+from stepwise._journal.journal import read_one
+from stepwise._journal.records import Ended, RunFacts
+from stepwise._journal.seal import Seal
+from stepwise._values import codec
+from stepwise._values.codec import JSON, decode
+from stepwise._values.pickling import PYTHON, from_module
+from stepwise._values.preview import error_text
+from stepwise._values.secrets import HIDDEN
+from stepwise.errors import UnreadableValueError
+from stepwise.stores import Store
+
+__all__ = ["Placeholder", "error_of", "look_into", "look_into_value", "result_of"]
+
+_EMPTY: dict[str, Any] = {
+    "builtins:list": list,
+    "builtins:dict": dict,
+    "builtins:set": set,
+    "builtins:bytearray": bytearray,
+    "collections:deque": deque,
+}
+_OURS = ("stepwise._values.", "stepwise._checkpoints.")  # what rebuilds values and variables
+
+
+class Placeholder:
+    """Something that this program does not have, with what is known of it."""
+
+    _stands_for = "?"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) == 2:  # __dict__ and __slots__
+            state = {**(state[0] or {}), **(state[1] or {})}
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        shown = [f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_")]
+        shown = shown or [repr(each) for each in getattr(self, "_args", ())]
+        return f"<{self._stands_for}{' ' if shown else ''}{', '.join(shown)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self)(*args)
+
+    def append(self, item: Any) -> None:
+        """Take an item, as the list that it may stand for would."""
+        self.__dict__.setdefault("items", []).append(item)
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        self.__dict__.setdefault("items", {})[key] = item
+
+
+def _placeholder(name: str) -> type[Placeholder]:
+    return type(name.rpartition(".")[2], (Placeholder,), {"_stands_for": name})
+
+
+class _Unpickler(FrameUnpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        module = _wire.current(module)
+        if (module, name) == (from_module.__module__, from_module.__name__):
+            return _from_module
+        if module.startswith(_OURS) and name in _STANDING_IN:
+            return _STANDING_IN[name]
+        return _found(module, name)
+
+    def secret(self, pid: Any) -> Any:
+        _, form, parts = pid
+        texts = (
+            [HIDDEN] if form == "whole" else [p if isinstance(p, str) else HIDDEN for p in parts]
+        )
+        return "".join(texts).encode() if form == "bytes" else "".join(texts)
+
+
+def _found(module: str, name: str) -> Any:
+    try:
+        if module != "__main__":
+            importlib.import_module(module)
+        found: Any = sys.modules[module]
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception:  # a module of somebody else may raise anything
+        return _placeholder(f"{module}.{name}")
+    return found
+
+
+def _from_module(module: str, name: str) -> Any:
+    return _found(module, name)
+
+
+def _make(factory: Any, args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+    return _placeholder(f"resource {getattr(factory, '__qualname__', factory)}")(*args)
+
+
+def _function(_code: Any, _module: str, name: str, _closure: Any) -> Any:
+    return _placeholder(f"function {name}")()
+
+
+def _ended_future(cls: Any, cancelled: bool, error: Any, result: Any) -> Any:
+    ending = "cancelled" if cancelled else error if error is not None else result
+    return _placeholder(f"{cls.__module__}.{cls.__qualname__}")(ending)
+
+
+def _set_attributes(function: Any, state: Any) -> None:
+    """A placeholder takes none."""
+
+
+_STANDING_IN = {
+    "_make": _make,
+    "_function": _function,
+    "_ended_future": _ended_future,
+    "_running_loop": _placeholder("the running event loop"),
+    "_set_attributes": _set_attributes,
+    "_global": lambda name: _placeholder(f"global {name}")(),
+}
+
+
+class _Cells(dict[str, CellType]):
+    def __missing__(self, name: str) -> CellType:
+        return self.setdefault(name, CellType())
+
+
+def look_into(loaded: Loaded) -> dict[str, Any]:
+    """The local variables of a checkpoint, hidden ones left out.
+
+    Raises:
+        UnreadableValueError: they were written by another Python version, or are damaged.
+    """
+    state = loaded.state
+    if state.python != PYTHON:
+        raise UnreadableValueError(
+            f"the checkpoint was written by Python {state.python}, which Python {PYTHON} must not "
+            "load; look at it with that one"
+        )
+    values = {**_load(loaded.payload, state.arguments, loaded.reader()), **loaded.changes()}
+    return {name: value for name, value in values.items() if not name.startswith("@")}
+
+
+def look_into_value(
+    payload: bytes, form: str | None, kinds: Mapping[str, str], *, failed: bool = False
+) -> Any:
+    """The value of a call that changed its arguments, which are of these kinds.
+
+    If the call raised: the pieces of an encoded exception.
+    """
+    if form == JSON:
+        from stepwise._execution.contents import take_apart
+
+        inner, _, _ = take_apart(payload)
+        return (inner, form) if failed else decode(inner, form)
+    if form not in (None, PYTHON):
+        raise UnreadableValueError(f"the value was recorded by Python {form}")
+    return _load(payload, kinds)["value"]
+
+
+def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
+    """Return the result of a run; ``None`` while it has not completed."""
+    ended, payload = _ended(store, seal, facts)
+    if ended is None or ended.status != "completed" or not ended.recorded:
+        return None
+    if ended.changed:
+        return look_into_value(payload, ended.form, ended.changed)
+    return codec.decode(payload, ended.form)
+
+
+def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
+    """Return the error that a run raised, if it failed."""
+    ended, payload = _ended(store, seal, facts)
+    if ended is None or ended.status != "failed":
+        return None
+    return codec.decode_error(payload, ended.form)
+
+
+def _ended(store: Store, seal: Seal, facts: RunFacts) -> tuple[Ended, bytes] | tuple[None, bytes]:
+    entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
+    if entry is None or not isinstance(entry.record, Ended):
+        return None, b""
+    return entry.record, entry.payload
+
+
+def _load(payload: bytes, kinds: Mapping[str, str], reader: Reader | None = None) -> dict[str, Any]:
+    arguments = {
+        name: _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
+        for name, kind in kinds.items()
+    }
+    try:
+        return load_values(payload, Surroundings(_Cells(), arguments), reader, _Unpickler)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnreadableValueError(
+            f"the variables cannot be loaded here: {type(error).__name__}: {error_text(error)}"
+        ) from error

@@ -1,0 +1,7 @@
+"""What tells calls and runs apart: arguments, attributes, captured variables.
+
+The modules, each importing only from those before it::
+
+    module_names clients parts injected identity captures call_parts held_parts deltas holders
+    sights
+"""

@@ -1,0 +1,199 @@
+"""What a workflow function captured from the functions around it, as part of its identity.
+
+A captured number or text counts as it is at the call.  What the workflow or one of its steps may
+change (a list, an object, a ``nonlocal`` variable) counts as it was when the function was called
+first: what a run did to it must not make the next call another one.  A captured function counts
+by its module, its name, its defaults and what it captured; what has no digest by its class.  What
+is defined beside the workflow (its steps) is code, not a value: it counts by what it captured only,
+so that an edited workflow may call another step.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stepwise._identity import identity
+from stepwise._identity.module_names import canonical_module
+from stepwise._identity.parts import class_digest, digest_part
+from stepwise._values import digest
+from stepwise._values.class_contents import assigned_in
+from stepwise._values.moments import is_momentary
+from stepwise.errors import DigestError
+
+__all__ = ["FIXED", "captured_parts", "fixed_cells", "own_name", "plain_function"]
+
+FIXED: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes)
+"""Types of values that cannot change."""
+
+
+def captured_parts(
+    function: Callable[..., Any], first_seen: dict[str, bytes]
+) -> tuple[dict[str, bytes], set[str]]:
+    """Encode the captured variables of a function, by name.
+
+    Args:
+        first_seen: what stood for those that may change, when it was called first; filled here.
+
+    Returns:
+        the encodings, and the names of times and random ids.
+    """
+    cells = _cells(function)
+    if not cells:
+        return {}, set()
+    rebound = _rebound(function)
+    parts: dict[str, bytes] = {}
+    momentary = set()
+    for name, cell in cells.items():
+        value = cell.cell_contents
+        if name in first_seen:
+            parts[name] = first_seen[name]
+        else:
+            told = _Teller(function).tell(value, name)
+            if told is None:
+                continue
+            parts[name] = told
+            if type(value) not in FIXED or id(cell) in rebound:
+                first_seen[name] = told
+        if is_momentary(value):
+            momentary.add(name)
+    return parts, momentary
+
+
+def fixed_cells(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the captured variables that nobody assigns to any more, with their values."""
+    rebound = _rebound(function)
+    for name, cell in _cells(function).items():
+        if id(cell) not in rebound:
+            yield name, cell.cell_contents
+
+
+def own_name(value: Any, function: Callable[..., Any]) -> str:
+    """The name of a class or function; without its module if ``function`` has the same."""
+    module = canonical_module(getattr(value, "__module__", None) or "builtins")
+    name = getattr(value, "__qualname__", None) or repr(value)
+    return name if module == canonical_module(function.__module__) else f"{module}.{name}"
+
+
+def _cells(function: Callable[..., Any]) -> dict[str, types.CellType]:
+    """The captured variables that have a value."""
+    found = {}
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents  # noqa: B018
+        except ValueError:  # not bound yet
+            continue
+        if name != "__class__":
+            found[name] = cell
+    return found
+
+
+class _Teller:
+    """One telling of a captured value; functions that capture each other end it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._of = function
+        self._met: dict[int, Any] = {id(function): function}
+
+    def tell(self, value: Any, variable: str = "") -> bytes | None:
+        """Return what stands for a value; ``None`` for code beside the function.
+
+        Args:
+            variable: that holds it; empty if it is part of another value.
+        """
+        cls = type(value)  # not isinstance: the __class__ of a proxy may raise
+        if issubclass(cls, type):
+            return self._class(value, variable)
+        if issubclass(cls, functools.partial):
+            keywords = sorted(value.keywords.items())
+            parts = [value.func, *value.args, *(part for pair in keywords for part in pair)]
+            return self._join("partial", parts)
+        if cls is types.MethodType:
+            return self._join("method", [value.__func__, value.__self__])
+        function = plain_function(value)
+        if function is not None:
+            return self._function(function, variable)
+        try:
+            return self._value(value)
+        except DigestError:
+            return digest.encode(("?", own_name(cls, self._of)))
+
+    def _class(self, value: Any, variable: str) -> bytes | None:
+        name, content = own_name(value, self._of), class_digest(value)
+        if content:
+            return digest.encode(("class", name, content))
+        return None if self._is_beside(value, variable) else digest.encode(("class", name))
+
+    def _value(self, value: Any) -> bytes:
+        cls: Any = type(value)
+        content = class_digest(cls)
+        if content:
+            parts = digest_part(value)[0]
+            return digest.encode(("object", own_name(cls, self._of), content, parts))
+        held = identity.attributes(value) if type(value).__dictoffset__ else {}
+        stays = {name: each for name, each in held.items() if not is_momentary(each)}
+        if len(stays) == len(held):
+            return digest.encode(value)
+        return digest.encode(("object", own_name(type(value), self._of), stays))
+
+    def _is_beside(self, value: Any, variable: str) -> bool:
+        """Whether a variable holds what a function around this one defines by that name."""
+        scope = value.__qualname__.removesuffix(variable)
+        return (
+            value.__name__ == variable
+            and value.__module__ == self._of.__module__
+            and scope.endswith("<locals>.")
+            and self._of.__qualname__.startswith(scope)
+        )
+
+    def _join(self, kind: str, values: list[Any]) -> bytes:
+        return digest.encode((kind, *[self.tell(value) for value in values]))
+
+    def _function(self, function: types.FunctionType, variable: str) -> bytes | None:
+        name, beside = own_name(function, self._of), self._is_beside(function, variable)
+        if id(function) in self._met:
+            return None if beside else digest.encode(("met", name))
+        self._met[id(function)] = function
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        told = [self.tell(value) for value in defaults]
+        told += [self.tell(cell.cell_contents, each) for each, cell in _cells(function).items()]
+        held = [each for each in told if each is not None]
+        return None if beside and not held else digest.encode(("function", name, *held))
+
+
+def plain_function(value: Any) -> types.FunctionType | None:
+    """The function in a step, a workflow or a method, or the value itself, if it is a function."""
+    while True:
+        if type(value) is types.MethodType:
+            value = value.__func__
+        elif type(value) is types.FunctionType and "__stepwise_step__" in vars(value):
+            value = vars(value)["__wrapped__"]
+        elif hasattr(type(value), "run_id_for"):
+            value = value.__wrapped__
+            value = getattr(value, "__func__", value)  # of a class method
+        else:
+            return value if type(value) is types.FunctionType else None
+
+
+# -- nonlocal ------------------------------------------------------------------------------------
+
+
+def _rebound(function: Callable[..., Any]) -> set[int]:
+    """The cells (by id) that a function, or one that it captured, assigns to."""
+    found: set[int] = set()
+    for each in _reached(function, set()):
+        assigned = assigned_in(each.__code__)
+        found.update(id(cell) for name, cell in _cells(each).items() if name in assigned)
+    return found
+
+
+def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
+    met.add(id(function))
+    yield function
+    for cell in _cells(function).values():
+        inner = plain_function(cell.cell_contents)
+        if inner is not None and id(inner) not in met:
+            yield from _reached(inner, met)

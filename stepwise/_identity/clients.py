@@ -1,0 +1,116 @@
+"""Clients and models: the attributes that tell two of them apart."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from stepwise.errors import ConfigurationError
+
+__all__ = ["field", "fields_of", "identity", "is_client", "is_foreign"]
+
+_SCALARS = (str, int, float, bool, bytes, complex, type(None))
+_CLIENT = ("base_url", "organization", "project", "api_version")
+_MODEL = ("model", "model_name", "model_id", "deployment_name", "base_url", "temperature")
+_known: dict[str, tuple[str, ...]] = {
+    "openai.OpenAI": _CLIENT,
+    "openai.AsyncOpenAI": _CLIENT,
+    "anthropic.Anthropic": ("base_url",),
+    "anthropic.AsyncAnthropic": ("base_url",),
+    "groq.Groq": ("base_url",),
+    "groq.AsyncGroq": ("base_url",),
+    "mistralai.Mistral": (),
+    "httpx.Client": ("base_url",),
+    "httpx.AsyncClient": ("base_url",),
+    "requests.Session": (),
+    "aiohttp.ClientSession": (),
+    "pydantic_ai.models.Model": (*_MODEL, "system"),
+    "langchain_core.language_models.BaseLanguageModel": _MODEL,
+    "langchain_core.language_models.base.BaseLanguageModel": _MODEL,
+    "smolagents.models.Model": _MODEL,
+    "agents.Model": _MODEL,
+    "logging.Logger": ("name",),
+    "logging.LoggerAdapter": (),
+    "random.Random": (),
+    # What tasks wait with holds them, and changes with whoever waits.
+    **{f"asyncio.{name}": () for name in ("Lock", "Event", "Condition", "Semaphore", "Barrier")},
+    **{f"anyio.{name}": () for name in ("Lock", "Event", "Condition", "Semaphore")},
+    "anyio.CapacityLimiter": (),
+}
+"""Classes, by ``root package.class`` or full name, whose objects count by these fields."""
+
+
+_SDK = frozenset(
+    (
+        *("openai.OpenAI", "openai.AsyncOpenAI", "anthropic.Anthropic", "anthropic.AsyncAnthropic"),
+        *("groq.Groq", "groq.AsyncGroq", "mistralai.Mistral"),
+    )
+)
+"""Clients that hold nothing but what they are made with; a session has cookies and headers."""
+
+
+def identity(cls: type, *, fields: Iterable[str]) -> None:
+    """Declare what tells two objects of a class apart, for calls whose instance holds one.
+
+    A client holds locks and sockets, so that it has no digest and counts by its class alone.  With
+    this declaration it counts by the named attributes.  Keys and secrets have no place among them.
+
+    Args:
+        cls: the class; its subclasses are meant, too.
+        fields: names of attributes, dotted ones too (``meta.region_name``).
+
+    Raises:
+        ConfigurationError: ``cls`` is not a class, or ``fields`` are not names.
+    """
+    names = (fields,) if isinstance(fields, str) else tuple(fields)
+    if not isinstance(cls, type):
+        raise ConfigurationError(f"stepwise.identity({cls!r}): the first argument is a class")
+    wrong = [each for each in names if not isinstance(each, str) or not each]
+    if wrong:
+        raise ConfigurationError(
+            f"stepwise.identity({cls.__qualname__}, fields={names!r}): fields are names of "
+            f"attributes, and {wrong[0]!r} is none"
+        )
+    _declared[cls] = names
+    fields_of.cache_clear()
+
+
+_declared: dict[type, tuple[str, ...]] = {}
+
+
+@functools.lru_cache(maxsize=1000)
+def fields_of(cls: type) -> tuple[str, ...] | None:
+    """The attributes by which the objects of a class count, if they are declared."""
+    for base in cls.__mro__:
+        if base in _declared:
+            return _declared[base]
+        module, _, _ = base.__module__.partition(".")
+        for name in (f"{base.__module__}.{base.__qualname__}", f"{module}.{base.__qualname__}"):
+            if name in _known:
+                return _known[name]
+    return None
+
+
+def field(value: Any, name: str) -> Any:
+    """One of them, as plain data; ``name`` may be dotted."""
+    for each in name.split("."):
+        value = getattr(value, each, None)
+    return value if type(value) in _SCALARS else str(value)
+
+
+def is_client(cls: type) -> bool:
+    """Whether a class is that of a client of an SDK, which is as good when it is made again."""
+    root = cls.__module__.partition(".")[0]
+    return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_foreign(cls: type) -> bool:
+    """Whether a class is of an installed package, the standard library or the interpreter."""
+    root = cls.__module__.partition(".")[0]
+    if root in sys.stdlib_module_names and root != "__main__":
+        return True
+    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return root != "__main__" if path is None else "-packages" in path

@@ -1,0 +1,218 @@
+"""The attributes of an instance and the captured variables that a call may change."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+from stepwise._identity.deltas import MISSING
+from stepwise._identity.identity import Parameters, attributes, reader_of, slots_of, uncompared
+from stepwise._identity.parts import captured, class_digest, module_key
+
+__all__ = ["Holder", "class_text"]
+
+_ITEMS = "self.[]"
+"""The part of an instance that is itself a list, a text or the like: its items."""
+
+
+@functools.lru_cache(maxsize=1000)
+def class_text(cls: Any) -> str:
+    """The part that names the class of an instance (see ``class_contents``)."""
+    return f"{_name_of(cls)} {class_digest(cls)}".rstrip()
+
+
+def _name_of(cls: Any) -> str:
+    return f"{module_key(cls.__module__)}:{cls.__qualname__}"
+
+
+class Holder:
+    """Where the parts of a subject are.
+
+    Args:
+        name: of the step.
+        function: the plain function.
+        parameters: its parameters, which know the attributes that are no part.
+        instance: that a method is bound to; ``None`` for a function and for a method of a class.
+        cls: of the instance, or that a method of a class is called on.
+        family: the function that made the step; by default the step alone.
+    """
+
+    __slots__ = ("cells", "cls", "family", "function", "instance", "name", "parameters")
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        parameters: Parameters,
+        instance: object = None,
+        cls: type | None = None,
+        family: str = "",
+    ) -> None:
+        self.name = name
+        self.family = family or name
+        self.function = function
+        self.parameters = parameters
+        self.instance = instance
+        self.cls = cls
+        self.cells: Mapping[str, CellType] = captured(function)
+
+    @property
+    def _left_out(self) -> frozenset[str]:
+        """The attributes that are no part."""
+        cls: Any = type(self.instance)
+        left_out, ignored = uncompared(cls), self.parameters.instance_ignored
+        return left_out | ignored if ignored else left_out
+
+    @property
+    def view(self) -> object:
+        """The same for steps of the subject that have the same parts."""
+        return self.function if self.cells else self._left_out
+
+    def key(self, part: str) -> tuple[str, str]:
+        """What a part is called among those that are state."""
+        if self.cls is not None and part.startswith("self."):
+            return class_text(self.cls), part
+        return ("" if part.startswith("self.") else self.family), part
+
+    def place(self, part: str) -> object:
+        """Return what a part is an attribute of, or the variable itself."""
+        kind, _, name = part.partition(".")
+        return self.cells.get(name) if kind == "closure" else self.instance
+
+    def raw(self) -> tuple[list[Any], list[Any]]:
+        """Names and values, as they are found most easily."""
+        instance, names, values = self.instance, [], []
+        cls: Any = type(instance)
+        if instance is not None and _is_simple(cls):
+            held = instance.__dict__
+            names, values = list(held), list(held.values())
+        elif instance is not None:
+            found = self.values()
+            return list(found), list(found.values())
+        for cell in self.cells.values():
+            try:
+                values.append(cell.cell_contents)
+            except ValueError:  # it has no value yet
+                values.append(MISSING)
+        return names, values
+
+    def values(self) -> dict[str, Any]:
+        """The values by the names of their parts."""
+        found: dict[str, Any] = {}
+        instance = self.instance
+        if instance is not None:
+            held, left_out = attributes(instance), self._left_out
+            if left_out.isdisjoint(held):
+                found = dict(zip(map(_SELF.__getitem__, held), held.values(), strict=True))
+            else:
+                found = {_SELF[name]: held[name] for name in held if name not in left_out}
+            cls: Any = type(instance)
+            read = reader_of(cls)
+            if read is not None:
+                found[_ITEMS] = read(instance)
+        for name, cell in self.cells.items():
+            try:
+                found[f"closure.{name}"] = cell.cell_contents
+            except ValueError:  # it has no value yet
+                continue
+        return found
+
+    def put(self, part: str, value: Any) -> None:
+        """Give an attribute or a captured variable a value; ``MISSING`` deletes it."""
+        kind, _, name = part.partition(".")
+        if kind == "closure" and value is MISSING:
+            del self.cells[name].cell_contents
+        elif kind == "closure":
+            self.cells[name].cell_contents = value
+        elif part == _ITEMS:
+            _refill(self.instance, value)
+        elif value is MISSING:
+            object.__delattr__(self.instance, name)
+        else:
+            object.__setattr__(self.instance, name, value)  # it may be frozen
+
+    def changeable(self, part: str, value: Any) -> object:
+        """What holds the state of a part: the value if it can be changed inside, else its place."""
+        return value if value is not MISSING and type(value) not in _ATOMS else self.place(part)
+
+    def others(self, text: str) -> Iterator[tuple[object, Holder]]:
+        """The other live subjects of the class that is named so, or the siblings of a function."""
+        if self.cls is None:
+            for each in _same_code(self.function):
+                parameters = Parameters(each, what=self.parameters.what)
+                yield each, Holder(self.name, each, parameters, family=self.family)
+            return
+        for cls in _classes(self.cls, text):
+            if self.instance is None:  # a method of a class: the class itself is the subject
+                if cls is not self.cls:
+                    yield cls, Holder(self.name, self.function, self.parameters, cls=cls)
+                continue
+            for each in gc.get_referrers(cls):
+                if type(each) is cls and each is not self.instance:
+                    yield each, Holder(self.name, self.function, self.parameters, each, cls)
+
+
+_ATOMS = (str, int, float, bool, bytes, complex, tuple, frozenset, type(None))
+
+
+class _Names(dict[str, str]):
+    """The parts that attributes are, by their names."""
+
+    def __missing__(self, name: str) -> str:
+        part = self[name] = f"self.{name}"
+        return part
+
+
+_SELF = _Names()
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_simple(cls: type) -> bool:
+    """Whether all that its instances hold is in their ``__dict__``."""
+    return cls.__dictoffset__ != 0 and not slots_of(cls) and reader_of(cls) is None
+
+
+def _refill(instance: Any, items: Any) -> None:
+    if isinstance(instance, dict):
+        dict.clear(instance)
+        dict.update(instance, items)
+    elif isinstance(instance, set):
+        set.clear(instance)
+        set.update(instance, items)
+    elif isinstance(instance, collections.deque):
+        collections.deque.clear(instance)
+        collections.deque.extend(instance, items)
+    elif isinstance(instance, BaseException):
+        instance.args = items
+    else:  # what never changes is never refilled
+        base: Any = list if isinstance(instance, list) else bytearray
+        base.__setitem__(instance, slice(None), items)
+
+
+def _same_code(function: Any) -> list[Any]:
+    """The other live functions that the same code made: by a factory, or in a loop."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    found = [each for each in gc.get_referrers(code) if isinstance(each, FunctionType)]
+    return [each for each in found if each is not function and each.__code__ is code]
+
+
+def _classes(cls: type, text: str) -> list[type]:
+    """The classes of that name that have a base in common with a class."""
+    if class_text(cls) == text:
+        return [cls]
+    # Classes that share a name may have no more in common than ``object``.
+    alike = text.startswith(_name_of(cls))
+    waiting = [base for base in cls.__mro__ if base is not object or alike or "<locals>" in text]
+    met: set[type] = set()
+    while waiting:
+        each = waiting.pop()
+        if each not in met:
+            met.add(each)
+            waiting += type.__subclasses__(each)
+    return [each for each in met if text.startswith(_name_of(each)) and class_text(each) == text]

@@ -1,0 +1,421 @@
+"""The identity of a call in parts: one short digest for each argument, attribute and variable.
+
+A part is named ``question`` (an argument), ``self.model`` (an attribute of the instance),
+``closure.unit`` (a captured variable), ``@class``, ``@function`` (these two are plain text) or
+``@key`` (what a ``key`` function returned).  Its text is
+
+- a ``.`` if the value is a scalar,
+- a digest of 8 characters in which times and UUIDs count by their type alone,
+- ``~`` and the exact digest, if there are times or UUIDs in the value (a scalar that is one has
+  the digest ``*``),
+- ``?`` and serial numbers of the objects in it that have no digest (a lock, a client) and count by
+  their class.
+
+Arguments are digested strictly (see ``identity``): what cannot be part of an identity is an error
+there.  Attributes and captured variables are digested here, leniently: nobody chose to make them
+part of an identity, so nothing that they hold may fail a call.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import enum
+import functools
+import hashlib
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from stepwise._identity.clients import field, fields_of, is_foreign
+from stepwise._values.class_contents import content_of
+from stepwise._values.digest import Encoder, Numbering, form_of
+from stepwise._values.digest_atoms import ATOMS, class_name, fold, join, main_name, string
+from stepwise._values.moments import has_volatile_form, is_clock
+
+__all__ = [
+    "CLASS",
+    "FUNCTION",
+    "KEY",
+    "Part",
+    "as_function",
+    "captured",
+    "class_digest",
+    "digest_part",
+    "module_key",
+    "parse",
+    "short",
+    "shown_part",
+    "started_module",
+    "uncounted",
+    "unknown_in",
+]
+
+CLASS, FUNCTION, KEY = "@class", "@function", "@key"
+_VOLATILE = "*"
+_SCALARS = (str, int, float, bool, bytes, complex, type(None))
+_SHORT = 100  # characters
+_LONG = 8  # items of a list that is digested as it grows
+
+uncounted: dict[type, str] = {}
+"""The field of a class that the library itself changes while calls that hold it are in flight."""
+
+_made: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+"""The encodings of classes that no name leads to."""
+
+_CAPTURES_NOTHING: Mapping[str, types.CellType] = {}
+
+
+def short(encoded: bytes) -> str:
+    """Shorten canonical bytes to 8 characters (48 bits of their SHA-256).
+
+    ``None``, booleans and small whole numbers are shorter as they are, behind a ``=``.
+    """
+    if len(encoded) <= 6 and encoded[0] in b"NT!i":
+        return "=" + encoded.decode()
+    return base64.urlsafe_b64encode(hashlib.sha256(encoded).digest()[:6]).decode()
+
+
+class Part(NamedTuple):
+    """The text of a part, taken apart.
+
+    Args:
+        scalar: the value is a text, a number, a moment or the like.
+        digest: in which times and UUIDs count by their type.
+        exact: the whole digest.
+        unknown: serial numbers of what has no digest.
+    """
+
+    scalar: bool
+    digest: str
+    exact: str
+    unknown: str
+
+    @property
+    def volatile(self) -> bool:
+        """Whether the value itself is a time or a UUID."""
+        return self.digest == _VOLATILE
+
+    def same(self, other: Part) -> bool:
+        """Whether both may be digests of one value, times and UUIDs aside."""
+        return (
+            self.volatile
+            or other.volatile
+            or self.digest == other.digest
+            or self.exact == other.exact
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str) -> Part:
+    """Take the text of a part apart."""
+    scalar = text.startswith(".")
+    rest, _, unknown = text.removeprefix(".").partition("?")
+    digest, _, exact = rest.partition("~")
+    return Part(scalar, digest, exact or digest, unknown)
+
+
+def unknown_in(parts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Return the serial numbers of what has no digest, by the names of the parts that hold it."""
+    texts = {name: parse(text).unknown for name, text in parts.items() if "?" in text}
+    return {name: tuple(map(int, text.split(","))) for name, text in texts.items()}
+
+
+def digest_part(
+    value: object, inside: object = None, *, once: bool = False
+) -> tuple[str, list[object]]:
+    """Digest the value of an attribute or a captured variable.
+
+    Args:
+        inside: the instance that holds it, which counts as itself wherever it is met; ``None``
+            for a captured variable.  A function in one counts without what it captured itself,
+            since that is a part of its own (see :func:`captured`).
+        once: it will hardly be digested again, so that nothing is kept for that.
+
+    Returns:
+        the text of the part, without serial numbers, and the objects that have no digest.
+    """
+    cls: Any = type(value)
+    if isinstance(value, str) and cls is str and len(value) < _SHORT:
+        return _text(value), []
+    if cls in _SCALARS:
+        test = _TESTS.get(cls)
+        exact = short(ATOMS[cls](value))
+        return (f".{_VOLATILE}~{exact}" if test is not None and test(value) else f".{exact}"), []
+    if "uuid" in sys.modules:
+        _meet_uuids()
+    if cls in _MOMENTS or isinstance(value, enum.Enum):
+        encoder = _Lenient(inside, masking=False)
+        exact = short(encoder.encode(value))
+        return (f".{_VOLATILE}~{exact}" if encoder.volatile else f".{exact}"), []
+    token = main_name.set(module_key("__main__"))
+    try:
+        return _digest_part(value, inside, once=once)
+    except MemoryError:
+        raise
+    except Exception:  # nested too deeply, or changed by another thread meanwhile
+        return short(_by_class(cls)), [value]
+    finally:
+        main_name.reset(token)
+
+
+@functools.lru_cache(maxsize=1000)
+def class_digest(cls: Any) -> str:
+    """Digest what tells a class from others of its name; empty if nothing does."""
+    return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
+
+
+def _digest_part(value: object, inside: object, *, once: bool) -> tuple[str, list[object]]:
+    masked = _Lenient(inside, masking=True)
+    masked.grows = not once
+    masked.without_cells = inside is None and as_function(value) is not None
+    digest = short(masked.encode(value))
+    if not masked.volatile:
+        return digest, masked.unknown
+    whole = _Lenient(inside, masking=False)
+    whole.grows = not once
+    return f"{digest}~{short(whole.encode(value))}", masked.unknown
+
+
+@functools.lru_cache(maxsize=1000)
+def _text(value: str) -> str:
+    """The part of a short text: names and models are asked for at every call."""
+    exact = short(string(value))
+    return f".{_VOLATILE}~{exact}" if has_volatile_form(value) else f".{exact}"
+
+
+class _Lenient(Encoder):
+    """An encoding that never fails for what is in the value.
+
+    Args:
+        masking: times and UUIDs count by their type.
+    """
+
+    atoms: ClassVar = {
+        cls: form
+        for cls, form in ATOMS.items()
+        if cls not in (str, int, float, dt.datetime, dt.time)
+    }
+
+    def __init__(self, inside: object, *, masking: bool) -> None:
+        super().__init__(Numbering())
+        if inside is not None:
+            self.active[id(inside)] = 0
+        self.masking = masking
+        self.volatile = False
+        self.without_cells = False  # what the function itself captured counts elsewhere
+        self.in_class = False
+        self.whole = False  # in an object that counts by its class if any part has no digest
+        self.unknown: list[object] = []
+        # Long lists are remembered by what stands at the front of their digest.
+        self.list_tag, self.long = b"*" if masking else b"m", _LONG
+
+    def encode(self, value: Any) -> bytes:
+        if type(value) is str and not has_volatile_form(value):
+            return string(value)  # most of what messages hold
+        test = _TESTS.get(type(value))
+        if test is not None and test(value):
+            self.volatile = True
+            if self.masking:
+                return join(b"*", [string(class_name(type(value)))])
+        return super().encode(value)
+
+    def object(self, value: Any) -> bytes:
+        cls: Any = type(value)
+        before = self.whole
+        try:
+            fields = fields_of(cls)
+            if fields is not None:
+                held = {name: field(value, name) for name in fields}
+                return join(b"K", [string(class_name(cls)), self.dict_(held)])
+            if cls in uncounted:
+                held = {k: v for k, v in vars(value).items() if k != uncounted[cls]}
+                return join(b"K", [string(class_name(cls)), self.dict_(held)])
+            function = as_function(value)
+            if function is not None:
+                return self.code(function)
+            if isinstance(value, type):
+                return self.class_(value)
+            self.whole = before or (form_of(cls) is Encoder.reduced and is_foreign(cls))
+            encoded = super().object(value)
+            return join(b"k", [self.class_(cls), encoded]) if content_of(cls) else encoded
+        except (RecursionError, MemoryError):
+            raise
+        except Exception:
+            if before:
+                raise
+            self.unknown.append(value)
+            return _by_class(cls)
+        finally:
+            self.whole = before
+
+    def class_(self, cls: type) -> bytes:
+        """A class by its name, and by what it holds if that name does not lead to it.
+
+        It counts as it was when it was first asked for: what is called may change what it holds.
+        """
+        known = _made.get(cls)
+        if known is not None and not self.in_class:
+            return known
+        held = content_of(cls)
+        if held is None:
+            return fold(b"c" + class_name(cls).encode())
+        encoder = self
+        if not self.in_class:
+            encoder = _Lenient(cls, masking=True)
+            encoder.in_class = True
+        encoded = join(b"k", [string(class_name(cls)), encoder.dict_(held)])
+        if not self.in_class:
+            _made[cls] = encoded
+        return encoded
+
+    def code(self, function: types.FunctionType) -> bytes:
+        """A function by its name, what it captured, and its defaults; not by its text."""
+        known = self.met.get(id(function))
+        if known is not None and known[1] is not None:
+            return known[1]
+        cells = {} if self.without_cells else _own_cells(function)
+        self.without_cells = False
+        held = {name: _content(cell) for name, cell in cells.items()}
+        encoded = join(
+            b"F",
+            [
+                string(module_key(function.__module__)),
+                string(function.__qualname__),
+                *_text_of_lambda(function),
+                self.dict_(held),
+                self.tuple_(function.__defaults__ or ()),
+                self.dict_(function.__kwdefaults__ or {}),
+            ],
+        )
+        self.met[id(function)] = function, encoded
+        return encoded
+
+
+def _text_of_lambda(function: types.FunctionType) -> list[bytes]:
+    """The code of a lambda: nothing else tells two of them apart that one function defines."""
+    if function.__name__ != "<lambda>":
+        return []
+    code = function.__code__
+    constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
+    inner = [each.co_code for each in code.co_consts if isinstance(each, types.CodeType)]
+    return [fold(repr((code.co_code, constants, inner, code.co_names)).encode())]
+
+
+def _by_class(cls: type) -> bytes:
+    return join(b"?", [string(class_name(cls))])
+
+
+def _wraps(cls: Any) -> bool:
+    """Whether the objects of a class may stand for a function: functions, and wrapt's proxies."""
+    return cls is types.FunctionType or cls.__module__ in ("wrapt", "stepwise")
+
+
+# -- times and UUIDs -----------------------------------------------------------------------------
+
+
+_TESTS: dict[type, Callable[[Any], bool]] = {
+    str: has_volatile_form,
+    float: is_clock,
+    int: is_clock,
+    dt.datetime: lambda _: True,
+    dt.time: lambda _: True,
+}
+_MOMENTS = {dt.datetime, dt.time, dt.date, dt.timedelta}
+
+
+def _meet_uuids() -> None:
+    """UUIDs count once their module is loaded: to import it here would cost every start."""
+    uuid = sys.modules.get("uuid")
+    if uuid is not None and uuid.UUID not in _TESTS:
+        _TESTS[uuid.UUID] = lambda _: True
+        _MOMENTS.add(uuid.UUID)
+
+
+def shown_part(name: str) -> str:
+    """Return the name of a part in messages."""
+    kind, _, short_name = name.partition(".")
+    if kind == "self":
+        return f"the attribute {short_name!r} of its instance"
+    if kind == "closure":
+        return f"the captured variable {short_name!r}"
+    kinds = {CLASS: "the class of its instance", FUNCTION: "the function", KEY: "its key"}
+    return kinds.get(name, f"the argument {name!r}")
+
+
+# -- functions -----------------------------------------------------------------------------------
+
+
+def captured(function: Any) -> Mapping[str, types.CellType]:
+    """The variables that a function captured, by name, and those that captured functions did.
+
+    The latter under dotted names: ``helper.count``.
+    """
+    if not getattr(getattr(function, "__code__", None), "co_freevars", ()):
+        return _CAPTURES_NOTHING
+    cells: dict[str, types.CellType] = {}
+    met: set[int] = set()
+    waiting = [("", function)]
+    while waiting:
+        prefix, each = waiting.pop()
+        for name, cell in _own_cells(each).items():
+            if id(cell) not in met:
+                met.add(id(cell))
+                cells[prefix + name] = cell
+                inner = as_function(_content(cell))
+                if inner is not None:
+                    waiting.append((f"{prefix}{name}.", inner))
+    return cells
+
+
+def _own_cells(function: Any) -> dict[str, types.CellType]:
+    code = getattr(function, "__code__", None)  # a built-in function has none
+    names = getattr(code, "co_freevars", ())
+    cells = zip(names, getattr(function, "__closure__", None) or (), strict=False)
+    return {name: cell for name, cell in cells if name != "__class__"}
+
+
+def as_function(value: Any) -> types.FunctionType | None:
+    """The plain function that a value is, or is made of: a step, a tool, a workflow."""
+    wrapped = getattr(value, "__wrapped__", None) if _wraps(type(value)) else None
+    function = wrapped if isinstance(wrapped, types.FunctionType) else value
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has no value yet
+        return None
+
+
+def module_key(module: str | None) -> str:
+    """The name of a module, the same whether its file is run, run by ``-m`` or imported."""
+    if module not in ("__main__", "__mp_main__"):
+        return module or ""
+    main = sys.modules.get(module)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        name: str = spec.name.removesuffix(".__main__")
+        return name
+    path = getattr(main, "__file__", None)
+    return _dotted(path) if path else ""
+
+
+def started_module() -> str:
+    """The name of the module that was started, the same where it is imported."""
+    return module_key("__main__") or "__main__"
+
+
+@functools.lru_cache(maxsize=16)
+def _dotted(path: str) -> str:
+    """The packages that a file lies in, and its own name."""
+    folder, name = os.path.split(os.path.realpath(path))
+    packages = []
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder, package = os.path.split(folder)
+        packages.append(package)
+    return ".".join([*reversed(packages), os.path.splitext(name)[0]])

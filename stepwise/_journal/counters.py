@@ -1,0 +1,115 @@
+"""What an attempt of a run counts: its calls, by name, and its steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Mapping
+
+from stepwise._identity.identity import idempotency_key
+from stepwise._journal.records import Call
+
+__all__ = ["Ordinals", "Progress", "apart", "counted_as", "key_of", "turn"]
+
+
+_TURNS = 1 << 40
+
+
+def turn(call: Call) -> int:
+    """Return how many-th call of its name a call was, whatever ordinal keeps its key apart."""
+    return call.ordinal % _TURNS
+
+
+class Progress:
+    """What this attempt did so far.
+
+    Args:
+        executed, skipped: steps that it executed; that it did not, since they were done.
+        resumed_from: how many were done where it went on; ``None`` for a first attempt.
+    """
+
+    def __init__(
+        self, executed: int = 0, skipped: int = 0, resumed_from: int | None = None
+    ) -> None:
+        self.executed = executed
+        self.skipped = skipped
+        self.resumed_from = resumed_from
+
+    @property
+    def done(self) -> int:
+        """How many steps are done, whoever did them."""
+        return self.executed + self.skipped
+
+
+class Ordinals:
+    """How many-th call of its name a call is, and how many-th among equal ones a child workflow.
+
+    A branch of a graph counts its own calls, under names of its own.
+    """
+
+    def __init__(
+        self,
+        calls: Mapping[str, int] | None = None,
+        children: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        self._calls = dict(calls or {})
+        self._children = dict(children or {})
+        self._lock = threading.Lock()
+
+    def of_call(self, counted: str) -> int:
+        """Count one more call of a name; see :func:`counted_as`."""
+        with self._lock:
+            ordinal = self._calls[counted] = self._calls.get(counted, 0) + 1
+        return ordinal
+
+    def of_child(self, name: str, digest: str) -> int:
+        """Count one more call of a child workflow with these arguments."""
+        with self._lock:
+            ordinal = self._children[name, digest] = self._children.get((name, digest), 0) + 1
+        return ordinal
+
+    def next_child(self, name: str, digest: str) -> int:
+        """Return what :meth:`of_child` will give."""
+        with self._lock:
+            return self._children.get((name, digest), 0) + 1
+
+    def count_anew(self, branch: str) -> None:
+        """The next calls of a branch are its first again."""
+        with self._lock:
+            for counted in [each for each in self._calls if each.startswith(f"{branch}\n")]:
+                del self._calls[counted]
+
+    def kept(self) -> tuple[dict[str, int], list[list[object]]]:
+        """What a checkpoint keeps: the calls by name, and name, digest and count of the children.
+
+        No branch of a graph is alive where one is taken.
+        """
+        with self._lock:
+            calls = {counted: n for counted, n in self._calls.items() if "\n" not in counted}
+            return calls, [[*key, n] for key, n in self._children.items()]
+
+
+def counted_as(name: str, branch: str) -> str:
+    """The name under which a call is counted."""
+    return f"{branch}\n{name}" if branch else name
+
+
+def key_of(run_id: str, call: Call) -> str:
+    """The idempotency key of a call that is made in this run."""
+    counted = counted_as(call.name, call.branch)
+    return idempotency_key(run_id, counted, call.digest, call.ordinal)
+
+
+def apart(call: Call, run_id: str, undone: int, taken: Container[tuple[str, str, int]]) -> Call:
+    """Give a new call an ordinal, and so an idempotency key, that no recorded call has.
+
+    Its own may be taken: of objects that call in another order than before, the first has the
+    ordinal under which another was recorded.  The new one is below zero, so that the calls that
+    follow keep theirs; :func:`turn` tells the call's own.
+    """
+    counted, ordinal = counted_as(call.name, call.branch), call.ordinal
+    while (counted, call.digest, ordinal) in taken:
+        ordinal -= _TURNS
+    if ordinal == call.ordinal:
+        return call
+    key = idempotency_key(run_id, counted, call.digest, ordinal, undone) if call.effect else ""
+    return call._replace(ordinal=ordinal, key=key)

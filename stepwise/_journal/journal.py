@@ -1,0 +1,404 @@
+"""The append-only records of a run: sealed, chained, and read back only after they verify.
+
+Each envelope holds the link of the record before it (a hash chain) and the number of intents before
+it, and after each acknowledged batch the store keeps a *mark* apart from the database that says how
+far the journal went.  So a damaged record, a missing one, a lost tail and an emptied database are
+all noticed, and even then it is known whether a side effect is concerned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from stepwise._journal import records
+from stepwise._journal.chain import Lost, Position, holds, identity, read, read_one
+from stepwise._journal.heads import derive_facts, read_head, seal_head
+from stepwise._journal.marks import is_another_history, mark, newest_mark
+from stepwise._journal.records import (
+    ANNOUNCES,
+    Entry,
+    Intent,
+    Outcome,
+    Quarantined,
+    Record,
+    RunFacts,
+)
+from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
+from stepwise._runtime.group_commit import Group, Share
+from stepwise._runtime.interrupts import Uninterrupted
+from stepwise._runtime.limits import stopped
+from stepwise._runtime.messages import notice
+from stepwise._values.buffers import Data
+from stepwise.errors import JournalLostError
+from stepwise.stores import Batch, Store
+
+__all__ = [
+    "Journal",
+    "Lost",
+    "Position",
+    "facts_of",
+    "holds",
+    "identity",
+    "read",
+    "read_one",
+    "seal_for",
+]
+
+_ephemeral = ephemeral_seal()
+
+
+class Records(Share):
+    """Records that one caller wants appended.
+
+    Args:
+        items: records with their payloads.
+        durable: somebody relies on it.
+        head: the run's new head.
+
+    Attributes:
+        numbers: of the records, once they are written.
+        end: where the journal ends with the batch that it was last part of.
+    """
+
+    __slots__ = ("durable", "end", "head", "items", "numbers")
+
+    def __init__(
+        self,
+        items: tuple[tuple[Record, Data], ...],
+        *,
+        durable: bool,
+        head: RunFacts | None = None,
+        future: Any = None,
+    ) -> None:
+        super().__init__(future)
+        self.items = items
+        self.durable = durable
+        self.head = head
+        self.numbers: list[int] = []
+        self.end: Position | None = None
+
+
+class Journal:
+    """The journal of one run, for its one owner.
+
+    Args:
+        epoch: of the lease; goes with every write.
+        fsync: whether an acknowledged record must survive a power cut.
+
+    Attributes:
+        calls: the highest number of a call so far.
+        lost: the numbers of records that could not be read.
+        tail: how many acknowledged records are gone from the end.
+        unknown_effects: how many of them may be intents of side effects that nothing else tells of.
+    """
+
+    def __init__(self, store: Store, seal: Seal, run_id: str, epoch: int, *, fsync: bool) -> None:
+        self.store = store
+        self.seal = seal
+        self.run_id = run_id
+        self.epoch = epoch
+        self.calls = 0
+        self.lost: list[int] = []
+        self.tail = 0
+        self.unknown_effects = 0
+        self.fsync = fsync
+        self._lock = threading.RLock()
+        self._group = Group[Records](store.url)
+        self._at = Position()
+        self._known = True  # whether _at is where the store is
+        self._told: set[str] = set()
+        self._tolerant = False
+        self._other = False  # the marks tell of another history
+
+    @property
+    def position(self) -> Position:
+        """Where the journal ends."""
+        return self._at
+
+    def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[Entry]:
+        """Read and verify the records after ``start``.
+
+        Args:
+            tolerant: only count what is gone, and tell nobody.
+
+        Raises:
+            JournalLostError: acknowledged records of side effects are gone.
+        """
+        self._at = start or Position()
+        self.lost = []
+        self.tail = self.unknown_effects = 0
+        self._other = False
+        self._tolerant = tolerant
+        entries: list[Entry] = []
+        for entry, at in read(self.store, self.seal, self.run_id, start):
+            self._at = at
+            if isinstance(entry, Lost):
+                self.lost.append(entry.number)
+            else:
+                entries.append(entry)
+                self._count(entry.record)
+        self._known = True
+        quarantined = [e.record for e in entries if isinstance(e.record, Quarantined)]
+        known = {number for record in quarantined for number in record.numbers}
+        self.lost = [number for number in self.lost if number not in known]
+        self._compare_marks()
+        if self.lost or self.tail:
+            given_up = sum(record.effects for record in quarantined)
+            self._assess(entries, start or Position(), given_up)
+        return entries
+
+    def _count(self, record: Record) -> None:
+        if isinstance(record, (Intent, Outcome)):
+            self.calls = max(self.calls, record.call.number, record.call.unwinding or 0)
+
+    def append(
+        self,
+        *items: tuple[Record, Data],
+        durable: bool = True,
+        head: RunFacts | None = None,
+    ) -> list[int]:
+        """Append records in one transaction, and return their numbers.
+
+        Args:
+            items: records with their payloads.
+            durable: somebody relies on it; it is then acknowledged at the run's durability.
+            head: the run's new head.
+        """
+        share = Records(items, durable=durable, head=head)
+        self._group.write(share, self._write)
+        return share.numbers
+
+    def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
+        """Append records as :meth:`append` does, but in another thread.
+
+        Args:
+            future: of an event loop; done when they are written, or cannot be.
+        """
+        share = Records(items, durable=durable, future=future)
+        self._group.submit(share, self._write)
+        return share
+
+    def _write(self, shares: list[Records]) -> None:
+        """Write the shares of several callers in one transaction, in their order."""
+        if not self._known:
+            self._catch_up()
+        at, sealed, head, durable = self._at, list[tuple[int, Data]](), None, False
+        written = []
+        for share in shares:
+            if share.items and share.end == self._at:  # an interrupted write that was done
+                share.done = True
+                continue
+            try:
+                following, at = self._follow(at, share.items)
+            except MemoryError as error:
+                share.error = stopped("a record was sealed", error, path=self.store.url)
+                continue
+            except Exception as error:
+                share.error = error
+                continue
+            sealed += following
+            share.numbers = [number for number, _ in following]
+            head = share.head or head
+            durable = durable or share.durable
+            written.append(share)
+        if not written:
+            return
+        for share in written:
+            share.end = at
+        batch = Batch(
+            tuple(sealed),
+            head=seal_head(self.seal, head) if head is not None else None,
+            mark=mark(self.seal, self.run_id, at) if durable else b"",
+            durable=durable and self.fsync,
+        )
+        self._known = False  # until the write has returned
+        self.store.write(self.run_id, self.epoch, batch)
+        self._at, self._known = at, True
+
+    def _follow(
+        self, at: Position, items: Iterable[tuple[Record, Data]]
+    ) -> tuple[list[tuple[int, Data]], Position]:
+        """Records sealed as they follow a position, and the position that they make."""
+        sealed = []
+        for record, payload in items:
+            data, at = self._sealed(at, record, payload)
+            sealed.append((at.last, data))
+        return sealed, at
+
+    def _sealed(self, at: Position, record: Record, payload: Data) -> tuple[Data, Position]:
+        """A record as it follows a position, and the position that it makes."""
+        number = at.last + 1
+        data, link = self.seal.close(
+            identity(self.run_id, number),
+            records.to_header(record),
+            payload,
+            at.link or NO_LINK,
+            at.effects,
+        )
+        return data, Position(number, link, at.effects + isinstance(record, ANNOUNCES))
+
+    def begin_with(
+        self,
+        items: Iterable[tuple[Record, Data]],
+        put: Callable[[list[Position]], dict[str, Data]],
+        head: RunFacts,
+    ) -> None:
+        """Write the first records of a run and objects beside them, all of it or nothing.
+
+        Args:
+            put: gives the objects, sealed; it gets the positions that the records make.
+        """
+        sealed, positions = [], [self._at]
+        for record, payload in items:
+            data, at = self._sealed(positions[-1], record, payload)
+            sealed.append((at.last, data))
+            positions.append(at)
+        batch = Batch(
+            tuple(sealed),
+            put=put(positions),
+            head=seal_head(self.seal, head),
+            mark=mark(self.seal, self.run_id, positions[-1]),
+            durable=self.fsync,
+        )
+        self._known = False
+        self._put(batch)
+        self._at, self._known = positions[-1], True
+
+    def put(
+        self,
+        name: str,
+        header: dict[str, Any],
+        payload: Data,
+        *,
+        also: Mapping[str, Data] | None = None,
+        delete: tuple[str, ...] = (),
+        prune: int = 0,
+        head: RunFacts | None = None,
+        durable: bool = False,
+    ) -> int:
+        """Write an object beside the records, and others that are sealed; its size in bytes."""
+        data, _ = self.seal.close(f"{name}/{self.run_id}", header, payload)
+        self._put(
+            Batch(
+                put={**(also or {}), name: data},
+                delete=delete,
+                prune=prune,
+                head=seal_head(self.seal, head) if head is not None else None,
+                durable=durable and self.fsync,
+            )
+        )
+        return len(data)
+
+    def drop(self, names: tuple[str, ...]) -> None:
+        """Delete objects."""
+        self._put(Batch(delete=names, durable=False))
+
+    def _put(self, batch: Batch) -> None:
+        with Uninterrupted():
+            self._group.alone(self.store.write, self.run_id, self.epoch, batch)
+
+    def next_call(self) -> int:
+        """A number for a new call."""
+        with self._lock:
+            self.calls += 1
+            return self.calls
+
+    def _catch_up(self) -> None:
+        """After a write that raised: whether it was done is read, not guessed."""
+        for entry, at in read(self.store, self.seal, self.run_id, self._at):
+            if isinstance(entry, Entry):
+                self._count(entry.record)
+            self._at = at
+        self._known = True
+
+    # -- what is gone ----------------------------------------------------------------------------
+
+    def _compare_marks(self) -> None:
+        at = self._at
+        marked = newest_mark(self.store, self.seal, self.run_id)
+        last, effects, _ = marked
+        self.tail = max(0, last - at.last)
+        if not self.tail and is_another_history(self.store, self.seal, self.run_id, marked, at):
+            self.tail, self._other = last, True  # none of it is what was acknowledged
+            if not self._tolerant:
+                raise self._effects_lost(
+                    f"run {self.run_id!r}: {self.store.url} holds another history of it than the "
+                    f"one that was acknowledged, up to record {last}: an older copy, perhaps of a "
+                    "run that was deleted since. Nothing tells which side effects are missing"
+                )
+        if not self.tail:
+            return
+        where = f"run {self.run_id!r}: the journal in {self.store.url} ends at record {at.last}"
+        if effects > at.effects and not self._tolerant:
+            raise self._effects_lost(
+                f"{where}, but records up to {last} were acknowledged, and {effects - at.effects} "
+                "of those that are gone announced a side effect"
+            )
+        self._tell(f"{where}, though {last} were acknowledged; what is gone runs again")
+
+    def _assess(self, entries: list[Entry], start: Position, given_up: int) -> None:
+        """Count the lost intents of which no outcome tells, and that nobody has given up."""
+        intents = {e.record.call.number for e in entries if isinstance(e.record, Intent)}
+        orphans = {
+            e.record.call.number
+            for e in entries
+            if isinstance(e.record, Outcome) and e.record.call.effect
+        } - intents
+        seen = sum(isinstance(entry.record, ANNOUNCES) for entry in entries)
+        marked_last, marked, _ = newest_mark(self.store, self.seal, self.run_id)
+        total = max(self._at.effects, marked) - start.effects
+        self.unknown_effects = max(int(self._other), total - seen - len(orphans) - given_up)
+        if not self.lost:
+            return
+        if not marked_last and (self._at.link is None or self.lost[-1] > self._at.last):
+            self.unknown_effects += 1  # nothing says what the last record was
+        numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
+        self._tell(
+            f"run {self.run_id}: {len(self.lost)} of its records in {self.store.url} cannot be "
+            f"read ({numbers}); plain steps among them run again"
+        )
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told and not self._tolerant:
+            self._told.add(text)
+            notice(text)
+
+    def refuse_effect(self, name: str) -> JournalLostError:
+        """The error for a new side effect that one of the lost records may be of."""
+        return self._effects_lost(
+            f"run {self.run_id!r}: {name} would run, but {self.unknown_effects} of the records "
+            f"that cannot be read in {self.store.url} announced a side effect, perhaps this one"
+        )
+
+    def _effects_lost(self, what: str) -> JournalLostError:
+        return JournalLostError(
+            f"{what}; running on could repeat it. Look outside what happened; if repeating the "
+            "rest is harmless, go on with what is left: "
+            f"stepwise verify {self.run_id} --repair --accept-loss; or start over: "
+            f"stepwise forget {self.run_id}. A backup does not know what was done after it was "
+            "made: put the whole folder back, and say so: stepwise restore; each side effect that "
+            "it does not know is then asked about",
+            run_id=self.run_id,
+            path=self.store.url,
+            errno=None,
+        )
+
+
+def seal_for(store: Store) -> Seal:
+    """The seal of a store's records."""
+    return load_seal() if store.persistent else _ephemeral
+
+
+def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
+    """What a listing shows of a run: from its head, or, if that is damaged, from its records.
+
+    ``None`` if there is no such run.
+    """
+    facts = read_head(store, seal, run_id)
+    if facts is not None:
+        return facts
+    return derive_facts(
+        run_id, (entry for entry, _ in read(store, seal, run_id) if isinstance(entry, Entry))
+    )

@@ -1,0 +1,91 @@
+"""One owner per run: take the lease, name who has it instead, give it up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.interrupts import Uninterrupted
+from stepwise.errors import RunBusyError, RunOwnedError
+from stepwise.stores import Owner, Store
+
+__all__ = ["Lease", "describe_owner", "here"]
+
+
+class Lease:
+    """The right to execute a run, held by this process from :meth:`acquire` to :meth:`release`.
+
+    Made before it is acquired, so that a Ctrl-C never leaves one that nobody can release.
+    """
+
+    epoch = 0  # of a lease that is not held
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store = store
+        self.run_id = run_id
+        self._pid = os.getpid()
+
+    def acquire(self, *, child: bool = False) -> Lease:
+        """Take it; gives itself.
+
+        Args:
+            child: code of a run asks for it, which must not go on without it.
+
+        Raises:
+            RunBusyError: somebody alive holds it; names process, machine, since when, and the
+                thread or task if it is this process.
+            RunOwnedError: the same, for a ``child``.
+        """
+        owner = Owner(self._pid, os.uname().nodename, time.time(), here())
+        try:
+            with Uninterrupted():
+                self.epoch = self.store.acquire(self.run_id, owner)
+        except RunOwnedError as error:
+            refusal = RunOwnedError if child else RunBusyError
+            raise refusal(
+                f"run {self.run_id!r} is being executed {describe_owner(error.owner)}; "
+                "wait for it, or give this one another id: .options(run_id=...)",
+                run_id=self.run_id,
+                owner=error.owner,
+            ) from None
+        except KeyboardInterrupt:
+            self.release()
+            raise
+        return self
+
+    def __del__(self) -> None:
+        """A lease that Ctrl-C kept from reaching anybody is free again."""
+        if not sys.is_finalizing():
+            self.release()
+
+    def release(self) -> None:
+        """Give the lease up, if it is held; not in a forked child, whose parent goes on."""
+        if self.epoch and self._pid == os.getpid():
+            with Uninterrupted():
+                epoch, self.epoch = self.epoch, 0
+                self.store.release(self.run_id, epoch)
+
+
+def here() -> str:
+    """The thread this is, and the asyncio task, by name."""
+    name = f"thread {threading.current_thread().name}"
+    task = asyncio_state.current()
+    return name if task is None else f"task {task.get_name()} in {name}"
+
+
+def describe_owner(owner: Owner | None) -> str:
+    """``by process 123 on host since 12:00:00``."""
+    if owner is None:
+        return "by another process"
+    since = ""
+    if owner.since:
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # a damaged row
+            since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(owner.since))
+    if owner.pid == os.getpid() and owner.host == os.uname().nodename:
+        return f"by this process, in {owner.thread or 'another thread'},{since}"
+    process = f"process {owner.pid}" if owner.pid else "another process"
+    return f"by {process} on {owner.host}{since}"

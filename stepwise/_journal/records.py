@@ -1,0 +1,434 @@
+"""What the journal is made of: frozen facts, and their form as a header.
+
+A record has a header (JSON, this module) and at most one payload (an encoded value or exception).
+Everything that a listing shows is in the header, so that looking at a run never unpickles.
+"""
+
+# No annotations from __future__: as text, each would be compiled for its named tuple at the start.
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+__all__ = [
+    "ANNOUNCES",
+    "Call",
+    "Compensated",
+    "Compensating",
+    "Ended",
+    "Entry",
+    "Forgotten",
+    "Handled",
+    "Intent",
+    "Interrupted",
+    "Outcome",
+    "Quarantined",
+    "Record",
+    "Restored",
+    "Resumed",
+    "Ruled",
+    "RunFacts",
+    "Settled",
+    "Started",
+    "Stopped",
+    "call_of",
+    "from_header",
+    "holds_plainly",
+    "to_header",
+]
+
+StepStatus = Literal["completed", "failed", "cancelled"]
+
+_NOTHING: Mapping[str, str] = {}
+
+ANY_ERROR = 0
+"""``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
+
+
+class Call(NamedTuple):
+    """One call of a step, tool or child workflow in a run.
+
+    Args:
+        number: unique in the run, growing; what ``stepwise show`` lists.
+        name: the step's name.
+        module: where the step is defined.
+        digest: of its arguments.
+        ordinal: how many-th call of that name in the run.
+        scope: name of the step that made the call; empty for the workflow itself.
+        unwinding: number of the failed call that was being handled, ``ANY_ERROR`` for another
+            exception, ``None`` if none was.
+        place: structural path of the workflow's statement; empty if unknown.
+        site: ``file:line`` of the caller.
+        arguments: shortened text of them.
+        effect: it has side effects, or is a child workflow.
+        key: idempotency key; empty for a plain step, where it follows from the rest.
+        child: run id, for a child workflow.
+        at: when it began, seconds since 1970.
+        branch: of the branches that an executor runs side by side, the one that makes the call.
+        serial: number in the run of the instance that is called; 0 for a plain function.
+        parts: short digests of what tells the call from others, by name; see ``parts``.
+        instead: number of the recorded call of its name and ordinal, which did not answer it.
+    """
+
+    number: int
+    name: str
+    module: str
+    digest: str
+    ordinal: int
+    scope: str = ""
+    unwinding: int | None = None
+    place: str = ""
+    site: str = ""
+    arguments: str = ""
+    effect: bool = False
+    key: str = ""
+    child: str = ""
+    at: float = 0.0
+    branch: str = ""
+    serial: int = 0
+    parts: Mapping[str, str] = _NOTHING
+    instead: int = 0
+
+
+class Started(NamedTuple):
+    """The run begins.  Payload: its arguments, where they can be recorded.
+
+    Args:
+        forked_from: the run that this one is a fork of.
+        command, cwd: how the program was started, and where; empty if that is not known.
+        form: of the payload; see :func:`stepwise._execution.inputs.record_inputs`.  ``None`` for
+            one that holds the mutable arguments only.
+        secrets, hidden: as of :class:`RunFacts`.
+        parts: what tells its call apart, by name; ``None`` if that is not known.
+    """
+
+    workflow: str
+    digest: str
+    arguments: str
+    code: str = ""
+    file: str = ""
+    parent: str = ""
+    python: str | None = None
+    at: float = 0.0
+    forked_from: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+    form: str | None = None
+    secrets: str = ""
+    hidden: str = ""
+    parts: Mapping[str, str] | None = None
+
+
+class Resumed(NamedTuple):
+    """An attempt after the first one begins.
+
+    Args:
+        void: the end recorded before it does not count, since the caller had not acted on it.
+        command, cwd: as of :class:`Started`.
+    """
+
+    epoch: int
+    how: str
+    step: int
+    code: str = ""
+    at: float = 0.0
+    void: bool = False
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+
+
+class Intent(NamedTuple):
+    """A side effect is about to happen.
+
+    Payload: the arguments by name, if the tool can be compensated.
+    """
+
+    call: Call
+    form: str | None = None
+
+
+class Outcome(NamedTuple):
+    """A call ended.  Payload: its value or its exception.
+
+    Args:
+        clean: a failure that proves that nothing happened.
+        inner: numbers of the calls that it made or was answered, to any depth.
+        preview: the value or the exception, shortened.
+        changed: objects that it was given, name and kind, if it changed any; the payload then
+            holds what they became, too.
+        form: see :class:`stepwise._values.codec.Encoded`.
+        state: parts of the call's identity that turned out to be state, since it changed them.
+        awaited: ``coroutine`` or ``task`` if a function that is no coroutine function returned
+            such, which was awaited for the outcome.
+    """
+
+    call: Call
+    status: StepStatus = "completed"
+    attempts: int = 1
+    clean: bool = False
+    inner: tuple[int, ...] = ()
+    preview: str = ""
+    traceback: str = ""
+    changed: Mapping[str, str] = _NOTHING
+    form: str | None = None
+    at: float = 0.0
+    state: tuple[str, ...] = ()
+    awaited: str = ""
+
+
+class Handled(NamedTuple):
+    """The workflow went on after these failed or cancelled calls: that is their outcome."""
+
+    numbers: tuple[int, ...]
+    at: float = 0.0
+
+
+class Settled(NamedTuple):
+    """Somebody who looked settled a call in doubt.  Payload, if it landed: its value."""
+
+    number: int
+    landed: bool
+    preview: str = ""
+    form: str | None = None
+    at: float = 0.0
+
+
+class Stopped(NamedTuple):
+    """The run stopped at a call, which could be a recorded side effect with other arguments.
+
+    Args:
+        steps: numbers of the recorded calls that it could be.
+        records: numbers of the records that hold the arguments of those.
+    """
+
+    call: Call
+    steps: tuple[int, ...] = ()
+    records: tuple[int, ...] = ()
+    at: float = 0.0
+
+
+class Ruled(NamedTuple):
+    """Somebody said which act a stopped call is.
+
+    Args:
+        call: as it was when the run stopped at it.
+        steps: the recorded call that it is; or those that it is not.
+        same: which of these.
+    """
+
+    call: Call
+    steps: tuple[int, ...]
+    same: bool
+    at: float = 0.0
+
+
+class Forgotten(NamedTuple):
+    """These calls are to run again."""
+
+    numbers: tuple[int, ...]
+    at: float = 0.0
+
+
+class Compensating(NamedTuple):
+    """A call is about to be undone; ``key`` is the compensation's own idempotency key."""
+
+    number: int
+    key: str
+    at: float = 0.0
+
+
+class Compensated(NamedTuple):
+    """A call was undone, and counts as not made."""
+
+    number: int
+    preview: str = ""
+    at: float = 0.0
+
+
+class Restored(NamedTuple):
+    """The journal was put back from a backup: what was done after it was made is not in it."""
+
+    at: float = 0.0
+
+
+class Quarantined(NamedTuple):
+    """These records cannot be read, which is known; so many intents are among them or gone."""
+
+    numbers: tuple[int, ...]
+    effects: int
+    at: float = 0.0
+
+
+class Ended(NamedTuple):
+    """An attempt ended by returning or raising.  Payload: the result or the exception.
+
+    Args:
+        recorded: there is a payload; a result that cannot be recorded is computed again.
+        changed: as in an outcome.
+        retry: failed calls in the chain of the exception.
+        spent: calls made while it unwound; they answer only the same unwinding.
+    """
+
+    status: Literal["completed", "failed"]
+    recorded: bool = True
+    changed: Mapping[str, str] = _NOTHING
+    retry: tuple[int, ...] = ()
+    spent: tuple[int, ...] = ()
+    resumed_from: int | None = None
+    executed: int = 0
+    skipped: int = 0
+    preview: str = ""
+    form: str | None = None
+    at: float = 0.0
+
+
+class Interrupted(NamedTuple):
+    """Somebody stopped the attempt on purpose, so that nothing brings the run back by itself.
+
+    Args:
+        why: in words: Ctrl-C, a cancellation, a caller that takes no more items.
+    """
+
+    why: str = ""
+    at: float = 0.0
+
+
+Record = (
+    Started
+    | Resumed
+    | Intent
+    | Outcome
+    | Handled
+    | Settled
+    | Stopped
+    | Ruled
+    | Forgotten
+    | Compensating
+    | Compensated
+    | Quarantined
+    | Restored
+    | Ended
+    | Interrupted
+)
+
+ANNOUNCES = (Intent, Compensating)
+"""What tells of an outside change before it is made; the envelope counts these."""
+
+
+def holds_plainly(record: Record) -> bool:
+    """Whether its payload is nothing but a pickle, without code, of what a call returned."""
+    if isinstance(record, Outcome):
+        return record.status == "completed" and not record.changed and record.form is None
+    return isinstance(record, Settled) and record.landed and record.form is None
+
+
+class RunFacts(NamedTuple):
+    """What a listing shows of a run; kept in the store's head, derived from the journal.
+
+    Args:
+        workflow: its full name (``/path/agent.py:agent``).
+        label: its short name (``agent``).
+        digest: of the arguments.
+        code: fingerprint of the workflow's code.
+        parent: run id of the run that called it; empty for none.
+        forked_from: run id of the run that this one is a fork of; empty for none.
+        error: what a failed run raised, or what interrupted it.
+        end: number of the record that ended it; 0 while there is none.
+        pruned: number of the last record that was pruned.
+        undoing: its side effects are being undone.
+        undone: how often they were, or are.
+        codec: how its values are recorded; see :class:`stepwise._values.codec.Codec`.
+        created_at, updated_at: seconds since 1970.
+        secrets: names of the arguments that are not recorded, with spaces between them.
+        hidden: names of the arguments that are not shown as they are.
+        parts: what tells its call apart, by name, as short digests; ``None`` if not known.
+        restored: it was put back from a backup; side effects that it does not know are in doubt.
+    """
+
+    run_id: str
+    workflow: str
+    label: str
+    status: Literal["running", "completed", "failed", "interrupted"]
+    arguments: str
+    digest: str
+    code: str = ""
+    parent: str = ""
+    error: str = ""
+    end: int = 0
+    pruned: int = 0
+    undoing: bool = False
+    codec: str = ""
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    forked_from: str = ""
+    undone: int = 0
+    secrets: str = ""
+    hidden: str = ""
+    parts: Mapping[str, str] | None = None
+    restored: bool = False
+
+    def reopened(self, at: float) -> "RunFacts":
+        """The run has no end any more; one that somebody stopped stays so until it is called."""
+        status: Any = "interrupted" if self.status == "interrupted" else "running"
+        return self._replace(status=status, end=0, updated_at=at)
+
+
+class Entry(NamedTuple):
+    """A record in its place in the journal."""
+
+    number: int
+    record: Record
+    payload: bytes
+
+
+def call_of(entry: Entry) -> Call | None:
+    """The call that a record announces, or whose outcome it is."""
+    return entry.record.call if isinstance(entry.record, (Intent, Outcome)) else None
+
+
+# -- headers -------------------------------------------------------------------------------------
+
+_KINDS: dict[str, Any] = {cls.__name__.lower(): cls for cls in get_args(Record)}
+_NAMES = {cls: name for name, cls in _KINDS.items()}
+_TUPLES = {
+    cls: [place for place, kind in enumerate(cls.__annotations__.values()) if "tuple[" in str(kind)]
+    for cls in _KINDS.values()
+}
+_OF_CALLS = (Intent, Outcome, Stopped, Ruled)
+
+
+def to_header(record: Record) -> list[Any]:
+    """The record as JSON-able facts: its kind, and the values of its fields in their order.
+
+    So a new field goes behind those that there are, and has a default.
+    """
+    return [_NAMES[type(record)], *record]
+
+
+def from_header(header: list[Any] | dict[str, Any]) -> Record:
+    """The inverse of :func:`to_header`.  Facts that this version does not know are ignored."""
+    if isinstance(header, dict):
+        return _from_named(header)
+    cls = _KINDS[header[0]]
+    facts = header[1 : 1 + len(cls._fields)]
+    if cls in _OF_CALLS:
+        facts[0] = Call(*facts[0][: len(Call._fields)])
+    for place in _TUPLES[cls]:
+        if place < len(facts):
+            facts[place] = (*facts[place],)  # JSON has lists only
+    record: Record = cls(*facts)
+    return record
+
+
+def _from_named(header: dict[str, Any]) -> Record:
+    """A record of format 1: facts by name, without those at their default."""
+    cls = _KINDS[header["kind"]]
+    facts = {name: header[name] for name in cls._fields if name in header}
+    if cls in _OF_CALLS:
+        call = facts["call"]
+        facts["call"] = Call(**{name: call[name] for name in Call._fields if name in call})
+    for place in _TUPLES[cls]:
+        name = cls._fields[place]
+        if name in facts:
+            facts[name] = (*facts[name],)
+    record: Record = cls(**facts)
+    return record

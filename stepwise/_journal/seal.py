@@ -1,0 +1,304 @@
+"""The envelope around every stored byte: verified before anything in it is parsed.
+
+::
+
+    0   2  magic "SW"
+    2   1  format version
+    3   1  flags: 1 if what follows the MAC is encrypted; 2 if the payload is digested by itself
+    4   4  how many intents of side effects the journal holds before this record
+    8   8  key id
+    16  16 the first 16 bytes of the previous record's MAC (the hash chain), or zeros
+    32  32 HMAC-SHA-256 over the identity and everything but itself
+    64  4  length of the header, little-endian
+    68  .. header (JSON), payload
+
+Encrypted (``configure(encrypt=True)``), everything from 64 on is a nonce and an AES-256-GCM
+ciphertext of it, with the identity and the front as associated data; the MAC is over that.
+
+The SHA-256 of a large buffer tells whether it is stored already.  Where it is known, the MAC is
+over this digest in the place of the payload, so that nothing is read twice.
+
+The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
+record is refused in any place but its own.  The key is made at first use and lives outside the
+store's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stepwise._journal.cipher import decrypt, encrypt
+from stepwise._runtime import settings
+from stepwise._runtime.file_trust import check_folder, read_trusted
+from stepwise._runtime.forks import cached
+from stepwise._runtime.limits import met, way_out
+from stepwise._values.buffers import Data, Pieces
+from stepwise.errors import ConfigurationError, StoreError
+
+__all__ = [
+    "FORMAT",
+    "NO_LINK",
+    "DamagedError",
+    "ForeignKeyError",
+    "Opened",
+    "Seal",
+    "ephemeral_seal",
+    "load_seal",
+]
+
+FORMAT = 2
+_READABLE = (1, FORMAT)  # 1: the facts of a record have names
+_MAGIC = b"SW"
+_FRONT = struct.Struct("<2sBBI8s16s")
+_BACK = struct.Struct("<I")
+_MAC_AT = _FRONT.size
+_BACK_AT = _MAC_AT + 32
+_ENCRYPTED, _DIGESTED = 1, 2
+NO_LINK = bytes(16)
+_SMALL = 1 << 16  # bytes
+# A header is a tree of ours: nobody need look for cycles in it.
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+_from_json = json.JSONDecoder().raw_decode  # there is no white space around to look for
+
+
+class DamagedError(Exception):
+    """These bytes do not verify."""
+
+
+class ForeignKeyError(DamagedError):
+    """These bytes were sealed with a key that is not at hand."""
+
+
+class Opened(NamedTuple):
+    """A verified envelope: header, payload, what it says of those before it, the link to it."""
+
+    header: Any
+    payload: bytes
+    previous: bytes
+    effects: int
+    link: bytes
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Seals with the first key, opens with any of them (older keys stay behind it)."""
+
+    keys: tuple[bytes, ...]
+    encrypts: bool = False
+
+    @cached
+    def key_id(self) -> bytes:
+        """Eight bytes that tell keys apart and say nothing about them."""
+        return _key_id(self.keys[0])
+
+    def close(
+        self,
+        identity: str,
+        header: dict[str, Any] | list[Any],
+        payload: Data = b"",
+        previous: bytes = NO_LINK,
+        effects: int = 0,
+        digest: bytes = b"",
+    ) -> tuple[Data, bytes]:
+        """Seal a header and a payload; the sealed bytes and the link for the next record.
+
+        Args:
+            digest: the SHA-256 of the payload, if it is known.
+        """
+        flags = _ENCRYPTED if self.encrypts else _DIGESTED if digest else 0
+        front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
+        text = _to_json(header).encode("utf-8", "surrogatepass")
+        back = _BACK.pack(len(text)) + text
+        if self.encrypts:
+            associated = _named(identity) + front
+            back, payload = encrypt(self.keys[0], associated, back + bytes(payload)), b""
+        pieces = payload.views if isinstance(payload, Pieces) else (payload,)
+        covered = (digest,) if flags & _DIGESTED else pieces
+        mac = _mac(self.keys[0], identity, front, back, *covered)
+        if isinstance(payload, Pieces):
+            return payload.after(front + mac + back), mac[:16]
+        return b"".join((front, mac, back, payload)), mac[:16]
+
+    def open(self, identity: str, data: bytes) -> Opened:
+        """Verify sealed bytes, then take them apart.
+
+        Raises:
+            ForeignKeyError: sealed with another key, or the key id itself is damaged.
+            DamagedError: not what was sealed under this identity.
+        """
+        if len(data) < _BACK_AT + _BACK.size or data[:2] != _MAGIC:
+            raise DamagedError("not a sealed record")
+        _, version, flags, effects, key_id, previous = _FRONT.unpack_from(data)
+        for key in self.keys:
+            if _key_id(key) == key_id:
+                break
+        else:
+            raise ForeignKeyError("sealed with another key")
+        view = memoryview(data)
+        covered = _digested(view[_BACK_AT:]) if flags == _DIGESTED else (view[_BACK_AT:],)
+        mac = _mac(key, identity, view[:_MAC_AT], *covered)
+        if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
+            raise DamagedError("the digest does not match")
+        if version not in _READABLE or flags not in (0, _ENCRYPTED, _DIGESTED):
+            raise DamagedError(f"format {version}; this version of stepwise reads 1 to {FORMAT}")
+        start = _BACK_AT
+        if flags & _ENCRYPTED:
+            data = decrypt(key, _named(identity) + data[:_MAC_AT], data[_BACK_AT:])
+            start = 0
+        (length,) = _BACK.unpack_from(data, start)
+        start += _BACK.size
+        end = start + length
+        header, _ = _from_json(data[start:end].decode("utf-8", "surrogatepass"))
+        return Opened(header, data[end:], previous, effects, mac[:16])
+
+    def index(self, name: str) -> str:
+        """What stands for a name where a store must find it: itself, or nothing that tells it."""
+        return (
+            self.tag("index", name.encode("utf-8", "surrogatepass")).hex()
+            if self.encrypts
+            else name
+        )
+
+    def tag(self, identity: str, data: bytes) -> bytes:
+        """Sixteen bytes that only who has the key can make for ``data``."""
+        return _mac(self.keys[0], identity, data)[:16]
+
+    def is_tag(self, identity: str, data: bytes, tag: bytes) -> bool:
+        """Whether ``tag`` was made for ``data``, with any of the keys."""
+        made = (_mac(key, identity, data)[:16] for key in self.keys)
+        return any(hmac.compare_digest(each, tag) for each in made)
+
+
+def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
+    begun = _begun.get(key)
+    if begun is None:
+        begun = _begun[key] = hmac.new(key, digestmod="sha256")
+    mac = begun.copy()  # hmac.digest would look the algorithm up each time
+    if sum(map(len, parts)) < _SMALL:  # one call, although it copies
+        mac.update(b"".join((_named(identity), *parts)))
+        return mac.digest()
+    mac.update(_named(identity))
+    for part in parts:
+        mac.update(part)
+    return mac.digest()
+
+
+def _digested(view: memoryview) -> tuple[memoryview, bytes]:
+    """A header with its length, and the digest of what follows it."""
+    (length,) = _BACK.unpack_from(view)
+    end = _BACK.size + length
+    return view[:end], hashlib.sha256(view[end:]).digest()
+
+
+def _named(identity: str) -> bytes:
+    text = identity.encode("utf-8", "surrogatepass")
+    return _BACK.pack(len(text)) + text
+
+
+def _key_id(key: bytes) -> bytes:
+    found = _key_ids.get(key)
+    if found is None:
+        found = _key_ids[key] = hashlib.sha256(b"stepwise key id" + key).digest()[:8]
+    return found
+
+
+_key_ids: dict[bytes, bytes] = {}
+_begun: dict[bytes, hmac.HMAC] = {}  # of nothing yet
+
+
+# -- where the key comes from --------------------------------------------------------------------
+
+
+def ephemeral_seal() -> Seal:
+    """A seal for what does not outlive the process."""
+    return Seal((os.urandom(32),))
+
+
+def load_seal() -> Seal:
+    """The user's seal: from ``STEPWISE_KEY``, else from the key file, made at first use.
+
+    Raises:
+        ConfigurationError: the key is unusable; says why and what to do.
+        StoreError: the key file cannot be read or made.
+    """
+    text = os.environ.get("STEPWISE_KEY")
+    if text:
+        return Seal(tuple(_from_text(part) for part in text.split(",")), settings.encrypt())
+    path = settings.home() / "key"
+    try:
+        return Seal(_from_file(path), settings.encrypt())
+    except FileNotFoundError:
+        try:
+            _make(path)
+            return Seal(_from_file(path), settings.encrypt())
+        except OSError as error:
+            raise _unusable(path, error) from error
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: pathlib.Path, error: OSError) -> StoreError:
+    way = way_out(error.errno) or (
+        "set STEPWISE_HOME to a folder of yours, or STEPWISE_KEY to a secret"
+    )
+    return StoreError(
+        f"the key file {path} cannot be used: {met(error.errno) or error.strerror}. "
+        f"{way[0].upper()}{way[1:]}",
+        path=str(path),
+        errno=error.errno,
+    )
+
+
+def _from_text(text: str) -> bytes:
+    text = text.strip()
+    if len(text) < 16:
+        raise ConfigurationError(
+            "STEPWISE_KEY is shorter than 16 characters; make one with: "
+            "python -c 'import secrets; print(secrets.token_hex(32))'"
+        )
+    return hashlib.sha256(os.fsencode(text)).digest()  # it need not be UTF-8
+
+
+def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
+    lines = read_trusted(path).decode("ascii", "replace").split()
+    try:
+        keys = tuple(bytes.fromhex(line) for line in lines)
+    except ValueError:
+        keys = ()
+    if not keys or any(len(key) != 32 for key in keys):
+        raise ConfigurationError(
+            f"the key file {path} is damaged: it should hold 64 hexadecimal digits. Restore it "
+            "from a backup; without it the runs in the store cannot be verified"
+        )
+    return keys
+
+
+def _make(path: pathlib.Path) -> None:
+    """Create the key file whole or not at all, and only one, however many processes try."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_folder(path.parent)
+    draft = path.with_name(f"key.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(os.urandom(32).hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return  # another process was first: its key is the key
+    finally:
+        draft.unlink()
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

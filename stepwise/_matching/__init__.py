@@ -1,0 +1,6 @@
+"""Which recorded call answers which call.
+
+The modules, each importing only from those before it::
+
+    subjects callers recorded_call stops pool
+"""

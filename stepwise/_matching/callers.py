@@ -1,0 +1,257 @@
+"""Comparison of the callers of a recorded call and of a call of today."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from stepwise._identity.parts import CLASS, FUNCTION, digest_part, parse, shown_part, unknown_in
+from stepwise._journal.records import Call
+from stepwise._matching.subjects import FIRST, UNKNOWN, Identity, Subjects, attempt_of, owner
+
+__all__ = ["NOBODY", "Asks", "Caller", "differences", "nearness"]
+
+State = Collection[tuple[str, str]]
+
+
+def differences(recorded: Call, call: Call, state: State) -> list[str]:
+    """The parts in which two calls differ so that they cannot be one call.
+
+    A part that only one of them knows does not count.  What is state does not either, but for the
+    value of a scalar when the run first saw the subject.
+
+    Args:
+        state: pairs of :func:`owner` and part.
+    """
+    theirs, mine = recorded.parts, call.parts
+    if theirs == mine:
+        return []
+    found = []
+    for name, text in mine.items():
+        other = theirs.get(name)
+        if other is None or name.endswith(FIRST) or name == FUNCTION:
+            continue
+        one, two = text, other
+        if (owner(call.name, mine, name), name) in state:
+            if text[0] != "." or other[0] != ".":
+                continue
+            one, two = mine.get(name + FIRST, text), theirs.get(name + FIRST, other)
+            if UNKNOWN in (one, two):
+                continue
+            if text == other and not (name + FIRST in mine and name + FIRST in theirs):
+                continue  # an earlier attempt in this process left it as it is now
+        if one == two:
+            continue
+        if name == CLASS or not parse(one).same(parse(two)):
+            found.append(name)
+    return found
+
+
+def nearness(recorded: Call, call: Call) -> int:
+    """How many parts of two calls are the same, state, times and all."""
+    theirs = recorded.parts
+    return sum(theirs.get(name) == text for name, text in call.parts.items())
+
+
+def of_subject(names: Iterable[str]) -> list[str]:
+    """Those parts that are the subject's, not arguments."""
+    return [name for name in names if name == CLASS or name.startswith(("self.", "closure."))]
+
+
+class Asks(Protocol):
+    """Who makes a call, as far as it matters for which record answers it."""
+
+    has_twins: bool
+
+    def owns(self, serial: int) -> bool:
+        """Whether a serial number is one of its own."""
+
+    def accepts(self, serial: int) -> bool:
+        """Whether it may have made a record with this serial number."""
+
+    def is_only(self) -> bool:
+        """Whether no other instance or function could have made the recorded calls."""
+
+    def another_fits(self, recorded: Call, call: Call) -> bool:
+        """Whether another live subject has all parts of a recorded call, which differs in one."""
+
+    def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
+        """Whether it cannot be told who made the record; ``made`` are recorded equal calls."""
+
+    def twins_text(self) -> str:
+        """What is said if so."""
+
+
+class _Nobody:
+    """A call without a subject."""
+
+    has_twins = False
+
+    def owns(self, serial: int) -> bool:
+        return serial == 0
+
+    def accepts(self, serial: int) -> bool:
+        return True
+
+    def is_only(self) -> bool:
+        return True
+
+    def another_fits(self, recorded: Call, call: Call) -> bool:
+        return False
+
+    def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
+        return False
+
+    def twins_text(self) -> str:
+        return ""
+
+
+NOBODY: Asks = _Nobody()
+
+
+class _Other(NamedTuple):
+    """Another live subject: what is recorded of a call that it would make, and what it holds."""
+
+    call: Call
+    defaults: Mapping[str, str]
+    values: Mapping[str, Any]
+    unknown: list[object]
+
+
+class Caller:
+    """The subject of a call, among the other live ones of its kind."""
+
+    def __init__(self, subjects: Subjects, identity: Identity) -> None:
+        assert identity.holder is not None
+        assert identity.subject is not None
+        self._subject = identity.subject
+        self._subjects = subjects
+        self._identity = identity
+        self._holder = identity.holder
+        self.has_twins = False
+
+    def is_only(self) -> bool:
+        return not self._is_any(self._identity.parts.get(CLASS, ""), lambda _: True)
+
+    def owns(self, serial: int) -> bool:
+        return serial in self._subject.serials
+
+    def accepts(self, serial: int) -> bool:
+        return self._subjects.accepts(self._subject, serial)
+
+    def another_fits(self, recorded: Call, call: Call) -> bool:
+        state, defaults = self._subjects.state, self._holder.parameters.default_parts()
+        differing = differences(recorded, call, state)
+        at_default = [name for name in differing if call.parts[name] == defaults.get(name)]
+        fixed = [n for n in of_subject(differing) if self._is_fixed(n, recorded, call)]
+        if not (at_default or fixed):
+            return False
+
+        def fits(other: _Other) -> bool:
+            return not of_subject(differences(recorded, other.call, state)) and all(
+                other.defaults.get(name) == recorded.parts[name] for name in at_default
+            )
+
+        return self._is_any(recorded.parts.get(CLASS, ""), fits)
+
+    def _is_fixed(self, name: str, recorded: Call, call: Call) -> bool:
+        """Whether a part has not changed since the run first saw the subject.
+
+        Another call that is in flight, or another function that captured the variable, may have
+        changed it before that.
+        """
+        if name == CLASS:
+            return True
+        held, whose = self._identity.held, owner(call.name, call.parts, name)
+        if name.startswith("closure.") and (whose, name) in self._subjects.state:
+            return False
+        if held is not None and held.shared(name):
+            return False
+        fixed = self._subjects.first(self._identity, name) == call.parts[name]
+        return fixed and name + FIRST not in recorded.parts
+
+    def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
+        if not self._identity.unknown or (self._subject.restored and self.owns(recorded.serial)):
+            return False
+        state, mine = self._subjects.state, self._identity.unknown.values()
+        held = sorted(id(each) for objects in mine for each in objects)
+
+        def is_twin(other: _Other) -> bool:
+            if not other.unknown or held == sorted(map(id, other.unknown)):
+                return False
+            names = of_subject(differences(other.call, call, state))
+            return all(self._begins(name, other) for name in names)
+
+        if self._is_any(call.parts.get(CLASS, ""), is_twin):
+            self.has_twins = True
+            return True
+        self.has_twins = self._has_recorded_twin(call, made)
+        return self.has_twins
+
+    def _has_recorded_twin(self, call: Call, made: Iterable[Call]) -> bool:
+        """Whether one attempt recorded calls of several subjects that this one equals."""
+        held: dict[int, dict[int, Mapping[str, tuple[int, ...]]]] = {}  # by attempt and subject
+        for each in made:
+            if not of_subject(differences(each, call, self._subjects.state)):
+                unknown = unknown_in(each.parts)
+                attempt = attempt_of(next(chain(*unknown.values())))
+                held.setdefault(attempt, {})[each.serial] = unknown
+        one_attempt = (list(subjects.values()) for subjects in held.values())
+        return any(each != first for first, *others in one_attempt for each in others)
+
+    def _is_any(self, class_text: str, fits: Callable[[_Other], bool]) -> bool:
+        """Whether another live subject fits.
+
+        What nothing refers to any more cannot be called, so garbage is collected before one counts
+        that was never seen to outlive that: once for each, since it is dear in a large process.
+        """
+        subjects = self._subjects
+        found = [obj for obj, other in self._others(class_text) if fits(other)]
+        if not found or any(map(subjects.has_outlived, found)):
+            return bool(found)
+        del found
+        subjects.let_go()
+        gc.collect()
+        found = [obj for obj, other in self._others(class_text) if fits(other)]
+        for obj in found:
+            subjects.outlives(obj)
+        return bool(found)
+
+    def twins_text(self) -> str:
+        """Return the text about a call that cannot be told from that of another object."""
+        held = self._identity.unknown
+        kinds = ", ".join(sorted({type(each).__name__ for objs in held.values() for each in objs}))
+        names = ", ".join(map(shown_part, held))
+        whose = self._holder.cls.__qualname__ if self._holder.cls is not None else "functions"
+        return (
+            f"calls of {self._holder.name!r} cannot be told apart: several {whose} are equal but "
+            f"for {names}, which has no digest ({kinds}). A recorded call of one could answer "
+            "another, so plain steps run again and side effects stop and ask. Give each a name as "
+            "an attribute or variable, or say what tells the objects apart: "
+            f"stepwise.identity({kinds.partition(',')[0]}, fields=(...))"
+        )
+
+    def _begins(self, name: str, other: _Other) -> bool:
+        """Whether of two lists one begins the other: then they do not tell subjects apart."""
+        mine, theirs = self._identity.values.get(name), other.values.get(name)
+        if type(mine) is not type(theirs) or not isinstance(mine, (list, tuple)):
+            return False
+        assert isinstance(theirs, (list, tuple))
+        length = min(len(mine), len(theirs))
+        return digest_part(mine[:length])[0] == digest_part(theirs[:length])[0]
+
+    def _others(self, class_text: str) -> Iterator[tuple[object, _Other]]:
+        """The other live subjects of a class, or the other functions that the same code made."""
+        for obj, holder in self._holder.others(class_text):
+            parts, unknown, values = {CLASS: class_text} if class_text else {}, [], holder.values()
+            first = self._subjects.first_of(obj)
+            for name, value in values.items():
+                parts[name], without = digest_part(value, holder.instance)
+                unknown += without
+                before = first.get(name, parts[name]).partition("?")[0]
+                if before != parts[name]:
+                    parts[name + FIRST] = before
+            call = Call(0, self._holder.name, "", "", 0, parts=parts)
+            yield obj, _Other(call, holder.parameters.default_parts(), values, unknown)

@@ -1,0 +1,483 @@
+"""Which recorded call answers which call of a resumed run.  Pure: no store, no clock, no threads.
+
+The *pool* holds the recorded calls that may still be met again.  A record answers a call of its
+name if all parts that both know are equal, state aside (see ``parts``); identity is a multiset, so
+two identical calls made on purpose are two.  What makes a side effect safe is the other half: one
+that matches nothing runs only if nothing recorded could be itself with other parts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+from stepwise._identity.parts import CLASS, FUNCTION, unknown_in
+from stepwise._journal.counters import counted_as
+from stepwise._journal.records import (
+    Call,
+    Compensated,
+    Compensating,
+    Ended,
+    Entry,
+    Forgotten,
+    Handled,
+    Intent,
+    Outcome,
+    Ruled,
+    Settled,
+)
+from stepwise._matching.callers import NOBODY, Asks, differences, nearness, of_subject
+from stepwise._matching.recorded_call import Recorded, Status
+from stepwise._matching.stops import Rulings, agrees, made_since
+from stepwise._matching.subjects import owner
+
+__all__ = ["FRESH", "Match", "Pool", "Verdict"]
+
+
+class Verdict(enum.Enum):
+    """What is to be done with a call."""
+
+    ANSWER = "return the recorded outcome"
+    CHANGED = "return the recorded outcome, and warn that the arguments changed"
+    AGAIN = "run it again under its recorded number and idempotency key"
+    DOUBT = "its side effect may have happened: decide"
+    BLOCKED = "it may be a recorded side effect with other arguments"
+    FRESH = "run it"
+
+
+class Match(NamedTuple):
+    """A verdict, and the recorded calls that it is about.
+
+    Args:
+        instead: number of the recorded call of the same name and ordinal, which does not answer.
+    """
+
+    verdict: Verdict
+    recorded: tuple[Recorded, ...] = ()
+    instead: int = 0
+
+
+FRESH = Match(Verdict.FRESH)
+
+
+def _nothing() -> None:
+    """Give none."""
+
+
+class Pool:
+    """The recorded calls of a run that no call of this attempt has used yet.
+
+    Args:
+        entries: the journal's records, in order.
+        known: the steps that this program defines now, each as (module, name) and as (module, name,
+            qualified name).  A record made by another function of the same name is not taken for a
+            call of this one while that other function is still there.
+        flags: what a checkpoint knew of earlier records, by their number.
+        state: what parts are state, pairs of owner and part; what the records say is added.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        known: Container[tuple[str, ...]] = (),
+        flags: Mapping[int, tuple[bool, bool, bool]] | None = None,
+        state: set[tuple[str, str]] | None = None,
+    ) -> None:
+        self._known = known
+        self._flags = flags or {}
+        self._state: set[tuple[str, str]] = set() if state is None else state
+        self.rulings = Rulings()
+        self._unused: dict[int, Recorded] = {}
+        # Ordered dicts, not lists or dicts: the first of many equal calls leaves in constant time.
+        self._by_key: dict[tuple[str, str], OrderedDict[int, None]] = {}
+        self._by_ordinal: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
+        self._by_turn: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
+        self._by_name: dict[str, set[int]] = {}
+        # By all arguments, defaults too, for calls that another default tells from their record.
+        self._by_arguments: dict[str, dict[Any, OrderedDict[int, None]]] = {}
+        self.highest = 0  # serial number of a subject, or of what has no digest
+        self._made: dict[tuple[str, str], list[Call]] = {}  # by subjects with parts of no digest
+        self._covered: dict[int, int] = {}
+        self.taken: set[tuple[str, str, int]] = set()  # names as counted, digests and ordinals
+        self.children: set[str] = set()  # ids of child runs
+        for entry in entries:
+            self._load(entry)
+        for recorded in self._unused.values():
+            self._index(recorded)
+            call = recorded.call
+            self.taken.add((counted_as(call.name, call.branch), call.digest, call.ordinal))
+            self.children.add(call.child)
+            unknown = unknown_in(call.parts)
+            self.highest = max(self.highest, call.serial, *chain(*unknown.values()))
+            if unknown:
+                self._made.setdefault((call.name, call.digest), []).append(call)
+
+    def __len__(self) -> int:
+        return len(self._unused)
+
+    def __bool__(self) -> bool:
+        return bool(self._unused or self.rulings.records)
+
+    @property
+    def unused(self) -> list[Recorded]:
+        """What no call used, in order; calls made inside an unused completed one left out.
+
+        So are those of a clean-up that is over: that nobody meets them is no wonder.
+        """
+        return [
+            each
+            for number, each in self._unused.items()
+            if number not in self._covered and not each.over
+        ]
+
+    @property
+    def all(self) -> list[Recorded]:
+        """What no call used, in order."""
+        return list(self._unused.values())
+
+    def holds(self, name: str, digest: str) -> bool:
+        """Whether a call of this name with these arguments is unused."""
+        return bool(self._by_key.get((name, digest)))
+
+    def get(self, number: int) -> Recorded | None:
+        """The recorded call of that number, while unused."""
+        return self._unused.get(number)
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def _load(self, entry: Entry) -> None:
+        record = entry.record
+        loader = _LOADERS.get(type(record))
+        if loader is not None:
+            loader(self, entry)
+        if entry.number in self._flags and not isinstance(record, Ruled):
+            number = getattr(record, "number", None) or record.call.number  # type: ignore[union-attr]
+            recorded = self._unused[number]
+            recorded.handled, recorded.retry, recorded.spent = self._flags[entry.number]
+
+    def _load_intent(self, entry: Entry) -> None:
+        call = entry.record.call  # type: ignore[union-attr]
+        self._acted_on(call)
+        self._unused[call.number] = Recorded(call, Status.OPEN, entry, entry)
+
+    def _load_outcome(self, entry: Entry) -> None:
+        outcome = entry.record
+        assert isinstance(outcome, Outcome)
+        call = outcome.call
+        self._acted_on(call)
+        self._state.update((owner(call.name, call.parts, part), part) for part in outcome.state)
+        self._unused[call.number] = Recorded(call, Status[outcome.status.upper()], entry, entry)
+
+    def _acted_on(self, call: Call) -> None:
+        """A call made while handling a failure shows that the workflow acted on that failure."""
+        failed = self._unused.get(call.unwinding or 0)
+        if failed is not None:
+            failed.handled = True
+
+    def _load_handled(self, entry: Entry) -> None:
+        for number in entry.record.numbers:  # type: ignore[union-attr]
+            if number in self._unused:
+                self._unused[number].handled = True
+
+    def _load_settled(self, entry: Entry) -> None:
+        settled = entry.record
+        assert isinstance(settled, Settled)
+        recorded = self._unused.get(settled.number)
+        if recorded is not None and recorded.undoing:
+            recorded.undoing = False
+            if settled.landed:  # it was undone
+                self._undone(settled.number)
+        elif recorded is not None:
+            status = Status.COMPLETED if settled.landed else Status.FREE
+            self._unused[settled.number] = Recorded(
+                recorded.call, status, entry, recorded.origin, spent=recorded.spent
+            )
+
+    def _load_forgotten(self, entry: Entry) -> None:
+        numbers = entry.record.numbers  # type: ignore[union-attr]
+        self.rulings.forget(numbers)
+        for number in numbers:
+            self._unused.pop(number, None)
+
+    def _load_ruled(self, entry: Entry) -> None:
+        self.rulings.add(entry)
+
+    def _load_compensating(self, entry: Entry) -> None:
+        recorded = self._unused.get(entry.record.number)  # type: ignore[union-attr]
+        if recorded is not None:
+            recorded.undoing = True
+
+    def _load_compensated(self, entry: Entry) -> None:
+        self._undone(entry.record.number)  # type: ignore[union-attr]
+
+    def _undone(self, number: int) -> None:
+        self.rulings.forget((number,))
+        self._unused.pop(number, None)
+
+    def _load_ended(self, entry: Entry) -> None:
+        ended = entry.record
+        assert isinstance(ended, Ended)
+        for number in ended.retry:
+            if number in self._unused:
+                self._unused[number].retry = True
+        for number in ended.spent:
+            if number in self._unused:
+                self._unused[number].spent = True
+
+    def _index(self, recorded: Recorded) -> None:
+        call = recorded.call
+        for index, key in self._keys(call):
+            index.setdefault(key, OrderedDict())[call.number] = None
+        self._by_name.setdefault(call.name, set()).add(call.number)
+        self._by_arguments.pop(call.name, None)
+        outcome = recorded.outcome
+        if outcome is not None and recorded.answers:
+            for inner in outcome.inner:
+                self._covered[inner] = call.number
+
+    def _keys(self, call: Call) -> Iterator[tuple[dict[Any, OrderedDict[int, None]], Any]]:
+        yield self._by_key, (call.name, call.digest)
+        yield self._by_ordinal, (call.name, call.digest, call.ordinal)
+        yield self._by_turn, (call.name, call.branch, call.ordinal)
+
+    # -- matching --------------------------------------------------------------------------------
+
+    def match(
+        self,
+        call: Call,
+        *,
+        directly: bool,
+        alone: Callable[[], bool],
+        caller: Asks = NOBODY,
+        older: Callable[[], Call | None] = _nothing,
+    ) -> Match:
+        """Decide a call; the recorded calls it names stay in the pool until :meth:`take`.
+
+        Args:
+            call: what is being called; its ``number`` does not matter.
+            directly: it is made by the workflow's own statement, which makes it at most once.
+            alone: whether no other task or thread of the run could make the recorded call.
+            caller: the instance or function that is called.
+            older: gives the call as an older version would have recorded it.
+        """
+        recorded = self._candidate(call, caller)
+        if recorded is None and call.name in self._by_name and (before := older()) is not None:
+            recorded = self._candidate(before, caller)
+        if recorded is not None and not self._has_twin(call, recorded, caller):
+            return Match(self._verdict(recorded), (recorded,))
+        if not call.effect:
+            return FRESH
+        ruled = self._as_ruled(call)
+        verdict = Verdict.FRESH if ruled is None else ruled.verdict
+        if ruled is not None and verdict not in (Verdict.FRESH, Verdict.BLOCKED):
+            return ruled
+        rivals = self._rivals(call, caller)
+        if ruled is not None:
+            rivals = [each for each in rivals if each not in ruled.recorded]
+        if not rivals:
+            return Match(verdict)
+        only = rivals[0]
+        if (
+            recorded is None
+            and verdict is Verdict.FRESH
+            and directly
+            and len(rivals) == 1
+            and only.answers
+            and self._fits(only, call)
+            and not of_subject(differences(only.call, call, self._state))
+            and (only.call.name, only.call.place, only.call.site)
+            == (call.name, call.place, call.site)
+            and alone()
+        ):
+            return Match(Verdict.CHANGED, (only,))
+        return Match(Verdict.BLOCKED, tuple(rivals))
+
+    def _as_ruled(self, call: Call) -> Match | None:
+        """What follows from what somebody said of this call; ``None`` if nobody did.
+
+        The recorded call that it is (blocked if another call has taken that); or ``FRESH``, with
+        the recorded calls that it is not.  Nobody spoke of a call that differs in a part in which
+        the stopped call was the recorded one: it is of another object, which comes in its place.
+        """
+        found = self.rulings.of(call)
+        if found is None:
+            return None
+        said, ruled = found
+        if ruled.same:
+            recorded = self._unused.get(ruled.steps[0])
+        else:
+            named = (self._unused[number] for number in self._by_name.get(call.name, ()))
+            recorded = made_since(said, ruled, named)
+            if recorded is None:
+                known = [self._unused[n] for n in ruled.steps if n in self._unused]
+                known = [each for each in known if agrees(call, ruled.call, each.call)]
+                return Match(Verdict.FRESH, tuple(known))
+        if recorded is None:
+            return Match(Verdict.BLOCKED)
+        if not agrees(call, ruled.call, recorded.call):
+            return None
+        verdict = self._verdict(recorded)
+        return Match(Verdict.CHANGED if verdict is Verdict.ANSWER else verdict, (recorded,))
+
+    def _verdict(self, recorded: Recorded) -> Verdict:
+        if recorded.answers:
+            return Verdict.ANSWER
+        return Verdict.DOUBT if recorded.in_doubt else Verdict.AGAIN
+
+    def _has_twin(self, call: Call, recorded: Recorded, caller: Asks) -> bool:
+        made = self._made.get((call.name, recorded.call.digest), ())
+        return caller.has_twin(call, recorded.call, made)
+
+    def _candidate(self, call: Call, caller: Asks) -> Recorded | None:
+        """The record of this very call.
+
+        First one of the same subject, then one of the same ordinal, then that of the nearest state.
+        """
+        for fits in (self._fits, self._fits_in_doubt)[: 2 if call.effect else 1]:
+            best: tuple[bool, bool, int] | None = None
+            found = None
+            for number in self._equal(call):
+                recorded = self._unused[number]
+                if not fits(recorded, call) or not self._is_same(recorded.call, call, caller):
+                    continue
+                other = recorded.call
+                near = caller.owns(other.serial), other.ordinal == call.ordinal
+                if all(near) or not (call.serial or other.serial):
+                    return recorded  # those without a subject come in the right order
+                order = *near, nearness(other, call)
+                if best is None or order > best:
+                    best, found = order, recorded
+            if found is not None:
+                return found
+        return None
+
+    def _equal(self, call: Call) -> Iterator[int]:
+        """The recorded calls with the same arguments, those of the same ordinal first."""
+        yield from self._by_ordinal.get((call.name, call.digest, call.ordinal), ())
+        yield from self._by_key.get((call.name, call.digest), ())
+        arguments = _arguments(call)
+        if call.parts and call.name in self._by_name:
+            if call.name not in self._by_arguments:
+                self._index_arguments(call.name)
+            for number in self._by_arguments[call.name].get(arguments, ()):
+                if self._unused[number].call.digest != call.digest:
+                    yield number
+
+    def _index_arguments(self, name: str) -> None:
+        index = self._by_arguments[name] = {}
+        for number in sorted(self._by_name[name]):
+            arguments = _arguments(self._unused[number].call)
+            index.setdefault(arguments, OrderedDict())[number] = None
+
+    def _is_same(self, recorded: Call, call: Call, caller: Asks) -> bool:
+        """Whether all parts that both know are equal, state aside."""
+        if not recorded.parts and CLASS in call.parts:
+            return caller.is_only()  # a version that knew no parts made it
+        return caller.accepts(recorded.serial) and not differences(recorded, call, self._state)
+
+    def _fits(self, recorded: Recorded, call: Call) -> bool:
+        """Whether it could be this very call, its parts aside."""
+        return recorded.call.unwinding == call.unwinding and self._fits_code(recorded, call)
+
+    def _fits_in_doubt(self, recorded: Recorded, call: Call) -> bool:
+        """The same for what was left in doubt by one unwinding and is met in another.
+
+        The tool can then say what is to be done, and the answer of somebody who looked counts.
+        """
+        return (recorded.in_doubt or recorded.settled) and self._fits_code(recorded, call)
+
+    def _fits_code(self, recorded: Recorded, call: Call) -> bool:
+        other = recorded.call
+        if other.branch != call.branch or self._is_of_other_code(other, call):
+            return False
+        # What was called inside a completed step answers only inside a step of that name, unless
+        # the code was rearranged around it.
+        return other.scope == call.scope or other.number not in self._covered
+
+    def _is_of_other_code(self, other: Call, call: Call) -> bool:
+        """Whether another function of the same name made a record, and is still there."""
+        if other.module != call.module and (other.module, other.name) in self._known:
+            return True
+        theirs, mine = other.parts.get(FUNCTION, ""), call.parts.get(FUNCTION, "")
+        known = (other.module, other.name, theirs or other.name)
+        return theirs != mine and bool(other.parts) and known in self._known
+
+    def _rivals(self, call: Call, caller: Asks) -> list[Recorded]:
+        """Recorded effects that this call could be, with other arguments."""
+        numbers = set(self._by_name.get(call.name, ()))
+        if call.place:
+            numbers.update(
+                number
+                for number, recorded in self._unused.items()
+                if recorded.call.place == call.place and recorded.in_doubt
+            )
+        return [
+            self._unused[number]
+            for number in sorted(numbers)
+            if number in self._unused
+            and number not in self._covered
+            and self._may_be(self._unused[number], call, caller)
+        ]
+
+    def _may_be(self, recorded: Recorded, call: Call, caller: Asks) -> bool:
+        other = recorded.call
+        if other.branch != call.branch:
+            return False
+        if other.name == call.name and other.parts:
+            if self._is_of_other_code(other, call) or not caller.accepts(other.serial):
+                return False
+            if recorded.may_have_happened and caller.another_fits(other, call):
+                return False
+        # Settled, it is like what the clean-up completed: it answers its own call only.
+        return recorded.may_have_happened and not recorded.over
+
+    def instead(self, call: Call) -> int:
+        """The number of the unused record of this very turn, which differs; 0 if there is none."""
+        numbers = self._by_turn.get((call.name, call.branch, call.ordinal), ())
+        return next((each for each in numbers if each not in self._covered), 0)
+
+    def put_back(self, recorded: Recorded) -> None:
+        """This call may be met again: what made it is tried again."""
+        self._unused[recorded.call.number] = recorded
+        self._index(recorded)
+
+    def take(self, recorded: Recorded) -> None:
+        """A call uses this record; what was called inside it is used with it."""
+        self._remove(recorded.call.number)
+        outcome = recorded.outcome
+        if outcome is not None and recorded.answers:
+            for number in outcome.inner:
+                self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        recorded = self._unused.pop(number, None)
+        self._covered.pop(number, None)
+        if recorded is not None:
+            call = recorded.call
+            for index, key in self._keys(call):
+                del index[key][number]
+            self._by_name[call.name].discard(number)
+            arguments = self._by_arguments.get(call.name)
+            if arguments is not None:
+                arguments.get(_arguments(call), OrderedDict()).pop(number, None)
+
+
+def _arguments(call: Call) -> tuple[tuple[str, str], ...]:
+    """The arguments of a call in parts, those at their default too."""
+    return tuple(sorted(each for each in call.parts.items() if each[0].isidentifier()))
+
+
+_LOADERS: dict[type, Callable[[Pool, Entry], None]] = {
+    Intent: Pool._load_intent,
+    Outcome: Pool._load_outcome,
+    Handled: Pool._load_handled,
+    Settled: Pool._load_settled,
+    Ruled: Pool._load_ruled,
+    Forgotten: Pool._load_forgotten,
+    Compensating: Pool._load_compensating,
+    Compensated: Pool._load_compensated,
+    Ended: Pool._load_ended,
+}

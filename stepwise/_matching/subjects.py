@@ -1,0 +1,579 @@
+"""Who is called: instances with methods that are steps, and functions that captured variables.
+
+Each that a run meets is a *subject* and gets a serial number in the run.  For each call the subject
+gives its identity in parts (see ``parts``).  What the body of a call changes is *state*: it stays
+out of the identity from then on, and is put back when the call is answered from the journal.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+from operator import is_not
+from typing import Any, NamedTuple, Protocol
+
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._identity.deltas import MISSING, Delta, applied, copied, delta
+from stepwise._identity.holders import Holder, class_text
+from stepwise._identity.parts import CLASS, FUNCTION
+from stepwise._identity.sights import ATOMS, Sight, Sights
+from stepwise._journal.records import Call
+
+__all__ = [
+    "FIRST",
+    "UNKNOWN",
+    "Effects",
+    "Held",
+    "Identity",
+    "Subjects",
+    "attempt_of",
+    "complete",
+    "owner",
+]
+
+FIRST = "@"
+"""Behind the name of a part: what it was when the run first saw the subject."""
+UNKNOWN = "."
+"""What it was then is not known: the subject came back from a checkpoint."""
+
+_SIZED = (list, dict, set)
+_NUMBERS = 1_000_000  # that one attempt may give
+_NOTHING: Mapping[str, Any] = {}
+
+
+def owner(name: str, parts: Mapping[str, str], part: str) -> str:
+    """Return whose a part of a call is: a class, the function around a step, or the step."""
+    if part.startswith("self."):
+        return parts.get(CLASS, "")
+    return parts.get(FUNCTION, "").rpartition(".<locals>.")[0] or name
+
+
+def attempt_of(serial: int) -> int:
+    """Return the attempt that gave a serial number: another one gives the same object another."""
+    return serial // _NUMBERS
+
+
+class Identity:
+    """What tells a call from others.
+
+    Args:
+        digest: of the arguments.
+        parts: see ``parts``; without those of a subject.
+    """
+
+    __slots__ = ("digest", "held", "holder", "noted", "older", "parts", "sight", "subject")
+
+    def __init__(self, digest: str, parts: dict[str, str]) -> None:
+        self.digest = digest
+        self.parts = parts
+        self.held: Held | None = None  # while the call is in flight
+        self.noted: list[str] = []  # parts found to be state when it began
+        self.holder: Holder | None = None
+        self.subject: Subject | None = None
+        # Digest and parts by an older rule: classes of the started file were those of ``__main__``.
+        self.older: Callable[[], tuple[str, dict[str, str]]] | None = None
+        self.sight: Sight | None = None  # when the call was made
+
+    @property
+    def serial(self) -> int:
+        """The number of its subject; 0 for a call without one."""
+        return self.subject.serial if self.subject is not None else 0
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What its subject held, by the names of the parts."""
+        return self.sight.values if self.sight is not None else _NOTHING
+
+    @property
+    def unknown(self) -> Mapping[str, Sequence[object]]:
+        """What of that has no digest."""
+        return self.sight.unknown if self.sight is not None else _NOTHING
+
+    def as_older(self, call: Call) -> Call | None:
+        """The call as an older version would have recorded it; ``None`` if that is the same."""
+        if self.older is None:
+            return None
+        digest, parts = self.older()
+        if digest == call.digest:
+            return None
+        return call._replace(digest=digest, parts={**call.parts, **parts})
+
+    def began(self, number: int) -> None:
+        """The call has a number, by which the calls made in it know it."""
+        if self.held is not None:
+            self.held.number = number
+
+
+class Subject:
+    """An instance or function that a run has met.
+
+    Args:
+        restored: a checkpoint knew it, so that its serial numbers are its own.
+        serials: its number, and those that it had in the processes before this one.
+        first: its parts when the run first met it.
+    """
+
+    __slots__ = ("first", "reference", "restored", "serial", "serials", "sights")
+
+    def __init__(
+        self, reference: Callable[[], object], serial: int, sights: Sights, *, restored: bool
+    ) -> None:
+        self.reference = reference
+        self.serial = serial
+        self.serials = {serial}
+        self.restored = restored
+        self.first: dict[str, str] = {}
+        self.sights = sights
+
+
+class _Group:
+    """Calls in flight that hold one object."""
+
+    __slots__ = ("members", "overlapped")
+
+    def __init__(self) -> None:
+        self.members: list[Held] = []
+        self.overlapped = False
+
+
+class Held:
+    """A call in flight, and which other calls hold the same.
+
+    Args:
+        holder: where the parts of its subject are.
+        sight: what it held before the call.
+    """
+
+    __slots__ = ("copies", "groups", "holder", "looked", "number", "sight")
+
+    def __init__(self, holder: Holder, sight: Sight) -> None:
+        self.number = 0
+        self.looked = False  # at what it did
+        self.holder = holder
+        self.sight = sight
+        self.copies = sight.copies
+        if sight.large:
+            fresh = {name: copied(sight.values[name]) for name in sight.large}
+            self.copies = {**sight.copies, **fresh}
+        self.groups: dict[int, _Group] | None = None  # once another call is in flight
+
+    def ids(self) -> set[int]:
+        """Of the subject, and of what it holds that can be changed inside."""
+        holder = self.holder
+        found = set(map(id, holder.cells.values()))
+        if holder.instance is not None:
+            found.add(id(holder.instance))
+        found.update(id(each) for each in self.sight.values.values() if type(each) not in ATOMS)
+        return found
+
+    def shared(self, name: str) -> bool:
+        """Whether another call may have changed this attribute or variable."""
+        if not self.groups:
+            return False
+        value = self.sight.values.get(name)
+        groups = (self.groups.get(id(self.holder.place(name))), self.groups.get(id(value)))
+        return any(group is not None and group.overlapped for group in groups)
+
+
+class Effects(NamedTuple):
+    """What a call did to its subject.
+
+    Args:
+        deltas: by the name of the part.
+        whole: objects that changed inside, to be recorded as they are now.
+        unclear: names of parts that other calls may have changed.
+        state: names of parts that turned out to be state by this call.
+    """
+
+    deltas: dict[str, Delta]
+    whole: dict[str, Any]
+    unclear: tuple[str, ...]
+    state: tuple[str, ...]
+
+
+class Called(Protocol):
+    """What is called: a step, or a workflow as a child."""
+
+    name: str
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The plain function."""
+
+    @property
+    def parameters(self) -> Any:
+        """Its parameters."""
+
+
+class _Left(NamedTuple):
+    """What an attempt that stopped leaves in this process.
+
+    Args:
+        state: what it found to be state.
+        touched: what its calls changed and is still as they left it, by id; held weakly where that
+            can be, since an instance that is held would be a twin of the next attempt's.
+    """
+
+    state: set[tuple[str, str]]
+    touched: dict[int, Callable[[], object]]
+
+
+_left: OrderedDict[str, _Left] = OrderedDict()  # by run id
+_STOPPED = 32  # runs
+
+
+class Subjects:
+    """The subjects of one run, and what of them is state: pairs of :func:`owner` and part."""
+
+    def __init__(self, run_id: str, state: Iterable[tuple[str, str]] = (), last: int = 0) -> None:
+        self._run_id = run_id
+        before = _left.get(run_id)
+        self.state = {*state, *(before.state if before is not None else ())}
+        self.last = last
+        self._before = last  # the highest number when the checkpoint was taken
+        self._kept = dict(before.touched) if before is not None else {}
+        self._touched: dict[int, Callable[[], object]] = {}
+        self._known: dict[int, Subject] = {}
+        self._serials: dict[int, tuple[Callable[[], object], int]] = {}  # of what has no digest
+        self._in_flight: list[Held] = []
+        self._alive: dict[int, Callable[[], object]] = {}
+        self._groups: dict[int, _Group] = {}
+        self._lock = threading.RLock()
+
+    def go_on_after(self, highest: int) -> None:
+        """Give numbers that no earlier attempt of the run has given."""
+        if highest:
+            self.last = (attempt_of(highest) + 1) * _NUMBERS
+
+    # -- the identity of a call ------------------------------------------------------------------
+
+    def complete(self, identity: Identity, subject: object, holder: Holder) -> None:
+        """Add the parts of its subject to the identity of a call.
+
+        Args:
+            subject: the instance or the step.
+        """
+        identity.holder = holder
+        with self._lock:
+            known = identity.subject = self._subject(subject)
+            sight = identity.sight = known.sights.look(holder, self.state)
+            if sight.state != len(self.state):
+                sight.state = len(self.state)
+                sight.recorded = self._recorded(known, sight, holder)
+            identity.parts.update(sight.recorded)
+
+    def _recorded(self, known: Subject, sight: Sight, holder: Holder) -> dict[str, str]:
+        """What a record holds of a subject: its parts, and what those were that changed since."""
+        known.first = {**sight.texts, **known.first}
+        recorded = {**sight.texts}
+        for part, text in sight.texts.items():
+            first = known.first[part]
+            if text[0] == "." and holder.key(part) in self.state:
+                if known.restored:
+                    recorded[part + FIRST] = UNKNOWN
+                elif first != text:
+                    recorded[part + FIRST] = first
+        return recorded
+
+    def has_outlived(self, obj: object) -> bool:
+        """Whether an object was seen to be alive when garbage had just been collected."""
+        reference = self._alive.get(id(obj))
+        return reference is not None and reference() is obj
+
+    def outlives(self, obj: object) -> None:
+        """Garbage has just been collected, and this is none."""
+        here = id(obj)
+        self._alive[here] = _reference(obj, lambda _: self._alive.pop(here, None))
+
+    def let_go(self) -> None:
+        """Hold nothing that was only looked at: then what nobody else holds is garbage."""
+        with self._lock:
+            for known in list(self._known.values()):
+                known.sights.let_go()
+
+    def first(self, identity: Identity, part: str) -> str | None:
+        """What a part of a subject was when the run first saw it."""
+        return identity.subject.first.get(part) if identity.subject is not None else None
+
+    def first_of(self, obj: object) -> dict[str, str]:
+        """What the parts of an object were, if it is a subject of this run."""
+        known = self._known.get(id(obj))
+        return known.first if known is not None and known.reference() is obj else {}
+
+    def _numbered(self, unknown: Sequence[object]) -> str:
+        """What stands in the text of a part for objects that have no digest."""
+        return "?" + ",".join(map(str, sorted({self._serial_of(each) for each in unknown})))
+
+    def _subject(self, obj: object) -> Subject:
+        known = self._known.get(id(obj))
+        if known is not None and known.reference() is obj:
+            return known
+        self.last += 1
+        return self._add(obj, self.last, restored=False)
+
+    def _add(self, obj: object, serial: int, *, restored: bool) -> Subject:
+        here = id(obj)
+        reference = _reference(obj, lambda _: self._known.pop(here, None))
+        sights = Sights(self._numbered)
+        known = self._known[here] = Subject(reference, serial, sights, restored=restored)
+        return known
+
+    def _serial_of(self, obj: object) -> int:
+        here = id(obj)
+        found = self._serials.get(here)
+        if found is None or found[0]() is not obj:
+            self.last += 1
+            reference = _reference(obj, lambda _: self._serials.pop(here, None))
+            found = self._serials[here] = reference, self.last
+        return found[1]
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def serials(self, obj: object) -> tuple[int, ...]:
+        """The serial numbers of an object, today's first; none if it is not a subject."""
+        known = self._known.get(id(obj))
+        if known is None or known.reference() is not obj:
+            return ()
+        return known.serial, *sorted(known.serials - {known.serial})
+
+    def accepts(self, subject: Subject, serial: int) -> bool:
+        """Whether a subject may have made a record with this serial number.
+
+        Not one of another subject that a checkpoint knew; and a subject that a checkpoint knew made
+        none with a number that was given out after it.
+        """
+        if serial in subject.serials:
+            return True
+        if subject.restored and serial > self._before:
+            return False
+        return not any(
+            known.restored and serial in known.serials and known.reference() is not None
+            for known in list(self._known.values())
+        )
+
+    def met(self, identity: Identity, recorded: Call) -> None:
+        """A call is a recorded one: the number of its subject is from now on the subject's, too."""
+        subject = identity.subject
+        if subject is not None and recorded.serial:
+            with self._lock:
+                if len(subject.serials) == 1 and not subject.restored:
+                    subject.serial = recorded.serial
+                subject.serials.add(recorded.serial)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def adopt(self, restored: Iterable[tuple[tuple[int, ...], object]]) -> None:
+        """These objects were loaded from a checkpoint, with their serial numbers."""
+        with self._lock:
+            for serials, obj in restored:
+                known = self._add(obj, serials[0], restored=True)
+                known.serials.update(serials)
+
+    # -- a call in flight ------------------------------------------------------------------------
+
+    def begin(self, identity: Identity, around: Collection[int]) -> None:
+        """A call begins: remember what its subject holds.
+
+        Args:
+            around: numbers of the calls that it is made in.
+        """
+        if identity.holder is None:
+            return
+        assert identity.sight is not None
+        held = identity.held = Held(identity.holder, identity.sight)
+        with self._lock:
+            if around:
+                self._note_others(identity, around)
+            if self._in_flight:  # mostly there is none
+                for other in self._in_flight:
+                    if other.groups is None:
+                        self._join(other, ())
+                self._join(held, around)
+            self._in_flight.append(held)
+
+    def _join(self, held: Held, around: Collection[int]) -> None:
+        held.groups = {}
+        for here in held.ids():
+            group = held.groups[here] = self._groups.setdefault(here, _Group())
+            if not group.overlapped:
+                group.overlapped = any(each.number not in around for each in group.members)
+            group.members.append(held)
+
+    def _note_others(self, identity: Identity, around: Collection[int]) -> None:
+        """What a call in flight has changed of the same subject is state already.
+
+        Else what is called in it would not be met again if it dies.
+        """
+        holder = identity.holder
+        assert holder is not None
+        for other in self._in_flight:
+            if other.number not in around:
+                continue
+            for part, text in other.sight.texts.items():
+                key = holder.key(part)
+                if (
+                    identity.parts.get(part, text) != text
+                    and key not in self.state
+                    and holder.place(part) is other.holder.place(part)
+                ):
+                    self.state.add(key)
+                    identity.noted.append(part)
+
+    def end(self, identity: Identity) -> None:
+        """The call is over."""
+        held = identity.held
+        if held is None:
+            return
+        if not held.looked:  # it has no outcome: what it did may stay in this process
+            self.effects(identity)
+        identity.held = None
+        with self._lock:
+            self._in_flight.remove(held)
+            for here, group in (held.groups or {}).items():
+                group.members.remove(held)
+                if not group.members and self._groups.get(here) is group:
+                    del self._groups[here]
+
+    def effects(self, identity: Identity) -> Effects | None:
+        """What a call in flight did to its subject until now; ``None`` if nothing."""
+        held = identity.held
+        if held is None:
+            return None
+        held.looked = True
+        holder, known = held.holder, identity.subject
+        assert known is not None
+        with self._lock:
+            changed, now = self._changed(held, known.sights)
+        if not changed and not identity.noted:
+            return None
+        deltas: dict[str, Delta] = {}
+        whole: dict[str, Any] = {}
+        unclear, state = [], [*identity.noted]
+        for part in changed:
+            key = holder.key(part)
+            if key not in self.state:
+                self.state.add(key)
+                state.append(part)
+            before, content = held.sight.values.get(part, MISSING), held.copies.get(part)
+            after = now.get(part, MISSING)
+            touched = holder.changeable(part, after)
+            self._touched[id(touched)] = _reference(touched)
+            if held.shared(part):
+                unclear.append(part)
+                continue
+            deltas[part] = delta(before, content, after)
+            if deltas[part] == ("whole",):
+                whole[part] = after
+        return Effects(deltas, whole, tuple(unclear), tuple(state))
+
+    def _changed(self, held: Held, sights: Sights) -> tuple[list[str], Mapping[str, Any]]:
+        """The names of the parts that are not as they were, and what the subject holds now."""
+        holder, sight = held.holder, held.sight
+        if sight.is_of(holder.raw()):
+            now, names = sight.values, sight.moving
+        else:
+            now = holder.values()
+            if list(now) == list(sight.values):
+                names = [*compress(now, map(is_not, now.values(), sight.values.values()))]
+                names += [name for name in sight.moving if name not in names]
+            else:
+                names = [*sight.values, *(name for name in now if name not in sight.values)]
+        return [n for n in names if self._has_changed(held, n, now.get(n, MISSING), sights)], now
+
+    def _has_changed(self, held: Held, part: str, now: Any, sights: Sights) -> bool:
+        sight = held.sight
+        before = sight.values.get(part, MISSING)
+        if before is MISSING or now is MISSING:
+            return before is not now
+        if now is before and sight.parts[part].fixed:
+            return False
+        if type(now) in _SIZED and now is before and len(held.copies[part]) != len(now):
+            return True
+        return sights.part(part, now, held.holder, self.state).text != sight.parts[part].text
+
+    def around(
+        self, identity: Identity, recorded: Call, around: Surroundings, changed: Collection[str]
+    ) -> Surroundings:
+        """What an answered call changed as a whole: of its arguments and of its subject.
+
+        Of what an attempt in this process left changed already it is a copy, which is let go.
+        """
+        arguments = {n: v for n, v in around.arguments.items() if n in changed}
+        for part, value in identity.values.items():
+            if part in changed:
+                kept = self._is_kept(identity, recorded, part, value)
+                arguments[part] = copy.copy(value) if kept else value
+        return replace(around, arguments=arguments)
+
+    def _is_kept(self, identity: Identity, recorded: Call, part: str, value: Any) -> bool:
+        """Whether an attempt in this process changed a part, and nothing has put it back since."""
+        assert identity.holder is not None
+        holds = identity.holder.changeable(part, value)
+        kept = self._kept.get(id(holds))
+        if kept is None or kept() is not holds:
+            return False
+        return recorded.parts.get(part) != identity.parts.get(part)
+
+    def apply(self, identity: Identity, recorded: Call, deltas: Mapping[str, Delta]) -> None:
+        """Repeat what an answered call did to its subject.
+
+        Where an attempt in this process left it changed already, that stays as it is.
+        """
+        holder = identity.holder
+        if holder is None:
+            return
+        with self._lock:
+            values = holder.values()
+            for part, change in deltas.items():
+                before = values.get(part, MISSING)
+                if change[0] == "whole" or self._is_kept(identity, recorded, part, before):
+                    continue
+                after = applied(change, before)
+                if after is not before:
+                    holder.put(part, after)
+
+    def leave(self, *, completed: bool) -> None:
+        """The attempt is over; an unfinished run may be taken up again in this process."""
+        with self._lock:
+            _left.pop(self._run_id, None)
+            touched = {**self._kept, **self._touched}
+            if completed or not (touched or self.state):
+                return
+            _left[self._run_id] = _Left(set(self.state), touched)
+            while len(_left) > _STOPPED:
+                _left.popitem(last=False)
+
+
+def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Callable[[], object]:
+    try:
+        return weakref.ref(obj, gone)
+    except TypeError:  # it takes none, so it is held as long as the run
+        return lambda: obj
+
+
+def complete(subjects: Subjects, identity: Identity, called: Called, instance: object) -> None:
+    """Add to an identity the parts of what a call is made on.
+
+    Args:
+        instance: the object or class that a method is bound to.
+    """
+    cls: type | None = None
+    if instance is not None:
+        cls = instance if isinstance(instance, type) else type(instance)
+        identity.parts[CLASS] = class_text(cls)
+    held = None if cls is instance else instance
+    holder = Holder(
+        called.name,
+        called.function,
+        called.parameters,
+        held,
+        cls,
+        owner(called.name, identity.parts, "closure."),
+    )
+    subjects.complete(identity, called.function if instance is None else instance, holder)

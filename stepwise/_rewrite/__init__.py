@@ -1,0 +1,77 @@
+"""Functions that can be entered in the middle: pure syntax tree in, function out.
+
+Knows no store and no run.  ``rewrite(function)`` gives a copy that runs as the original, unless
+somebody gives it a frame, which is asked to save at statement boundaries, and can begin at one::
+
+    class Recorder(Frame):
+        def save(self, number, values):     # a point was reached while ``self.due``
+            self.last = number, {**values}
+
+    rewritten = rewrite(agent)
+    first = Recorder()
+    first.due = True
+    pending.set(first)                      # taken by the next rewritten function to be entered
+    rewritten("task")                       # dies, after some saves
+
+    second = Recorder()
+    second.target, second.values = first.last
+    pending.set(second)
+    rewritten("task")                       # goes on after that statement, with those locals
+
+``source``     a function's source, taken when its decorator runs, and its syntax tree
+``points``     structural positions of statements, and a fingerprint of the code
+``ahead``      what a statement names and calls
+``following``  the statement that comes after a position
+``scope``      declarations, and the hidden names
+``made``       variables that one call makes
+``nodes``      what is added to a body
+``transform``  the rewrite of a body
+``frame``      what the rewritten function asks while it runs
+``build``      from the rewritten tree to a function
+``cells``      what a notebook's cell reads, binds and defines; imported by who needs it
+
+The modules, each importing only from those before it::
+
+    source points ahead frame made scope nodes transform build cells following
+"""
+
+from __future__ import annotations
+
+from stepwise._rewrite.ahead import Ahead
+from stepwise._rewrite.build import Rewritten, UnsupportedError, build, rewrite
+from stepwise._rewrite.following import following_line, function_like
+from stepwise._rewrite.frame import Frame, pending
+from stepwise._rewrite.made import Made
+from stepwise._rewrite.points import (
+    Place,
+    Points,
+    fingerprint,
+    handler_at,
+    prefix_fingerprint,
+)
+from stepwise._rewrite.scope import renamed
+from stepwise._rewrite.source import FunctionNode, Source, capture
+from stepwise._rewrite.transform import Point
+
+__all__ = [
+    "Ahead",
+    "Frame",
+    "FunctionNode",
+    "Made",
+    "Place",
+    "Point",
+    "Points",
+    "Rewritten",
+    "Source",
+    "UnsupportedError",
+    "build",
+    "capture",
+    "fingerprint",
+    "following_line",
+    "function_like",
+    "handler_at",
+    "pending",
+    "prefix_fingerprint",
+    "renamed",
+    "rewrite",
+]

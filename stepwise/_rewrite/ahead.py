@@ -1,0 +1,241 @@
+"""What a statement names and calls, so that somebody can say whether it may call a step.
+
+Only read off the text: what a name stands for is known when the statement is about to be executed.
+Operators, properties, iteration and the methods of context managers are not asked.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepwise._rewrite.points import TRIES, opens
+
+__all__ = ["Ahead", "ahead_of", "each_pass", "head_of"]
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr)
+
+
+class Ahead(NamedTuple):
+    """The code that is executed between a point and the next one.
+
+    Args:
+        called: the dotted names that are called.
+        used: the others.
+        unknown: something is called that has no name.
+        generates: a generator comes of it.
+        ends: nothing is called from here to the end of the function.
+        escapes: an exception leads to a handler that calls something.
+        inner: the same of the body of a loop or ``with`` statement, in which there may be no
+            points, depending on what is iterated over or entered.
+        key: of that statement: the hidden iterator of a loop, the number of a ``with``.
+        iterable: the name of what is iterated over; empty if it is certainly plain data.
+    """
+
+    called: frozenset[str] = frozenset()
+    used: frozenset[str] = frozenset()
+    unknown: bool = False
+    generates: bool = False
+    ends: bool = False
+    escapes: bool = False
+    inner: Ahead | None = None
+    key: str | int = ""
+    iterable: str | None = None
+
+    def __or__(self, other: object) -> Ahead:
+        if not isinstance(other, Ahead):
+            return NotImplemented
+        return self._replace(
+            called=self.called | other.called,
+            used=self.used | other.used,
+            unknown=self.unknown or other.unknown,
+            generates=self.generates or other.generates,
+            ends=self.ends or other.ends,
+        )
+
+    @property
+    def matters(self) -> bool:
+        """Whether there is anything to be looked at."""
+        names = bool(self.called or self.used)
+        flags = self.unknown or self.generates or self.ends or self.escapes
+        return names or flags or self.inner is not None
+
+
+def ahead_of(stmts: list[ast.stmt], key: str | int = "") -> Ahead | None:
+    """What happens from the point before statements to the next one; ``None`` if nothing matters.
+
+    Args:
+        stmts: a single one, or several that contain no call.
+        key: for a loop or ``with`` statement, by which it is known.
+    """
+    ahead = _opened(stmts[0], key) if opens(stmts[0]) else _of(stmts)
+    if isinstance(stmts[-1], ast.Return):
+        ahead = ahead._replace(ends=True)
+    return ahead if ahead.matters else None
+
+
+def each_pass(stmt: ast.stmt, iterator: str = "") -> Ahead | None:
+    """What a loop calls before it begins another pass.
+
+    Args:
+        iterator: its hidden name.
+    """
+    if isinstance(stmt, ast.While):
+        ahead = _of([stmt.test])
+        return ahead if ahead.matters else None
+    if isinstance(stmt, ast.AsyncFor):
+        return Ahead(unknown=True)
+    return Ahead(called=frozenset([iterator]))
+
+
+_HEADS = (
+    *(ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Constant, ast.Load),
+    *(ast.Subscript, ast.Slice, ast.UnaryOp, ast.USub),
+)
+_RECORDED = frozenset(
+    (
+        *("enumerate", "items", "keys", "len", "list", "range", "reversed", "sorted", "split"),
+        *("splitlines", "tuple", "values", "zip"),
+    )
+)
+"""Functions and methods of whose results, over plain data, the iterators pickle."""
+
+
+def head_of(iterable: ast.expr) -> Ahead | None:
+    """What a loop iterates over, if that consists of calls, names and constants alone."""
+    if not isinstance(iterable, ast.Call):
+        return None
+    for each in ast.walk(iterable):
+        stars = isinstance(each, ast.keyword) and each.arg is None
+        item = isinstance(each, ast.Subscript) and not isinstance(each.slice, ast.Slice)
+        if stars or item or not isinstance(each, _HEADS):
+            return None
+    ahead = _of([iterable])
+    recorded = all(name.rpartition(".")[2] in _RECORDED for name in ahead.called)
+    return None if ahead.unknown or recorded else ahead
+
+
+def _opened(stmt: ast.stmt, key: str | int) -> Ahead:
+    """Of a statement in which there are points: until the first of them."""
+    if isinstance(stmt, (ast.If, ast.While)):
+        return _of([stmt.test])
+    if isinstance(stmt, (ast.For, ast.AsyncFor)):
+        head, inner = _of([stmt.iter]), _of(stmt.body)
+        plain = isinstance(stmt.iter, _LITERALS) or head.called == {"range"}
+        iterable = "" if plain else _dotted(stmt.iter)
+        return head._replace(
+            inner=inner if inner.matters else None,
+            key=key,
+            iterable=iterable,
+            unknown=head.unknown or isinstance(stmt, ast.AsyncFor),
+        )
+    if isinstance(stmt, (ast.With, ast.AsyncWith)):
+        head, inner = _of(item.context_expr for item in stmt.items), _of(stmt.body)
+        return head._replace(inner=inner if inner.matters else None, key=key)
+    if isinstance(stmt, ast.Match):
+        guards = [case.guard for case in stmt.cases if case.guard is not None]
+        return _of([stmt.subject, *guards])
+    assert isinstance(stmt, TRIES)
+    # A handler has no points; nor is there one between the statement and the first of its body.
+    ahead = _of([*stmt.handlers, *stmt.finalbody])  # type: ignore[attr-defined]
+    first = ahead_of(stmt.body[:1], key)  # type: ignore[attr-defined]
+    return first | ahead if first is not None else ahead
+
+
+def _of(nodes: Iterable[ast.AST]) -> Ahead:
+    found = _Names()
+    for node in nodes:
+        found.visit(node)
+    unknown = found.unknown or not found.bound.isdisjoint(
+        name.partition(".")[0] for name in found.called
+    )
+    return Ahead(frozenset(found.called), frozenset(found.used), unknown, found.generates)
+
+
+def _dotted(node: ast.AST) -> str | None:
+    """``a.b.c``; ``None`` if the node is something else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join([node.id, *reversed(names)])
+
+
+class _Names(ast.NodeVisitor):
+    """Gathers what is called and named; a lambda counts, since what gets it may call it."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+        self.used: set[str] = set()
+        self.bound: set[str] = set()
+        self.unknown = self.generates = False
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = _dotted(node.func)
+        if name is not None:
+            self.called.add(name)
+        elif not (
+            isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, (ast.Constant, ast.JoinedStr))
+        ):
+            self.unknown = True
+            self.visit(node.func)
+        for each in (*node.args, *node.keywords):
+            # Who gets a generator mostly uses it up.
+            (self.generic_visit if isinstance(each, ast.GeneratorExp) else self.visit)(each)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
+        self.generates = True
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        name = _dotted(node)
+        if name is None:
+            self.generic_visit(node)
+        elif isinstance(node.ctx, ast.Load):
+            self.used.add(name)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        (self.used if isinstance(node.ctx, ast.Load) else self.bound).add(node.id)
+
+    def visit_Await(self, node: ast.Await) -> None:
+        self.unknown = self.unknown or not isinstance(node.value, ast.Call)
+        self.generic_visit(node)
+
+    def visit_Set(self, node: ast.Set | ast.SetComp) -> None:
+        self.used.add("set")  # its order is another in each process
+        self.generic_visit(node)
+
+    visit_SetComp = visit_Set  # noqa: N815
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        self.unknown = self.unknown or bool(node.is_async)
+        self.generic_visit(node)
+
+    def _unknown(self, node: ast.AST) -> None:
+        self.unknown = True
+        self.generic_visit(node)
+
+    visit_AsyncFor = visit_AsyncWith = visit_Yield = visit_YieldFrom = _unknown  # noqa: N815
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for each in (*node.args.defaults, *node.args.kw_defaults):
+            if each is not None:
+                self.visit(each)
+        for decorator in node.decorator_list:  # called, without a call expression
+            name = _dotted(decorator)
+            if name is None:
+                self.visit(decorator)
+                self.unknown = True
+            else:
+                self.called.add(name)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.unknown = self.unknown or bool(node.decorator_list or node.keywords)
+        self.generic_visit(node)

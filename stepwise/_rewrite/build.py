@@ -1,0 +1,363 @@
+"""From a rewritten syntax tree to a function that is the original in all but its code."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import copy
+import inspect
+import itertools
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stepwise._rewrite.ahead import Ahead
+from stepwise._rewrite.frame import enter, visible
+from stepwise._rewrite.made import Made, made_by_calls
+from stepwise._rewrite.nodes import ask
+from stepwise._rewrite.points import yields
+from stepwise._rewrite.scope import (
+    ENTER,
+    FRAME,
+    LISTING,
+    TARGET,
+    VALUES,
+    VISIBLE,
+    attributes_stored,
+    hide_names,
+    hoist,
+    part_comprehensions,
+    placed,
+)
+from stepwise._rewrite.source import FunctionNode, Source, capture
+from stepwise._rewrite.transform import Point, Transformed, With, transform
+
+__all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
+
+_FUTURE_FLAGS = sum(getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
+_FACTORY, _SELF = "@factory", "@self"
+
+
+class UnsupportedError(Exception):
+    """This function cannot be rewritten; the message says why."""
+
+
+@dataclass(eq=False, repr=False)
+class Rewritten:
+    """A function that can be entered at its points, and what is known of them.
+
+    Attributes:
+        assigned: the globals that it or a function inside it declares.
+        stored: the attributes of variables that it assigns: ``self.name``.
+        variables: its own variables and those of enclosing functions that it names.
+    """
+
+    function: types.FunctionType
+    points: dict[int, Point]
+    blocks: list[str]
+    withs: list[With]
+    loops: dict[str, int]
+    ahead: dict[int, Ahead]
+    heads: dict[str, Ahead]
+    made: dict[str, Made]
+    assigned: frozenset[str]
+    stored: frozenset[str]
+    variables: frozenset[str]
+
+    def number(self, position: str) -> int | None:
+        """The point at a structural position."""
+        return next((n for n, point in self.points.items() if point.position == position), None)
+
+
+def rewrite(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a function that runs as the original, and can be resumed where a frame says.
+
+    Without a frame (see ``pending``) it *is* the original in all that can be seen: results,
+    exceptions, the lines of tracebacks and of trace functions, closures, and what ``inspect`` says.
+
+    Args:
+        function: a plain or coroutine function that was written in Python.
+
+    Raises:
+        UnsupportedError: it cannot be rewritten; says why, and which line is in the way.
+    """
+    if not isinstance(function, types.FunctionType):
+        raise UnsupportedError(f"a {type(function).__name__} is not a Python function")
+    return build(function, capture(function)).function
+
+
+def build(
+    function: Callable[..., Any], source: Source, enter: Callable[[], Any] = enter
+) -> Rewritten:
+    """Rewrite a function whose source was captured.
+
+    Args:
+        enter: what the function asks for its frame when it is entered.
+
+    Raises:
+        UnsupportedError: it cannot be rewritten; says why, and which line is in the way.
+    """
+    if not isinstance(function, types.FunctionType):
+        raise UnsupportedError(f"a {type(function).__name__} is not a Python function")
+    original = function.__code__
+    _refuse(original, source)
+    plain, resumable = source.parse(), source.parse()
+    if plain is None or resumable is None:
+        if original.co_name == "<lambda>":
+            raise UnsupportedError("a lambda cannot be entered in the middle; write it as a def")
+        raise UnsupportedError("its source is not to be had; put it into a file")
+    try:
+        if not {*LISTING}.isdisjoint(original.co_names):
+            hide_names(plain)
+            hide_names(resumable)
+        hoist(plain)
+        globals_ = [each for each in ast.walk(resumable) if isinstance(each, ast.Global)]
+        assigned = frozenset(name for each in globals_ for name in each.names)
+        stored = attributes_stored(resumable)
+        made = made_by_calls(resumable)
+        changed = transform(resumable)
+        alone = _alone(source, function)
+        code = _compile(plain, _body(changed, plain, alone, made), function)
+    except RecursionError as error:
+        raise UnsupportedError("its statements or expressions are nested too deeply") from error
+    _check_same(original, code)
+    cells = dict(zip(original.co_freevars, function.__closure__ or (), strict=True))
+    cells |= {ENTER: types.CellType(enter), VISIBLE: types.CellType(visible)}
+    rewritten = types.FunctionType(
+        code,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells[name] for name in code.co_freevars),
+    )
+    _dress(rewritten, function)
+    return Rewritten(
+        rewritten,
+        changed.points,
+        changed.blocks,
+        changed.withs,
+        changed.loops,
+        changed.ahead,
+        changed.heads,
+        made,
+        assigned,
+        stored,
+        frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars)),
+    )
+
+
+def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
+    rewritten.__kwdefaults__ = function.__kwdefaults__
+    rewritten.__qualname__ = function.__qualname__
+    rewritten.__module__ = function.__module__
+    rewritten.__doc__ = function.__doc__
+    rewritten.__dict__.update(function.__dict__)
+    if sys.version_info >= (3, 12):
+        rewritten.__type_params__ = function.__type_params__
+    if sys.version_info >= (3, 14):
+        rewritten.__annotate__ = function.__annotate__  # they may not be evaluated yet
+    else:
+        rewritten.__annotations__ = function.__annotations__
+
+
+def _refuse(code: types.CodeType, source: Source) -> None:
+    """Refuse what has no statements, and what is left and entered again in the middle anyway."""
+    line = code.co_firstlineno
+    if code.co_name == "<lambda>":
+        raise UnsupportedError(f"it is a lambda (line {line}), which has no statements")
+    kinds = {
+        inspect.CO_GENERATOR: "a generator",
+        inspect.CO_ASYNC_GENERATOR: "an asynchronous generator",
+    }
+    for flag, kind in kinds.items():
+        if code.co_flags & flag:
+            node = source.node()
+            line = min(yields(node), default=line) if node is not None else line
+            raise UnsupportedError(f"it is {kind} (yield at line {line})")
+
+
+def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
+    """Return code of the function in which only its own variables are local.
+
+    Since Python 3.12 (PEP 709) those of its comprehensions are among them: assigned to, they would
+    hide the globals and free variables of these names.
+    """
+    node = source.parse() if sys.version_info >= (3, 12) else None
+    if node is None or not part_comprehensions(node):
+        return function.__code__
+    return _compile(node, node.body, function)
+
+
+def _body(
+    changed: Transformed, plain: FunctionNode, code: types.CodeType, made: dict[str, Made]
+) -> list[ast.stmt]:
+    """The plain body and the one that can be resumed, one beside the other.
+
+    Args:
+        made: variables that a resume may make again.
+        code: whose local variables are the function's own.
+    """
+    names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
+    frame = ast.Name(FRAME, ast.Load())
+    captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
+    begin = ast.Call(ast.Attribute(frame, "begin", ast.Load()), captured, [])
+    arguments = set(names[: code.co_argcount + code.co_kwonlyargcount + _stars(code)])
+    restore: list[ast.stmt] = [
+        _assign(VALUES, ast.Attribute(frame, "values", ast.Load())),
+        *(_restore(name, name in arguments) for name in [*names, *changed.loops]),
+        _assign(VALUES, ast.Constant(None)),
+        *(
+            ast.If(ask("remakes", ast.Constant(name)), [copy.deepcopy(each.statement)], [])
+            for name, each in made.items()
+        ),
+    ]
+    resumable: list[ast.stmt] = [
+        _assign(TARGET, begin),
+        ast.If(test=ast.Name(TARGET, ast.Load()), body=restore, orelse=[]),
+        *changed.body,
+    ]
+    is_plain = ast.Compare(frame, [ast.Is()], [ast.Constant(None)])
+    choose: list[ast.stmt] = [
+        _assign(FRAME, ast.Call(ast.Name(ENTER, ast.Load()), [], [])),
+        ast.If(test=is_plain, body=plain.body, orelse=resumable),
+    ]
+    return [*changed.declarations, *placed(choose, plain.body[0])]
+
+
+def _stars(code: types.CodeType) -> int:
+    return bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
+
+
+def _assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+def _captured(names: tuple[str, ...]) -> ast.expr:
+    """``lambda: (a, b)``: never called, its closure holds the cells of the frame."""
+    nothing = ast.arguments([], [], None, [], [], None, [])
+    variables: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
+    return ast.Lambda(nothing, ast.Tuple(variables, ast.Load()))
+
+
+def _restore(name: str, is_argument: bool) -> ast.stmt:
+    """``if "x" in @v: x = @v["x"]``, and unbind an argument that is not there."""
+    values = ast.Name(VALUES, ast.Load())
+    there = ast.Compare(ast.Constant(name), [ast.In()], [values])
+    value = ast.Subscript(values, ast.Constant(name), ast.Load())
+    unbind: list[ast.stmt] = [ast.Delete([ast.Name(name, ast.Del())])] if is_argument else []
+    return ast.If(test=there, body=[_assign(name, value)], orelse=unbind)
+
+
+# -- compiling -----------------------------------------------------------------------------------
+
+
+def _compile(
+    node: FunctionNode, body: list[ast.stmt], function: types.FunctionType
+) -> types.CodeType:
+    """Compile the function inside scopes like those it was defined in, which are never executed.
+
+    The free variables are those of a function around it; a class around it makes the compiler
+    mangle private names.  There it has a name of no meaning: its own may be one of a global
+    variable, or of a free one.
+    """
+    original = function.__code__
+    arguments = ast.arguments(
+        posonlyargs=[_bare(arg) for arg in node.args.posonlyargs],
+        args=[_bare(arg) for arg in node.args.args],
+        vararg=_bare(node.args.vararg) if node.args.vararg else None,
+        kwonlyargs=[_bare(arg) for arg in node.args.kwonlyargs],
+        kw_defaults=[None] * len(node.args.kwonlyargs),
+        kwarg=_bare(node.args.kwarg) if node.args.kwarg else None,
+        defaults=[],
+    )
+    # Decorators are kept, as constants: the first one's line is the first line of the code.
+    decorators = [ast.copy_location(ast.Constant(None), each) for each in node.decorator_list]
+    inner: Any = type(node).__new__(type(node))
+    inner.name, inner.args, inner.body = _SELF, arguments, body
+    inner.decorator_list, inner.returns, inner.type_params = decorators, None, []
+    around: list[ast.stmt] = [ast.copy_location(inner, node)]
+    scope = f"{_FACTORY}.<locals>."
+    qualname = getattr(original, "co_qualname", function.__qualname__)
+    owner = _owner(qualname)
+    if owner is not None:
+        shell: Any = ast.ClassDef.__new__(ast.ClassDef)
+        shell.name, shell.body = owner, around
+        shell.bases, shell.keywords, shell.decorator_list, shell.type_params = [], [], [], []
+        around = [shell]
+        if owner not in original.co_freevars:
+            around.insert(0, ast.Global([owner]))
+            scope = ""
+        scope += f"{owner}."
+    free = [name for name in original.co_freevars if name[0] != "@"]
+    parameters = [ast.arg(name) for name in (*free, ENTER, VISIBLE)]
+    factory: Any = ast.FunctionDef.__new__(ast.FunctionDef)
+    factory.name, factory.body, factory.decorator_list = _FACTORY, around, []
+    factory.args = ast.arguments([], parameters, None, [], [], None, [])
+    factory.returns, factory.type_params = None, []
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    flags = original.co_flags & _FUTURE_FLAGS
+    try:
+        with warnings.catch_warnings():  # the user has seen them when the original was compiled
+            warnings.simplefilter("ignore")
+            outer = compile(module, original.co_filename, "exec", flags=flags, dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UnsupportedError(f"its rewritten form does not compile: {error}") from error
+    code = next(code for code in _codes(outer) if code.co_name == _SELF)
+    return _renamed(code, scope + _SELF, qualname).replace(co_name=original.co_name)
+
+
+def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
+    """Give a function and those inside it the qualified names they would have had."""
+
+    def named(constant: Any) -> Any:
+        if isinstance(constant, types.CodeType):
+            return _renamed(constant, old, new)
+        if isinstance(constant, str) and constant.startswith(f"{old}."):
+            return new + constant.removeprefix(old)
+        return constant
+
+    code = code.replace(co_consts=tuple(named(constant) for constant in code.co_consts))
+    if sys.version_info >= (3, 11) and f"{code.co_qualname}.".startswith(f"{old}."):
+        code = code.replace(co_qualname=new + code.co_qualname.removeprefix(old))
+    return code  # else something in it is declared ``global``, and has no other name than that
+
+
+def _bare(argument: ast.arg) -> ast.arg:
+    return ast.copy_location(ast.arg(argument.arg), argument)
+
+
+def _owner(qualname: str) -> str | None:
+    """The class in whose body the function is written, directly or further out."""
+    names = qualname.split(".")
+    owners = [name for name, after in itertools.pairwise(names) if after != "<locals>"]
+    classes = [name for name in owners if name != "<locals>"]
+    return classes[-1] if classes else None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+def _check_same(original: types.CodeType, code: types.CodeType) -> None:
+    """The source may be that of another version of the file: then rewrite nothing."""
+
+    def shape(code: types.CodeType) -> tuple[Any, ...]:
+        count = code.co_argcount + code.co_kwonlyargcount + _stars(code)
+        kinds = code.co_flags & 0x8C  # *args, **kwargs, coroutine
+        free = [name for name in code.co_freevars if name[0] != "@"]
+        return code.co_varnames[:count], code.co_argcount, code.co_posonlyargcount, kinds, free
+
+    same = shape(original) == shape(code) and original.co_firstlineno == code.co_firstlineno
+    cells = {*original.co_cellvars} <= {*code.co_cellvars}
+    if not (same and cells and _lines(original) <= _lines(code)):
+        raise UnsupportedError("its source does not match its code")
+
+
+def _lines(code: types.CodeType) -> set[int]:
+    return {line for _, _, line in code.co_lines() if line is not None}

@@ -1,0 +1,179 @@
+"""The scope of a rewritten function: its declarations, and the names of ours beside the user's.
+
+Hidden names begin with ``@``, which no identifier does: they cannot clash, and the mangling of
+private names leaves them alone.  But for the numbers of loops they consist of what no identifier
+holds, so that they are like none and no ``NameError`` suggests them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stepwise._rewrite.source import FunctionNode
+
+__all__ = [
+    "CHOICE",
+    "ENTER",
+    "FRAME",
+    "LISTING",
+    "TARGET",
+    "VALUES",
+    "VISIBLE",
+    "attributes_stored",
+    "hide_names",
+    "hoist",
+    "item_name",
+    "iterator_name",
+    "part_comprehensions",
+    "placed",
+    "released",
+    "renamed",
+]
+
+ENTER, VISIBLE = "@(", "@)"  # functions of ours, in cells
+FRAME, TARGET, VALUES, CHOICE = "@[]", "@>", "@{}", "@|"  # local variables
+_ITERATOR, _ITEM = "@::", "@=="  # of loops, with their numbers
+LISTING = ("locals", "vars", "dir")
+
+
+def iterator_name(number: int) -> str:
+    """The hidden variable with the iterator of a loop."""
+    return f"{_ITERATOR}{number}"
+
+
+def item_name(number: int) -> str:
+    """The hidden variable with the item that a loop has taken."""
+    return f"{_ITEM}{number}"
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables under their names of today: version a6cd4d2 called the iterators ``@i0``."""
+    return {
+        f"{_ITERATOR}{name[2:]}" if name[:2] == "@i" else name: value
+        for name, value in values.items()
+    }
+
+
+def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
+    """Give new nodes the place of an old one; nodes of the user keep their own."""
+    for node in nodes:
+        for each in ast.walk(node):
+            if "lineno" in each._attributes and not hasattr(each, "lineno"):
+                each.lineno = each.end_lineno = like.lineno  # type: ignore[attr-defined]
+                each.col_offset = each.end_col_offset = like.col_offset  # type: ignore[attr-defined]
+    return list(nodes)
+
+
+def hoist(node: FunctionNode) -> list[ast.stmt]:
+    """Take ``global`` and ``nonlocal`` out of a function; they count for the whole of it anyway.
+
+    The ``pass`` in their place stands on the line of a neighbour, so that nobody sees it.
+    """
+    found: list[ast.stmt] = []
+    for block in _blocks(node):
+        for index in reversed(range(len(block))):
+            stmt = block[index]
+            if isinstance(stmt, (ast.Global, ast.Nonlocal)):
+                found.append(stmt)
+                near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
+                block[index] = placed([ast.Pass()], near[0])[0]
+    return found
+
+
+def released(node: FunctionNode) -> set[str]:
+    """What ``with`` statements bind and nothing outside of them mentions: over when they are."""
+    bound: set[str] = set()
+    mentioned: set[str] = set()
+
+    def look(node: ast.AST, around: frozenset[str]) -> None:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
+            mentioned.update({node.id} - around)
+        inside = around
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            targets = [item.optional_vars for item in node.items if item.optional_vars]
+            names = {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
+            bound.update(names)
+            inside = around | names
+        for child in ast.iter_child_nodes(node):
+            look(child, around if isinstance(child, ast.withitem) else inside)
+
+    look(node, frozenset())
+    return bound - mentioned
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The blocks of a function, at any depth, but not those of scopes inside it."""
+    for _, value in ast.iter_fields(node):
+        if not isinstance(value, list) or not value:
+            continue
+        if isinstance(value[0], ast.stmt):
+            yield value
+        for each in value:
+            if isinstance(each, (ast.stmt, ast.excepthandler, ast.match_case)) and not isinstance(
+                each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            ):
+                yield from _blocks(each)
+
+
+class _HideNames(ast.NodeTransformer):
+    """``locals()`` becomes ``@visible(locals, locals())``: without the hidden names."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        name = node.func
+        if not isinstance(name, ast.Name) or name.id not in LISTING or node.args or node.keywords:
+            return node
+        call = ast.Call(ast.Name(VISIBLE, ast.Load()), [name, node], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node  # a scope of its own, which has no hidden names
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave  # noqa: N815
+
+
+def hide_names(node: FunctionNode) -> None:
+    """Let the hidden names stay out of what ``locals()``, ``vars()`` and ``dir()`` say."""
+    hide = _HideNames()
+    node.body = [hide.visit(stmt) for stmt in node.body]
+
+
+def attributes_stored(node: FunctionNode) -> frozenset[str]:
+    """Return the attributes of variables that a function assigns, as ``self.name``."""
+    return frozenset(
+        f"{each.value.id}.{each.attr}"
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+    )
+
+
+class _Part(ast.NodeTransformer):
+    """Comprehensions become generator expressions, which are scopes of their own everywhere."""
+
+    found = False
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.expr:
+        return self._part(node, node.elt)
+
+    visit_SetComp = visit_ListComp  # noqa: N815
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.expr:
+        return self._part(
+            node, ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node)
+        )
+
+    def _part(self, node: ast.ListComp | ast.SetComp | ast.DictComp, element: ast.expr) -> ast.expr:
+        self.found = True
+        made = ast.GeneratorExp(element, node.generators)
+        return self.generic_visit(ast.copy_location(made, node))  # type: ignore[return-value]
+
+
+def part_comprehensions(node: FunctionNode) -> bool:
+    """Give each comprehension in a function a scope of its own; return whether there is one."""
+    part = _Part()
+    part.visit(node)
+    return part.found

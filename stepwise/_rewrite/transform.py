@@ -1,0 +1,417 @@
+"""The rewrite: a function body that can be entered at any of its statement boundaries.
+
+Statements are numbered in the order of the text.  The rewritten body holds a hidden local ``@t``,
+the *target*: 0 in normal running, on resume the number of the last finished statement.  A statement
+``k`` that contains a call, ``await`` or ``yield`` becomes::
+
+    if @t < k:
+        if not @t and (@f.due or j in @f.asking): @f.save(j, @f.locals())
+        @t = 0
+        <statement>
+
+with ``j`` for the point before it: so what the statements between two calls did is saved with it.
+Statements without calls share one guard: none is ever executed while the target is not 0.  A
+compound statement is numbered after its parts; on resume it is entered without evaluating its head:
+``if`` and ``match`` take the branch that holds the target, ``while`` skips its first test, ``for``
+finds its iterator among the restored locals and takes no item for the first pass, ``with``
+evaluates its managers again, ``try`` is entered.
+
+Things that do not work, and were tried or considered:
+
+- Resume points in ``except`` and ``finally``: the exception being handled cannot be put back.
+- A ``try/finally`` around each loop to drop its iterator early: CPython allows 20 nested blocks.
+  Handlers drop the iterators of the loops inside their ``try`` instead.
+- Positions from a round trip through ``ast.unparse``: tracebacks point at lines that are not.
+- One text for both modes: whatever the guards cost, they would cost it outside a run as well.
+
+The guard of a group stands on the line of its first statement, and what follows a compound
+statement on the line of its head, so that a debugger and a coverage tool see no line that the
+original would not have reached.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepwise._rewrite.ahead import Ahead, ahead_of, each_pass, head_of
+from stepwise._rewrite.nodes import (
+    ask,
+    load,
+    reset,
+    store,
+    target,
+    unless_resuming,
+    when_resuming,
+)
+from stepwise._rewrite.points import TRIES, any_calls, calls, opens
+from stepwise._rewrite.scope import (
+    CHOICE,
+    FRAME,
+    TARGET,
+    hoist,
+    item_name,
+    iterator_name,
+    placed,
+    released,
+)
+from stepwise._rewrite.source import FunctionNode
+
+__all__ = [
+    "Point",
+    "Transformed",
+    "With",
+    "transform",
+]
+
+_FORS = (ast.For, ast.AsyncFor)
+
+
+class Point(NamedTuple):
+    """A statement boundary.
+
+    Args:
+        position: ``after PATH`` (that statement is done) or ``enter PATH`` (that block begins).
+        line: of the statement that is done, or of the block's first one.
+        withs: numbers of the ``with`` statements around it.
+        loops: hidden iterators of the loops around it.
+    """
+
+    position: str
+    line: int
+    withs: tuple[int, ...] = ()
+    loops: tuple[str, ...] = ()
+
+
+class With(NamedTuple):
+    """A ``with`` statement that can be entered.
+
+    Args:
+        line: of the file.
+        names: that its ``as`` clauses bind.
+        released: those of them that nothing outside of it mentions.
+    """
+
+    line: int
+    names: tuple[str, ...]
+    released: tuple[str, ...]
+
+
+class Transformed(NamedTuple):
+    """What became of a function.
+
+    Args:
+        declarations: its ``global`` and ``nonlocal`` statements.
+        body: the body that can be resumed.
+        points: by number, from 1.
+        blocks: paths of the branches, by the number that ``visit`` gets, from 0.
+        withs: by number, from 0.
+        loops: hidden iterators, with the line of their loop.
+        ahead: what is executed after a point, by its number; of those at which it can be saved,
+            and under 0 what the function begins with.
+        heads: what loops iterate over that could be begun again, by hidden iterator.
+    """
+
+    declarations: list[ast.stmt]
+    body: list[ast.stmt]
+    points: dict[int, Point]
+    blocks: list[str]
+    withs: list[With]
+    loops: dict[str, int]
+    ahead: dict[int, Ahead]
+    heads: dict[str, Ahead]
+
+
+def transform(node: FunctionNode) -> Transformed:
+    """Rewrite the body of a function; ``node`` is used up."""
+    declarations = hoist(node)
+    made = _Rewriter(released(node))
+    body = made.block(node.body, "body", _Around())
+    if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
+        body += placed(made.save(made.last(), Ahead(ends=True)), node.body[-1])
+    return Transformed(
+        declarations,
+        body,
+        made.points,
+        made.blocks,
+        made.withs,
+        made.loops,
+        made.ahead,
+        made.heads,
+    )
+
+
+# -- the rewriter --------------------------------------------------------------------------------
+
+
+def _names_bound(targets: Iterable[ast.expr | None]) -> tuple[str, ...]:
+    return tuple(
+        node.id
+        for target in targets
+        if target is not None
+        for node in ast.walk(target)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+
+
+class _Around(NamedTuple):
+    """What a statement is inside of."""
+
+    withs: tuple[int, ...] = ()
+    loops: tuple[str, ...] = ()
+    caught: bool = False  # by what calls something: a handler, a ``finally``
+
+    def sees(self, ahead: Ahead | None) -> Ahead | None:
+        """Return the code that is ahead in here."""
+        return (ahead or Ahead())._replace(escapes=True) if self.caught else ahead
+
+
+class _Rewriter:
+    def __init__(self, over: set[str]) -> None:
+        self._released = over
+        self.points: dict[int, Point] = {}
+        self.blocks: list[str] = []
+        self.withs: list[With] = []
+        self.loops: dict[str, int] = {}
+        self.ahead: dict[int, Ahead] = {}
+        self.heads: dict[str, Ahead] = {}
+
+    def point(self, position: str, line: int, around: _Around) -> int:
+        number = len(self.points) + 1
+        self.points[number] = Point(position, line, around.withs, around.loops)
+        return number
+
+    def save(self, number: int | None, ahead: Ahead | None) -> list[ast.stmt]:
+        """``if not @t and (@f.due or number in @f.asking): @f.save(number, @f.locals())``.
+
+        Args:
+            number: of the last point; ``None`` where there is none, since nothing was executed.
+            ahead: what is executed from there; ``None`` if it does not matter.
+        """
+        if number is None and ahead is not None:
+            self.ahead.setdefault(0, ahead)
+        if number is None or ahead is None:
+            return []
+        self.ahead[number] = ahead
+        due = ast.Attribute(load(FRAME), "due", ast.Load())
+        asking = ast.Attribute(load(FRAME), "asking", ast.Load())
+        asked = ast.Compare(ast.Constant(number), [ast.In()], [asking])
+        resumed = ast.UnaryOp(ast.Not(), load(TARGET))
+        test = ast.BoolOp(ast.And(), [resumed, ast.BoolOp(ast.Or(), [due, asked])])
+        call = ast.Expr(ask("save", ast.Constant(number), ask("locals")))
+        return [ast.If(test=test, body=[call], orelse=[])]
+
+    def key(self, stmt: ast.stmt) -> str | int:
+        """By which a loop or ``with`` statement that is rewritten next is known."""
+        if isinstance(stmt, TRIES):
+            return self.key(stmt.body[0])  # type: ignore[attr-defined]
+        return iterator_name(len(self.loops)) if isinstance(stmt, _FORS) else len(self.withs)
+
+    def block(
+        self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None = None
+    ) -> list[ast.stmt]:
+        """The statements of a block, each reachable.
+
+        Args:
+            before: the point before the first, if it can be saved there.
+        """
+        done: list[ast.stmt] = []
+        pending: list[ast.stmt] = []
+        for index, stmt in enumerate(stmts):
+            here = f"{path}[{index}]"
+            piecemeal = opens(stmt)
+            if not piecemeal and not calls(stmt):
+                pending.append(stmt)
+                continue
+            if pending:
+                done += self.group(pending, f"{path}[{index - 1}]", around, before)
+                before, pending = self.last(), []
+            if piecemeal:
+                done += self.open(stmt, here, around, before)
+            else:
+                done += self.group([stmt], here, around, before)
+            before = self.last()
+        return done + self.group(pending, f"{path}[{len(stmts) - 1}]", around, before)
+
+    def group(
+        self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None
+    ) -> list[ast.stmt]:
+        """Statements under one guard; if there are several, none contains a call."""
+        if not stmts:
+            return []
+        saves = self.save(before, around.sees(ahead_of(stmts)))
+        number = self.point(f"after {path}", stmts[-1].lineno, around)
+        body = [*placed([*saves, reset()], stmts[0]), *stmts]
+        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
+
+    def branch(
+        self, stmts: list[ast.stmt], path: str, around: _Around, *, enter: bool
+    ) -> list[ast.stmt]:
+        """A block of a compound statement; there is a point before its first if one is wanted.
+
+        Args:
+            enter: the head calls something.
+        """
+        if not stmts:
+            return []
+        self.blocks.append(path)
+        front: list[ast.stmt] = [ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1)))]
+        number = None
+        if enter or around.sees(ahead_of(stmts[:1])) is not None:
+            number = self.point(f"enter {path}", stmts[0].lineno, around)
+        return [*placed(front, stmts[0]), *self.block(stmts, path, around, number)]
+
+    def body(
+        self,
+        node: ast.For | ast.AsyncFor | ast.While,
+        path: str,
+        around: _Around,
+        *,
+        enter: bool,
+        iterator: str = "",
+    ) -> list[ast.stmt]:
+        """The body of a loop, which ends where another pass may begin."""
+        body = self.branch(node.body, f"{path}.body", around, enter=enter)
+        end = self.save(self.last(), each_pass(node, iterator))
+        return [*body, *placed(end, node), *placed([reset()], node)]
+
+    def last(self) -> int:
+        """The number of the last point made."""
+        return len(self.points)
+
+    # -- compound statements ---------------------------------------------------------------------
+
+    def open(
+        self, node: ast.stmt, path: str, around: _Around, before: int | None
+    ) -> list[ast.stmt]:
+        kind = "try" if isinstance(node, TRIES) else type(node).__name__.lower()
+        kind = kind.removeprefix("async")
+        saves = self.save(before, around.sees(ahead_of([node], self.key(node))))
+        inside = target(ast.Lt(), self.last() + 1)  # what is done lies before this statement
+        front: ast.stmt = ast.If(test=inside, body=[*saves, reset()], orelse=[])
+        body: list[ast.stmt] = getattr(self, f"open_{kind}")(node, path, around)
+        number = self.point(f"after {path}", node.lineno, around)
+        body = [front, *body, reset()]
+        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
+
+    def open_if(self, node: ast.If, path: str, around: _Around) -> list[ast.stmt]:
+        enter = calls(node.test)
+        body = self.branch(node.body, f"{path}.body", around, enter=enter)
+        node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
+        orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
+        node.body, node.orelse = body, orelse
+        return [node]
+
+    def open_while(self, node: ast.While, path: str, around: _Around) -> list[ast.stmt]:
+        enter = calls(node.test)
+        body = self.body(node, path, around, enter=enter)
+        node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
+        orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
+        node.body, node.orelse = body, orelse
+        return [node]
+
+    def open_for(self, node: ast.For | ast.AsyncFor, path: str, around: _Around) -> list[ast.stmt]:
+        waits = "a" if isinstance(node, ast.AsyncFor) else ""
+        number = len(self.loops)
+        iterator, item = iterator_name(number), item_name(number)
+        self.loops[iterator] = node.lineno
+        enter = calls(node.iter) or bool(waits)
+        inside = around._replace(loops=(*around.loops, iterator))
+        body = self.body(node, path, inside, enter=enter, iterator=iterator)
+        begin = placed([self.begin(node, iterator, waits)], node)
+        again = ast.IfExp(
+            test=target(ast.LtE(), self.last()),
+            body=ask(f"{waits}again", load(iterator)),
+            orelse=ask(f"{waits}nothing"),
+        )
+        orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
+        take = ast.Assign(targets=[node.target], value=load(item))
+        forget = store(item, ast.Constant(None))
+        node.iter = when_resuming(again, load(iterator))
+        node.body = [*placed([unless_resuming(take, forget)], node.target), *body]
+        node.target = ast.copy_location(ast.Name(item, ast.Store()), node.target)
+        node.orelse = orelse
+        return [*begin, node, store(iterator, ast.Constant(None))]
+
+    def begin(self, node: ast.For | ast.AsyncFor, iterator: str, waits: str) -> ast.stmt:
+        """Make the iterator of a loop whose body was rewritten; on resume, if it is to be anew."""
+        first = ask(f"{waits}iter", node.iter)
+        head = None if waits else head_of(node.iter)
+        if head is None:
+            return unless_resuming(store(iterator, first))
+        self.heads[iterator] = head
+        first = ask("counted", ast.Constant(iterator), first, ask("locals"))
+        inside = target(ast.LtE(), self.last())
+        anew = ast.BoolOp(ast.And(), [inside, ask("anew", load(iterator))])
+        test = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), load(TARGET)), anew])
+        return ast.If(test=test, body=[store(iterator, first)], orelse=[])
+
+    def open_with(
+        self, node: ast.With | ast.AsyncWith, path: str, around: _Around
+    ) -> list[ast.stmt]:
+        number = len(self.withs)
+        bound = _names_bound(item.optional_vars for item in node.items)
+        self.withs.append(
+            With(node.lineno, bound, tuple(name for name in bound if name in self._released))
+        )
+        enter = any_calls(item.context_expr for item in node.items)
+        for index, item in enumerate(node.items):
+            manager = ask("manager", ast.Constant(number), ast.Constant(index), item.context_expr)
+            item.context_expr = ast.copy_location(manager, item.context_expr)
+        inside = around._replace(withs=(*around.withs, number))
+        node.body = self.branch(node.body, f"{path}.body", inside, enter=enter)
+        return [ast.Expr(ask("opening", ast.Constant(number))), node]
+
+    def open_try(self, node: ast.Try, path: str, around: _Around) -> list[ast.stmt]:
+        before = len(self.loops)
+        self.blocks.append(f"{path}.body")
+        visit = ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1)))
+        # No point before the first statement: it would be the one before ``try`` itself.
+        ends = any_calls(node.finalbody)
+        inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
+        body = self.block(node.body, f"{path}.body", inside)
+        node.body = [*placed([visit], node.body[0]), *body]
+        left = list(self.loops)[before:]
+        for index, handler in enumerate(node.handlers):
+            self.blocks.append(f"{path}.handlers[{index}].body")
+            front: list[ast.stmt] = [
+                reset(),  # what failed may be a manager or a ``finally``, on the way to the target
+                ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1))),
+            ]
+            # The iterators of loops that the exception left would live until the function ends.
+            front += [store(name, ast.Constant(None)) for name in left]
+            handler.body = [*placed(front, handler.body[0]), *handler.body]
+        inside = around._replace(caught=around.caught or ends)
+        node.orelse = self.branch(node.orelse, f"{path}.orelse", inside, enter=False)
+        if node.finalbody:
+            node.finalbody = [*placed([reset()], node.finalbody[0]), *node.finalbody]
+        return [node]
+
+    def open_match(self, node: ast.Match, path: str, around: _Around) -> list[ast.stmt]:
+        """First the case is chosen, then its body entered, so that a resume can skip the first."""
+        guards = (case.guard for case in node.cases if case.guard is not None)
+        enter = calls(node.subject) or any_calls(guards)
+        bodies, chosen = [], []
+        for index, case in enumerate(node.cases):
+            where = f"{path}.cases[{index}].body"
+            bodies.append(self.branch(case.body, where, around, enter=enter))
+            chosen.append(self.last())
+            case.body = placed([store(CHOICE, ast.Constant(index))], case.pattern)
+        by_target: ast.expr = ast.Constant(len(chosen) - 1)
+        for index in reversed(range(len(chosen) - 1)):
+            by_target = ast.IfExp(
+                test=target(ast.LtE(), chosen[index]),
+                body=ast.Constant(index),
+                orelse=by_target,
+            )
+        choose = ast.If(
+            test=load(TARGET),
+            body=[store(CHOICE, by_target)],
+            orelse=[store(CHOICE, ast.Constant(-1)), node],
+        )
+        dispatch: list[ast.stmt] = []
+        for index, body in reversed(list(enumerate(bodies))):
+            test = ast.Compare(load(CHOICE), [ast.Eq()], [ast.Constant(index)])
+            dispatch = [ast.If(test=test, body=body, orelse=dispatch)]
+        return [choose, *dispatch]

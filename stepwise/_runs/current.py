@@ -1,0 +1,60 @@
+"""What the code of a step or workflow can ask about itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepwise._execution.active_run import current_scope
+from stepwise._journal.counters import key_of
+
+if TYPE_CHECKING:
+    from stepwise._runs.run import Run
+
+__all__ = ["CurrentStep", "current_run", "current_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentStep:
+    """The step that is being executed.
+
+    Args:
+        name: of the step; empty outside of one.
+        idempotency_key: the same whenever this very call is repeated, and no other call's: send it
+            outside so that repeats are dropped there.
+        attempt: which try of the body this is, from 1.
+        run_id: of the run; empty outside of one.
+    """
+
+    name: str
+    idempotency_key: str
+    attempt: int
+    run_id: str
+
+
+CurrentStep.__module__ = "stepwise"  # tracebacks and pickles show the public name
+
+
+def current_step() -> CurrentStep:
+    """The step that is being executed.
+
+    Outside of a run, where nothing is repeated, its key is a new one at each call, so that a tool
+    works there as well.
+    """
+    scope = current_scope()
+    if scope is None or scope.call is None:
+        return CurrentStep("", f"sw-{os.urandom(16).hex()}", 1, "")
+    call = scope.call
+    run_id = scope.run.run_id
+    return CurrentStep(call.name, call.key or key_of(run_id, call), scope.attempt, run_id)
+
+
+def current_run() -> Run | None:
+    """The run that is being executed here; ``None`` outside of one."""
+    scope = current_scope()
+    if scope is None:
+        return None
+    from stepwise._runs.run import Run  # on use: who asks for its step looks at no run
+
+    return Run(scope.run.journal.store, scope.run.run_id)

@@ -1,0 +1,107 @@
+"""Finding runs: :func:`runs`, which shows as a table, and :func:`get_run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepwise._display.render import RunShown, runs_html, runs_text
+from stepwise._journal.heads import open_head
+from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.records import RunFacts
+from stepwise._runs.overview import RunStatus, status_of
+from stepwise._runs.run import Run
+from stepwise._runtime import settings
+from stepwise.errors import RunNotFoundError
+from stepwise.stores import open_store
+
+__all__ = ["Listed", "Runs", "get_run", "listed", "runs"]
+
+_SHOWN = 100  # runs of a list
+
+
+class Runs(list[Run]):
+    """A list of runs that shows as a table."""
+
+    def __repr__(self) -> str:
+        return runs_text(*self._few())
+
+    def _repr_html_(self) -> str:
+        return runs_html(*self._few())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+    def _few(self) -> tuple[list[RunShown], int]:
+        """What is shown of the first ones, and how many there are more."""
+        shown = []
+        for run in self[:_SHOWN]:
+            try:
+                shown.append(run._shown())
+            except RunNotFoundError:
+                shown.append(RunShown(run.id, "", "deleted"))
+        return shown, len(self) - len(shown)
+
+
+def get_run(run_id: str, *, store: Any = None) -> Run:
+    """The run of that id.
+
+    Args:
+        store: a URL, path or store object; by default the configured one.
+
+    Raises:
+        RunNotFoundError: there is none; names those with a similar id.
+    """
+    opened = open_store(store if store is not None else settings.store())
+    run = Run(opened, run_id)
+    if facts_of(opened, seal_for(opened), run_id) is None:
+        ids = [head.run_id for head in opened.heads()]
+        import difflib  # on use: only a mistake needs it
+
+        near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = hint or (" They are listed by: stepwise runs" if ids else "")
+        raise RunNotFoundError(
+            f"there is no run {run_id!r} in {opened.url}, which holds {len(ids)} runs.{hint}",
+            run_id=run_id,
+        )
+    return run
+
+
+def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = None) -> list[Run]:
+    """The runs in the store, newest first.
+
+    Args:
+        workflow: only those of this workflow: the workflow itself, its name or its full name.
+        status: only those of this status.
+        store: a URL, path or store object; by default the configured one.
+    """
+    return Runs(each.run for each in listed(workflow, status, store))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run, and what is known of it from one look."""
+
+    run: Run
+    facts: RunFacts
+    status: RunStatus
+
+
+def listed(
+    workflow: Any = None, status: RunStatus | None = None, store: Any = None
+) -> list[Listed]:
+    """What :func:`runs` gives, with what was read for it."""
+    opened = open_store(store if store is not None else settings.store())
+    seal = seal_for(opened)
+    wanted = getattr(workflow, "full_name", workflow)
+    found = []
+    for head in opened.heads():
+        facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
+        if facts is None or wanted not in (None, facts.workflow, facts.label):
+            continue
+        running = facts.status == "running"
+        derived = status_of(facts, owned=running and opened.owner(facts.run_id) is not None)
+        if status in (None, derived):
+            found.append(Listed(Run(opened, facts.run_id, seal), facts, derived))
+    return sorted(found, key=lambda each: each.facts.created_at, reverse=True)

@@ -1,0 +1,274 @@
+"""What is to be said of a run without reading all of it: its newest steps, counts, attempts.
+
+The summary that a long run keeps counts what came before; a run without one is read whole.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stepwise._calls.history import (
+    Program,
+    StepRecord,
+    concerns_effects,
+    in_doubt,
+    step_record,
+    steps_with,
+)
+from stepwise._display.render import RunShown
+from stepwise._execution.attempts import Course
+from stepwise._execution.summary import Summary, course_of, follow, kept_summary, with_unclear
+from stepwise._journal.heads import is_ready
+from stepwise._journal.journal import Lost, Position, read, read_one
+from stepwise._journal.lease import describe_owner
+from stepwise._journal.records import (
+    Call,
+    Entry,
+    Intent,
+    Outcome,
+    Quarantined,
+    Resumed,
+    RunFacts,
+    Started,
+    call_of,
+)
+from stepwise._journal.seal import Seal
+from stepwise._matching.stops import Stop, stops_in
+from stepwise._rewrite import following_line, function_like
+from stepwise._runs.checkpoints import newest_checkpoint
+from stepwise._runs.step_stream import StepStream
+from stepwise._values.codec import Codec
+from stepwise.stores import Owner, Store
+
+__all__ = [
+    "SHOWN",
+    "Overview",
+    "RunStatus",
+    "goes_on",
+    "how_started",
+    "overview",
+    "shown",
+    "status_of",
+]
+
+RunStatus = Literal["running", "completed", "failed", "interrupted", "crashed", "ready"]
+SHOWN = 50  # steps of a long run
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What is to be said of a run.
+
+    Args:
+        steps: the newest ones, in order.
+        total: how many there are.
+        statuses: how many of each status.
+        in_doubt: those of which nobody knows whether they happened.
+        unreadable: how many of its records do not verify, or are missing.
+        stops: the calls at which it stopped, each with the recorded calls that it could be.
+    """
+
+    steps: list[StepRecord]
+    total: int
+    statuses: dict[str, int]
+    in_doubt: list[StepRecord]
+    course: Course
+    unreadable: int = 0
+    stops: Sequence[tuple[Stop, list[Call]]] = ()
+
+
+def overview(
+    store: Store, seal: Seal, facts: RunFacts, *, owned: bool, count: int | None = SHOWN
+) -> Overview:
+    """Look at a run.
+
+    Args:
+        owned: somebody is executing it, so that what is open is not in doubt yet.
+        count: how many of its steps; ``None`` for all.
+    """
+    seen = None
+    if count is not None:
+        summary = kept_summary(store, seal, facts.run_id)
+        followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
+        if summary is not None and followed is not None:
+            seen = _from_summary(store, seal, facts, summary, followed, owned, count)
+    if seen is None:
+        seen = _whole(store, seal, facts, owned, count)
+    if owned or facts.status != "running" or not seen.course.stops:
+        return seen
+    return replace(seen, stops=_stops(store, seal, facts.run_id, seen.course.stops))
+
+
+def _stops(
+    store: Store, seal: Seal, run_id: str, numbers: list[int]
+) -> list[tuple[Stop, list[Call]]]:
+    """What these records tell of calls at which a run stopped."""
+
+    def records(numbers: Iterable[int]) -> list[Entry]:
+        found = (read_one(store, seal, run_id, number) for number in numbers)
+        return [each for each in found if each is not None]
+
+    return [
+        (stop, [call for each in records(stop.records) if (call := call_of(each)) is not None])
+        for stop in stops_in(records(numbers))
+    ]
+
+
+def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
+    stream = StepStream(store, seal, facts.run_id, facts.pruned)
+    effects: list[Entry] = []
+    unreadable: set[int] = set()
+    course = Course()
+    for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
+        if isinstance(entry, Lost):
+            unreadable.add(at.last)
+            continue
+        stream.add(entry)
+        course.add(entry)
+        if concerns_effects(entry):
+            effects.append(entry._replace(payload=b""))
+        if isinstance(entry.record, Quarantined):
+            unreadable.difference_update(entry.record.numbers)
+    doubtful = () if owned else {each.call.number for each in in_doubt(effects)}
+    statuses = Counter[str]()
+    newest: deque[StepRecord] = deque(maxlen=count)
+    doubted: list[StepRecord] = []
+    course.saved = 0.0
+    for step in stream.steps(doubtful):
+        statuses[step.status] += 1
+        newest.append(step)
+        doubted += [step] if step.status == "in_doubt" else []
+        course.saved += _saved(step) if step._entry.number < course.begun else 0.0
+    total = sum(statuses.values())
+    return Overview([*newest], total, dict(statuses), doubted, course, len(unreadable))
+
+
+def _saved(step: StepRecord) -> float:
+    record = step._entry.record
+    if step.status != "completed" or not isinstance(record, Outcome) or record.call.scope:
+        return 0.0
+    return step.duration or 0.0
+
+
+def _from_summary(
+    store: Store,
+    seal: Seal,
+    facts: RunFacts,
+    summary: Summary,
+    followed: tuple[list[Entry], list[Entry]],
+    owned: bool,
+    count: int,
+) -> Overview:
+    fresh, effects = followed
+    place = store, seal, facts.run_id
+    unclear = [] if owned else with_unclear(*place, summary.unclear, effects)
+    in_doubt = [
+        step_record(facts.run_id, e.call, e.entry, "in_doubt") for e in unclear if e.in_doubt
+    ]
+    wanted = summary.newest(count)
+    before = start = fresh[0].number - 1 if fresh else summary.start.last
+    entries, span = fresh, 2 * count
+    while start > facts.pruned and not wanted <= _calls_in(entries):
+        start, span = max(facts.pruned, start - span), 4 * span
+        entries = [*_between(*place, start, before), *fresh]
+    numbers = {each.number for each in in_doubt}
+    steps = [each for each in steps_with(facts.run_id, entries, numbers) if each.number in wanted]
+    statuses = Counter(summary.others.values())
+    statuses["completed"] = summary.total - len(summary.others)
+    for each in in_doubt:
+        statuses[summary.others.get(each.number, "completed")] -= 1
+        statuses["in_doubt"] += 1
+    return Overview(steps, summary.total, +statuses, in_doubt, summary.course)
+
+
+def _calls_in(entries: list[Entry]) -> set[int]:
+    records = (each.record for each in entries)
+    return {each.call.number for each in records if isinstance(each, (Intent, Outcome))}
+
+
+def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Iterator[Entry]:
+    """The records after one of them up to another."""
+    for entry, at in read(store, seal, run_id, Position(start, None)):
+        if at.last > end:
+            break
+        if isinstance(entry, Entry):
+            yield entry
+
+
+def how_started(store: Store, seal: Seal, facts: RunFacts) -> Program | None:
+    """How the program of a run was started the last time; ``None`` if nothing tells."""
+    course = course_of(store, seal, facts)
+    started, command = (
+        read_one(store, seal, facts.run_id, number) if number else None
+        for number in (course.started, course.command)
+    )
+    how = command.record if command is not None else None
+    file = started.record.file if started and isinstance(started.record, Started) else ""
+    if isinstance(how, (Started, Resumed)):
+        return Program(how.command, how.cwd, file)
+    return Program((), "", file) if file else None
+
+
+def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
+    """Where a run goes on, and the line of source that is there, if it is known.
+
+    It names the statement that is executed next, or else the one that was done last.
+    """
+    loaded = newest_checkpoint(store, seal, facts.run_id)
+    if loaded is None or not Codec(facts.codec).trusting:
+        return "from the top, answered by its journal", ""
+    state = loaded.state
+    program = how_started(store, seal, facts)
+    file = program.file if program is not None else ""
+    if os.path.basename(file) != state.file:
+        return f"after {state.where}", ""
+    lines = linecache.getlines(file)
+    name = facts.workflow.rpartition(":")[2].rpartition(".")[2]
+    like = (state.position, state.prefix, state.visited)
+    node = function_like("".join(lines), name, *like)
+    line = following_line(node, state.position) if node is not None else None
+    there = state.line if line is None else line
+    text = lines[there - 1].strip() if there <= len(lines) else ""
+    return (f"at {state.file}:{line}" if line is not None else f"after {state.where}"), text
+
+
+def status_of(facts: RunFacts, *, owned: bool) -> RunStatus:
+    """The status of a run, as a listing shows it."""
+    if facts.status != "running" or owned:
+        return facts.status
+    return "ready" if is_ready(facts) else "crashed"
+
+
+def shown(facts: RunFacts, owner: Owner | None, seen: Overview | None) -> RunShown:
+    """What is shown of a run, with its steps if they were looked at."""
+    about = RunShown(
+        facts.run_id,
+        f"{facts.label}({facts.arguments})",
+        status_of(facts, owned=owner is not None),
+        facts.workflow,
+        describe_owner(owner) if owner is not None else "",
+        facts.created_at,
+        facts.updated_at,
+        error=facts.error,
+    )
+    if seen is None:
+        return about
+    course = seen.course
+    return replace(
+        about,
+        steps=seen.steps,
+        total=seen.total,
+        statuses=seen.statuses,
+        resumed_from=course.resumed_from,
+        executed=course.executed,
+        skipped=course.skipped,
+        begun=course.begun,
+        saved=course.saved,
+        lost=course.lost,
+        unreadable=seen.unreadable,
+    )

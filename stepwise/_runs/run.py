@@ -1,0 +1,425 @@
+"""Looking at a run: :class:`Run`, and settling what is in doubt.
+
+A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
+unless a result or an exception is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from stepwise._calls.compensation import compensate
+from stepwise._calls.doubt import DidNotHappen, Landed
+from stepwise._calls.driver import drive
+from stepwise._calls.history import Program, StepRecord, steps_of
+from stepwise._display.render import RunShown, run_html, run_text
+from stepwise._execution.active_run import current_scope, live_runs
+from stepwise._execution.inputs import load_inputs
+from stepwise._execution.registry import known_workflow
+from stepwise._execution.viewer import error_of, look_into, result_of
+from stepwise._journal.heads import is_ready, open_head
+from stepwise._journal.journal import Journal, Lost, Position, facts_of, read, seal_for
+from stepwise._journal.lease import Lease
+from stepwise._journal.records import Entry, Forgotten, RunFacts
+from stepwise._journal.seal import Seal
+from stepwise._matching.pool import Pool
+from stepwise._runs.checkpoints import RunCheckpoint, checkpoints_of, newest_checkpoint
+from stepwise._runs.fork import Change, fork
+from stepwise._runs.overview import (
+    SHOWN,
+    Overview,
+    RunStatus,
+    goes_on,
+    how_started,
+    overview,
+    shown,
+    status_of,
+)
+from stepwise._runs.settle import UNSET, choose, said_of, to_record
+from stepwise._runs.step_stream import StepStream
+from stepwise._runs.verify import Verification, repair, verify
+from stepwise._values.codec import Codec
+from stepwise._values.hidden_arguments import NOT_SHOWN
+from stepwise.errors import RunNotFoundError, StepNotFoundError
+from stepwise.stores import Owner, Store
+
+__all__ = ["Run"]
+
+
+class Run:
+    """One execution of a workflow, across any number of crashes.
+
+    Got from ``workflow.execute(...)``, :func:`get_run`, :func:`runs` and :func:`current_run`.
+    """
+
+    def __init__(self, store: Store, run_id: str, seal: Seal | None = None) -> None:
+        self.store = store
+        self.id = run_id
+        self._seal = seal_for(store) if seal is None else seal
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        return f"<Run {self.id} {self.status}: {facts.label}({facts.arguments})>"
+
+    def _repr_html_(self) -> str:
+        return run_html(self._shown(self._seen()))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(run_text(self._shown(self._seen())))
+
+    def _shown(self, seen: Overview | None = None) -> RunShown:
+        return shown(self._facts(), self.owner, seen)
+
+    def _seen(self, count: int | None = SHOWN) -> Overview:
+        """A look at its newest steps; at all of them, if there is no ``count``."""
+        owned = self.owner is not None
+        seen = overview(self.store, self._seal, self._facts(), owned=owned, count=count)
+        for active in list(live_runs):
+            if active.run_id == self.id and active.journal.store is self.store:
+                seen.course.resumed_from = active.progress.resumed_from
+                seen.course.executed = active.progress.executed
+                seen.course.skipped = active.progress.skipped
+        return seen
+
+    def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
+        """Read all of its steps, one after the other; only what is read next is in memory."""
+        stream = StepStream(self.store, self._seal, self.id, self._facts().pruned).read()
+        yield from stream.steps({step.number for step in seen.in_doubt})
+
+    def _goes_on(self) -> tuple[str, str]:
+        """Where it goes on, and the line of source that is there, if it is known."""
+        return goes_on(self.store, self._seal, self._facts())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and (self.id, self.store) == (other.id, other.store)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    def _facts(self) -> RunFacts:
+        facts = facts_of(self.store, self._seal, self.id)
+        if facts is None:
+            raise RunNotFoundError(f"run {self.id!r} is gone from {self.store.url}", run_id=self.id)
+        return facts
+
+    @property
+    def workflow(self) -> str:
+        """The workflow's full name, ``module:name`` or ``/path/script.py:name``."""
+        return self._facts().workflow
+
+    @property
+    def label(self) -> str:
+        """The workflow's short name."""
+        return self._facts().label
+
+    @property
+    def arguments(self) -> str:
+        """The arguments, as shortened text."""
+        return self._facts().arguments
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The names of the arguments that are stored nowhere: who resumes the run gives them."""
+        return tuple(self._facts().secrets.split())
+
+    @property
+    def parent(self) -> str | None:
+        """The run that called this one as a child workflow."""
+        return self._facts().parent or None
+
+    @property
+    def forked_from(self) -> str | None:
+        """The run that this one is a fork of."""
+        return self._facts().forked_from or None
+
+    @property
+    def program(self) -> Program | None:
+        """How the program that executes it was started the last time, if that is known."""
+        return how_started(self.store, self._seal, self._facts())
+
+    @property
+    def status(self) -> RunStatus:
+        """``running``, ``completed``, ``failed``.
+
+        ``crashed`` if it runs and its owner is gone, ``ready`` if it is a fork that nobody has
+        executed yet.
+        """
+        return status_of(self._facts(), owned=self.owner is not None)
+
+    @property
+    def owner(self) -> Owner | None:
+        """The process that is executing it, if one is."""
+        return self.store.owner(self.id)
+
+    @property
+    def created_at(self) -> float:
+        """When it began, in seconds since 1970."""
+        return self._facts().created_at
+
+    @property
+    def updated_at(self) -> float:
+        """When its status last changed, in seconds since 1970."""
+        return self._facts().updated_at
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments that it was called with, by the names of the parameters.
+
+        As they were when it began, ``self`` included; those left at their default are not in it.
+
+        Raises:
+            UnreadableValueError: an argument could not be recorded, or cannot be loaded here; says
+                which, and why.
+        """
+        return load_inputs(self.store, self._seal, self._facts()).whole()
+
+    # -- what happened ---------------------------------------------------------------------------
+
+    def _entries(self) -> Iterator[Entry]:
+        start = Position(self._facts().pruned, None)
+        for entry, _ in read(self.store, self._seal, self.id, start):
+            if not isinstance(entry, Lost):
+                yield entry
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """Every recorded call, in the order in which they were first made."""
+        return steps_of(self.id, list(self._entries()), owned=self.owner is not None)
+
+    @property
+    def checkpoints(self) -> list[RunCheckpoint]:
+        """Its checkpoints, the oldest first; it resumes at the newest that is verified."""
+        return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
+
+    def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
+        hidden = self._facts().hidden.split()
+        return {n: NOT_SHOWN if n in hidden else v for n, v in self.locals(at).items()}
+
+    def locals(self, at: int | None = None) -> dict[str, Any]:
+        """The local variables at a checkpoint.
+
+        What is not there in this program stands as a placeholder: instances of classes that it
+        does not have, clients and resources.
+
+        Args:
+            at: the checkpoint after this many steps, or the last one before; by default the newest.
+
+        Raises:
+            StepNotFoundError: there is no verified checkpoint (so early).
+            UnreadableValueError: it was written by another Python version.
+        """
+        loaded = newest_checkpoint(self.store, self._seal, self.id, at)
+        if loaded is None:
+            when = "" if at is None else f" at or before step {at}"
+            steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
+            others = f"; it has some after steps {steps}" if steps else ""
+            raise StepNotFoundError(
+                f"run {self.id!r} has no checkpoint{when}{others}",
+                run_id=self.id,
+                step=at or 0,
+            )
+        return look_into(loaded)
+
+    @property
+    def result(self) -> Any:
+        """What it returned; ``None`` while it has not completed."""
+        return result_of(self.store, self._seal, self._facts())
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it raised, if it failed."""
+        return error_of(self.store, self._seal, self._facts())
+
+    @property
+    def resumed_from_step(self) -> int | None:
+        """How many steps were done at the point where its last attempt went on.
+
+        0 if that went on from the top, ``None`` if there was only one attempt.
+        """
+        return self._seen(1).course.resumed_from
+
+    @property
+    def steps_executed(self) -> int:
+        """How many steps its last attempt executed."""
+        return self._seen(1).course.executed
+
+    @property
+    def steps_skipped(self) -> int:
+        """How many steps its last attempt did not execute, since they were done."""
+        return self._seen(1).course.skipped
+
+    # -- going on, settling and forgetting -------------------------------------------------------
+
+    def resume(self, /, **inputs: Any) -> Any:
+        """Continue the run in this process, with the arguments that it was called with.
+
+        Args:
+            inputs: arguments to use instead of the recorded ones, by name (``self`` too): those
+                that could not be recorded, such as clients.
+
+        Returns:
+            a handle, as ``start()`` gives: ``.result()`` waits for the result, or is awaited.
+
+        Raises:
+            ConfigurationError: this process does not know its workflow, or it is a child run.
+            UnreadableValueError: an argument is not known, and not given here.
+            RunBusyError: it is being executed.
+        """
+        return known_workflow(self.workflow).resume(self, inputs)
+
+    def resolve(
+        self,
+        step: int | str,
+        answer: Landed | DidNotHappen | type[DidNotHappen] | None = None,
+        *,
+        landed: Any = UNSET,
+        did_not_happen: bool = False,
+        same: bool = False,
+        another: bool = False,
+        stop: int | None = None,
+    ) -> None:
+        """Settle a step in doubt, or say which act a stopped call is, for the next call to go on.
+
+        The run stops at a call that could be a recorded side effect with other arguments.  What is
+        said of such a call is bound to its call site and to how many-th call of its name it is, so
+        that it holds although its arguments are others at every start.
+
+        Args:
+            step: its number, or its name if only one call of that name is in question.
+            landed: it happened, and returned this.
+            did_not_happen: it did not, and may run.
+            answer: the same as an object: ``Landed(value)`` or ``DidNotHappen``.
+            same: the stopped call is this recorded one, whose outcome answers it.
+            another: they are two acts: the record stays, and the stopped call runs, once.
+            stop: which stopped call, if several could be this step; ``stepwise show`` lists them.
+
+        Raises:
+            StepNotFoundError: no such step is in doubt; no stopped call could be this step.
+            ConfigurationError: not exactly one thing is said.
+            RunBusyError: the run is being executed.
+        """
+        said = said_of(answer, landed, did_not_happen, same, another, stop)
+        with self._journal() as (journal, entries):
+            codec = Codec(self._facts().codec)
+            items = to_record(self.id, step, entries, said, codec)
+            if items:
+                journal.append(*items)
+
+    def fork(
+        self,
+        at: int | None = None,
+        run_id: str | None = None,
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        results: Mapping[int | str, Any] | None = None,
+    ) -> Run:
+        """Start a new run from a point of this one, which stays as it is.
+
+        What is recorded up to there is shared and never repeated; what came after is not known to
+        the fork, and its side effects get idempotency keys of their own.  It is executed by calling
+        the workflow with the same arguments, ``workflow.options(run_id=fork.id)(...)``, or by
+        ``stepwise resume``.
+
+        Args:
+            at: share the steps up to this number, and go on at the newest checkpoint among them;
+                0 for the beginning; by default, the newest checkpoint (or the last of ``results``).
+            run_id: of the fork; by default one is made up.
+            locals: variables that have other values at that checkpoint, by name.
+            results: steps that returned something else, by number or name; the fork goes on at a
+                checkpoint before them.
+
+        Raises:
+            StepNotFoundError: there is no such step, or no checkpoint to change variables at.
+            ConfigurationError: there is no such variable.
+            RunConflictError: the run id is taken.
+        """
+        change = Change(at, locals or {}, results or {})
+        return Run(self.store, fork(self.store, self._seal, self.id, change, run_id))
+
+    def forget(self, step: int | str) -> None:
+        """Have a recorded step run again the next time the workflow is called.
+
+        Args:
+            step: its number, or its name if there is only one call of that name.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+            RunBusyError: the run is being executed.
+        """
+        with self._journal() as (journal, entries):
+            recorded = choose(self.id, step, Pool(entries).all, "recorded")
+            outcome = recorded.outcome
+            inner = outcome.inner if outcome is not None else ()
+            forgotten = Forgotten((recorded.call.number, *inner), time.time())
+            facts = self._facts()
+            facts = facts.reopened(facts.updated_at if is_ready(facts) else time.time())
+            journal.append((forgotten, b""), head=facts)
+
+    def compensate(self) -> int:
+        """Undo its completed tools that have a ``compensate=``, the newest first.
+
+        Those of its child runs are undone in their place.  What is undone counts as not done:
+        called again, the workflow makes those calls anew, while its plain steps are answered.
+        Each compensation is journaled; if the process dies, call this again.
+
+        Returns:
+            how many were undone.
+
+        Raises:
+            StepInDoubtError: a compensation was started and never finished.
+            RunBusyError: the run is being executed.
+            ConfigurationError: a tool that is to be undone is not defined in this program.
+        """
+        with self._journal() as (journal, _):
+            result = drive(compensate(journal, self._facts()))
+        done: int = result.unwrap() or 0
+        return done
+
+    def verify(self) -> Verification:
+        """Verify every record and checkpoint of it; nothing is loaded and nothing is changed."""
+        return verify(self.store, self._seal, self.id)
+
+    def repair(self, *, accept_loss: bool = False) -> Verification:
+        """Put right what can be: what does not verify is set aside, what can be derived is.
+
+        Args:
+            accept_loss: give up records that are gone, even if they announced side effects, which
+                then may be repeated.  Look outside first.
+
+        Raises:
+            RunBusyError: the run is being executed.
+        """
+        return repair(self.store, self._seal, self.id, fsync=True, accept_loss=accept_loss)
+
+    def delete(self) -> None:
+        """Delete the run, its journal and its child runs; calling the workflow starts afresh.
+
+        Raises:
+            RunBusyError: it, or a child run of it, is being executed.
+        """
+        for head in list(self.store.heads()):
+            facts = open_head(self._seal, head)
+            if facts is not None and facts.parent == self.id:
+                Run(self.store, facts.run_id).delete()
+        lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
+        try:
+            self.store.delete(self.id, lease.epoch)
+        finally:
+            lease.release()
+
+    @contextmanager
+    def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
+        self._facts()  # a run that is not there is not made by looking at it
+        lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
+        try:
+            journal = Journal(self.store, self._seal, self.id, lease.epoch, fsync=True)
+            yield journal, journal.load(Position(self._facts().pruned, None))
+        finally:
+            lease.release()
+
+
+Run.__module__ = "stepwise"  # tracebacks and pickles show the public name

@@ -1,0 +1,190 @@
+"""Looking at every stored byte of a run before it is needed, and putting right what can be.
+
+Nothing is unpickled.  Repairing never guesses: bytes that do not verify are moved aside under
+``quarantine/``, what can be derived again (the listing) is, and what cannot is said.  Where records
+of side effects may be gone, only the user can say that repeating them is harmless.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from stepwise._execution.summary import NAME, kept_summary
+from stepwise._journal.heads import open_head, read_head
+from stepwise._journal.journal import Journal, Position, facts_of
+from stepwise._journal.lease import Lease
+from stepwise._journal.records import Quarantined, Restored, RunFacts
+from stepwise._journal.seal import Seal
+from stepwise._runs.checkpoints import checkpoints_of
+from stepwise._runtime.messages import count
+from stepwise.errors import RunNotFoundError
+from stepwise.stores import Batch, Store
+
+__all__ = ["QUARANTINE", "Verification", "note_restored", "repair", "verify"]
+
+QUARANTINE = "quarantine/"
+_MARKS = 4  # appends after which no older mark is left, whatever a store does with its two
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What of a run verifies.
+
+    Args:
+        records, checkpoints: how many verify.
+        lost: numbers of the records that are damaged or missing.
+        tail: how many acknowledged records are gone from the end of the journal.
+        effects: how many announcements of side effects are among them, of which nothing else tells.
+        damaged_checkpoints: numbers of those that do not verify.
+        listing: its entry in the listing of runs verifies.
+        summary: what it keeps for listings verifies, if there is any.
+    """
+
+    run_id: str
+    records: int
+    checkpoints: int
+    lost: tuple[int, ...] = ()
+    tail: int = 0
+    effects: int = 0
+    damaged_checkpoints: tuple[int, ...] = ()
+    listing: bool = True
+    summary: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of it verifies."""
+        return not self.problems
+
+    @property
+    def problems(self) -> list[str]:
+        """What does not, and what that means."""
+        found = []
+        if self.lost:
+            numbers = ", ".join(map(str, self.lost[:10])) + ", ..." * (len(self.lost) > 10)
+            found.append(f"{count(len(self.lost), 'record')} unreadable ({numbers})")
+        if self.tail:
+            found.append(f"{count(self.tail, 'acknowledged record')} gone from the end")
+        if self.effects:
+            found.append(
+                f"{count(self.effects, 'announcement')} of side effects among them: look outside "
+                "whether they happened"
+            )
+        if self.damaged_checkpoints:
+            found.append(
+                f"{count(len(self.damaged_checkpoints), 'checkpoint')} unreadable: it resumes at "
+                "an older one, or by replay"
+            )
+        if not self.listing:
+            found.append("its entry in the listing is damaged")
+        if not self.summary:
+            found.append("its summary is damaged: listings read the whole journal")
+        return found
+
+
+def verify(store: Store, seal: Seal, run_id: str) -> Verification:
+    """Verify every record, checkpoint, mark and listing entry of a run.
+
+    Raises:
+        RunNotFoundError: there is nothing of it.
+    """
+    facts = facts_of(store, seal, run_id)
+    journal = Journal(store, seal, run_id, 0, fsync=True)
+    entries = journal.load(Position(facts.pruned if facts else 0, None), tolerant=True)
+    if facts is None and not entries and not journal.lost and not journal.tail:
+        raise RunNotFoundError(f"there is nothing of run {run_id!r} in {store.url}", run_id=run_id)
+    found = [checkpoint for checkpoint, _ in checkpoints_of(store, seal, run_id)]
+    return Verification(
+        run_id,
+        records=len(entries),
+        checkpoints=sum(each.verified for each in found),
+        lost=tuple(journal.lost),
+        tail=journal.tail,
+        effects=journal.unknown_effects,
+        damaged_checkpoints=tuple(each.number for each in found if not each.verified),
+        listing=read_head(store, seal, run_id) is not None,
+        summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
+    )
+
+
+def note_restored(store: Store, seal: Seal) -> list[str]:
+    """Record in the unfinished runs of a store that it was put back from a backup.
+
+    What they do next to the outside is asked about, unless it is recorded.  The database counts:
+    marks that tell of more are written over.
+
+    Returns:
+        the ids of these runs.
+
+    Raises:
+        RunBusyError: one of them is being executed.
+    """
+    found = [open_head(seal, head) or facts_of(store, seal, head.run_id) for head in store.heads()]
+    unfinished = [each for each in found if each is not None and each.status != "completed"]
+    for facts in unfinished:
+        lease = Lease(store, facts.run_id).acquire()
+        try:
+            journal = Journal(store, seal, facts.run_id, lease.epoch, fsync=True)
+            journal.load(Position(facts.pruned, None), tolerant=True)
+            for _ in range(_MARKS):
+                journal.append((Restored(time.time()), b""), head=facts._replace(restored=True))
+        finally:
+            lease.release()
+    return [facts.run_id for facts in unfinished]
+
+
+def repair(
+    store: Store, seal: Seal, run_id: str, *, fsync: bool, accept_loss: bool = False
+) -> Verification:
+    """Put right what can be, and verify again.
+
+    Args:
+        accept_loss: what is gone or unreadable is given up: plain steps run again, and so do side
+            effects of which nothing tells any more.  Without it, they stop the run.
+
+    Raises:
+        RunBusyError: the run is being executed.
+    """
+    before = verify(store, seal, run_id)
+    if before.ok:
+        return before
+    lease = Lease(store, run_id).acquire()
+    try:
+        journal = Journal(store, seal, run_id, lease.epoch, fsync=fsync)
+        facts = facts_of(store, seal, run_id)
+        _set_aside(journal, before)
+        journal.load(Position(facts.pruned if facts else 0, None), tolerant=True)
+        if not before.listing and facts is not None:
+            journal.append(head=facts)
+        if (before.lost or before.tail) and (accept_loss or not before.effects):
+            _give_up(journal, before, facts)
+    finally:
+        lease.release()
+    return verify(store, seal, run_id)
+
+
+def _set_aside(journal: Journal, before: Verification) -> None:
+    """Keep the bytes that do not verify, out of the way."""
+    store, run_id = journal.store, journal.run_id
+    kept = {f"{QUARANTINE}record/{number:012d}": data for number, data in _raw(journal, before)}
+    damaged = [f"checkpoint/{number:012d}" for number in before.damaged_checkpoints]
+    damaged += [] if before.summary else [NAME]
+    for name in damaged:
+        kept[f"{QUARANTINE}{name}"] = store.get(run_id, name) or b""
+    if kept or damaged:
+        store.write(run_id, journal.epoch, Batch(put=kept, delete=tuple(damaged)))
+
+
+def _raw(journal: Journal, before: Verification) -> list[tuple[int, bytes]]:
+    lost = set(before.lost)
+    return [(number, data) for number, data in journal.store.read(journal.run_id) if number in lost]
+
+
+def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> None:
+    """Record that what is lost is known to be lost, so that it is not told of at every start."""
+    record = Quarantined(before.lost, before.effects, time.time())
+    if facts is not None:
+        facts = facts.reopened(time.time())
+    journal.append((record, b""), head=facts)
+    for _ in range(_MARKS if before.tail else 0):  # the marks of the old end are written over
+        journal.append((record._replace(numbers=(), effects=0), b""))

@@ -1,0 +1,7 @@
+"""The process: settings, messages, signals, threads, forks, group commit, events.
+
+The modules, each importing only from those before it::
+
+    limits forks settings frames messages interrupts tracebacks asyncio_state thread_context
+    group_commit event events file_trust retries
+"""

@@ -1,0 +1,82 @@
+"""Who wants to hear of what happens in the runs of this process: hooks, logs, progress.
+
+The logger ``stepwise`` gets every event too, as the attribute ``stepwise`` of its records: runs at
+level INFO, steps and checkpoints at DEBUG.  Where nobody listens, nothing is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import notice, reports
+from stepwise.errors import RunStopped
+
+if TYPE_CHECKING:
+    from stepwise._runtime.event import Event, Kind
+
+__all__ = ["emit", "heard", "on_event"]
+
+Listener = Callable[["Event"], object]
+_logger = logging.getLogger("stepwise")
+_listeners: tuple[Listener, ...] = ()
+_lock = process_lock()
+_told: set[int] = set()
+
+
+def on_event(callback: Listener) -> Callable[[], None]:
+    """Have ``callback`` called with an :class:`Event` whenever something happens in a run here.
+
+    It is called in the thread in which that happens, which waits for it, and after what the event
+    tells is on record.  What it raises is told once, and does not disturb the run.
+
+    Returns:
+        a function that ends this; calling it twice is no error.
+    """
+    global _listeners  # noqa: PLW0603
+    entry: Listener = lambda event: callback(event)  # noqa: E731, PLW0108 -- one of its own each time
+    with _lock:
+        _listeners = (*_listeners, entry)
+
+    def end() -> None:
+        global _listeners  # noqa: PLW0603
+        with _lock:
+            _listeners = tuple(each for each in _listeners if each is not entry)
+
+    return end
+
+
+def heard() -> bool:
+    """Whether anybody listens; asked before an event is made."""
+    return bool(_listeners) or _logger.isEnabledFor(logging.INFO)
+
+
+@reports
+def emit(kind: Kind, run_id: str, workflow: str, **facts: Any) -> None:
+    """Tell everybody who listens; see :class:`Event`."""
+    from stepwise._runtime.event import Event  # on use: mostly nobody listens
+
+    event = Event(kind, run_id, workflow, **facts)
+    level = logging.INFO if event.kind.startswith("run") else logging.DEBUG
+    _log(level, event)
+    for listener in _listeners:
+        try:
+            listener(event)
+        except (Exception, RunStopped) as error:
+            _tell_once(listener, error)
+
+
+@reports
+def _log(level: int, event: Event) -> None:
+    _logger.log(level, "%s", event, extra={"stepwise": event})
+
+
+@reports
+def _tell_once(listener: Listener, error: BaseException) -> None:
+    if id(listener) not in _told:
+        _told.add(id(listener))
+        _logger.debug("a callback of on_event raised", exc_info=error)
+        name = getattr(listener, "__qualname__", type(listener).__qualname__)
+        notice(f"{name}, a callback of stepwise.on_event, raised {error!r}; the run goes on")

@@ -1,0 +1,119 @@
+"""When a failed attempt of a step is tried again, and after how long.  On tenacity."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Union
+
+from stepwise._runtime import asyncio_state
+from stepwise.errors import ConfigurationError, RunStopped
+
+__all__ = ["Attempts", "Backoff", "RetryOn", "check"]
+
+RetryOn = Union[
+    type[BaseException], tuple[type[BaseException], ...], Callable[[BaseException], bool]
+]
+Backoff = Union[float, Callable[..., float], None]
+
+_FIRST_WAIT, _LONGEST_WAIT, _JITTER = 0.1, 30.0, 0.1  # seconds
+
+
+def check(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
+    """Refuse options that cannot mean anything.
+
+    Raises:
+        ConfigurationError: names the option and what it takes.
+    """
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ConfigurationError(f"retries={retries!r} of {what}: it is a number, 0 or more")
+    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    for kind in kinds:
+        is_error = isinstance(kind, type) and issubclass(kind, BaseException)
+        is_function = callable(kind) and not isinstance(kind, type)
+        if not is_error and (isinstance(retry_on, tuple) or not is_function):
+            raise ConfigurationError(
+                f"retry_on={retry_on!r} of {what}: it is an exception class, a tuple of them, or "
+                "a function of the exception that returns a bool"
+            )
+    if not (backoff is None or callable(backoff) or _is_seconds(backoff)):
+        raise ConfigurationError(
+            f"backoff={backoff!r} of {what}: it is a number of seconds, a function of the number "
+            "of the attempt that returns seconds, or one of tenacity's wait strategies"
+        )
+
+
+def _is_seconds(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 <= value <= threading.TIMEOUT_MAX
+
+
+class Attempts:
+    """The attempts of one call.
+
+    Args:
+        retries: how many more attempts may follow the first.
+        retry_on: what is worth trying again.
+        backoff: seconds between two attempts; a function of the number of the attempt that failed
+            (1, 2, ...); a tenacity wait strategy; ``None`` for 0.1 s doubling up to 30 s, each with
+            up to 0.1 s of jitter.
+        what: for messages: ``step 'think'``.
+
+    Attributes:
+        number: of the current attempt, from 1.
+    """
+
+    def __init__(
+        self, retries: int, retry_on: RetryOn, backoff: Backoff, what: str = "a step"
+    ) -> None:
+        self.number = 1
+        self._what = what
+        self._retries = retries
+        self._retry_on = retry_on
+        self._backoff = backoff
+        self._state: Any = None
+
+    def next_delay(self, error: BaseException) -> float | None:
+        """After a failed attempt: seconds to wait before the next one, ``None`` to give up.
+
+        Raises:
+            ConfigurationError: ``backoff`` returned what cannot be waited.
+        """
+        if self.number > self._retries or not self._is_worth(error):
+            return None
+        import tenacity  # on the first retry: most calls need none
+
+        if self._state is None:
+            self._state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        self._state.set_exception((type(error), error, error.__traceback__))
+        delay = self._wait(tenacity)
+        self._state.prepare_for_next_attempt()
+        self.number += 1
+        return delay
+
+    def _is_worth(self, error: BaseException) -> bool:
+        if isinstance(error, (RunStopped, KeyboardInterrupt, SystemExit, GeneratorExit)):
+            return False
+        if asyncio_state.is_cancellation(error):
+            return False
+        if isinstance(self._retry_on, (type, tuple)):
+            return isinstance(error, self._retry_on)
+        return bool(self._retry_on(error))
+
+    def _wait(self, tenacity: Any) -> float:
+        if self._backoff is None:
+            doubling = tenacity.wait_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT)
+            return float((doubling + tenacity.wait_random(0, _JITTER))(self._state))
+        if isinstance(self._backoff, tenacity.wait.wait_base):
+            delay = self._backoff(self._state)
+        elif callable(self._backoff):
+            delay = self._backoff(self.number)
+        else:
+            delay = self._backoff
+        if not _is_seconds(delay):
+            raise ConfigurationError(
+                f"backoff= of {self._what} returned {delay!r} after attempt {self.number}: it "
+                "returns seconds to wait, 0 or more"
+            )
+        return float(delay)

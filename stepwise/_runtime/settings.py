@@ -1,0 +1,250 @@
+"""Settings: what the environment says, and what :func:`configure` set on top of it.
+
+=====================  ==============================================================
+``STEPWISE_HOME``      folder of the default store and the key (default ``~/.stepwise``)
+``STEPWISE_STORE``     URL of the store (default ``disk:$STEPWISE_HOME/store``)
+``STEPWISE_KEY``       secret that signs the records, instead of ``$STEPWISE_HOME/key``
+``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
+``STEPWISE_RESUME``    id of a run: the first call that could be it, means it (``stepwise resume``)
+``STEPWISE_START``     which run a workflow called from outside a run means, where its ``start=``
+                       says nothing: ``same`` (the default), ``unfinished`` or ``new``
+``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
+``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook
+``STEPWISE_QUIET``     ``1``: no notices on stderr
+``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
+``STEPWISE_TEST_HOME`` folder of a test, set by the pytest plugin: stores elsewhere are replaced
+                       by ones in it
+=====================  ==============================================================
+
+The environment is read when a value is needed, never at import.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stepwise.errors import ConfigurationError
+
+__all__ = [
+    "Fields",
+    "configure",
+    "debug",
+    "encrypt",
+    "fields",
+    "fresh",
+    "home",
+    "injected",
+    "progress",
+    "quiet",
+    "resume",
+    "start",
+    "store",
+    "strict",
+    "test_home",
+]
+
+
+ClassFields = Mapping[Any, "str | Iterable[str]"]
+FieldNames = Mapping[str, tuple[str, ...]]
+
+_PATH = r"\w+(\[\])*(\.\w+(\[\])*)*"
+
+
+class Fields:
+    """Fields of classes, by the full names of these, that do not tell calls apart as they are.
+
+    Args:
+        volatile: do not count.
+        references: count by the order in which they first appear in a call.
+    """
+
+    def __init__(self, volatile: FieldNames, references: FieldNames) -> None:
+        self.volatile = volatile
+        self.references = references
+
+
+class _Settings:
+    def __init__(self) -> None:
+        self.store: Any = None
+        self.strict = False
+        self.quiet: bool | None = None
+        self.encrypt: bool | None = None
+        self.injected: frozenset[str] = frozenset()
+        self.fields = Fields({}, {})
+
+
+_settings = _Settings()
+
+
+def configure(
+    *,
+    store: Any = None,
+    strict: bool | None = None,
+    quiet: bool | None = None,
+    encrypt: bool | None = None,
+    injected: Iterable[str] | None = None,
+    volatile: ClassFields | None = None,
+    references: ClassFields | None = None,
+) -> None:
+    """Set defaults for this process; what is not given stays as it is.
+
+    Args:
+        store: a URL (``"disk:/path"``, ``"memory:"``), a path, or a store object.  Runs in
+            progress keep the store they started on.
+        strict: digest the arguments of every step before and after it, to notice that it
+            changed them (instead of only comparing the lengths of containers).
+        quiet: print no notices on stderr.
+        encrypt: encrypt what is stored from now on, with a key derived from that of the records
+            (``pip install 'stepwise-agents[encryption]'``).  Run ids, sizes, times and process
+            numbers stay readable; what was stored before stays as it is.
+        injected: full names of classes (``"mypackage.Context"``) whose instances a framework
+            injects as arguments: parameters annotated with them do not tell calls apart.
+        volatile: fields that do not tell calls apart, by class or full name of a class, for its
+            subclasses too: ``{"mypackage.Message": ("created", "usage")}``.  The messages of
+            pydantic-ai, LangChain, openai, openai-agents and anthropic are known; what is given
+            for one of their classes replaces what is known of it.
+        references: the same for ids that are made up anew at every start: they count by the order
+            in which they first appear in a call.  ``"calls[].id"`` is the key ``id`` of each item
+            of the field ``calls``.
+
+    Raises:
+        ConfigurationError: one of them is not what it should be.
+    """
+    if store is not None:
+        is_store = isinstance(store, (str, os.PathLike)) or hasattr(store, "acquire")
+        if not is_store:
+            raise ConfigurationError(
+                f"configure(store=...) takes a URL, a path or a store object, not {store!r}: "
+                'write configure(store="disk:/path/to/folder")'
+            )
+        _settings.store = store
+    if strict is not None:
+        _settings.strict = strict
+    if quiet is not None:
+        _settings.quiet = quiet
+    if encrypt is not None:
+        _settings.encrypt = encrypt
+    if injected is not None:
+        names = (injected,) if isinstance(injected, str) else injected
+        _settings.injected = frozenset(names)
+    if volatile is not None or references is not None:
+        known = _settings.fields
+        _settings.fields = Fields(
+            known.volatile if volatile is None else _by_name(volatile, "volatile"),
+            known.references if references is None else _by_name(references, "references"),
+        )
+
+
+def _by_name(given: ClassFields, option: str) -> FieldNames:
+    """Paths of fields by the full names of their classes."""
+    example = f'write configure({option}={{"mypackage.Message": ("created",)}})'
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"configure({option}=...) takes fields by class, not {given!r}: {example}"
+        )
+    found = {}
+    for cls, paths in given.items():
+        name = f"{cls.__module__}.{cls.__qualname__}" if isinstance(cls, type) else cls
+        if not isinstance(name, str) or not re.fullmatch(r"\w+(\.[\w<>]+)+", name):
+            raise ConfigurationError(
+                f"configure({option}=...): {cls!r} is neither a class nor its full name, with its "
+                f"module: {example}"
+            )
+        names: tuple[Any, ...] = tuple(paths) if _is_several(paths) else (paths,)
+        for path in names:
+            if not isinstance(path, str) or not re.fullmatch(_PATH, path):
+                raise ConfigurationError(
+                    f"configure({option}=...): {path!r} of {name} is no field: write the name of "
+                    'one, or a way into it, like "calls[].id"'
+                )
+        found[name] = names
+    return found
+
+
+def _is_several(paths: Any) -> bool:
+    return isinstance(paths, Iterable) and not isinstance(paths, (str, bytes))
+
+
+def fields() -> Fields:
+    """Fields that do not tell calls apart as they are; another object once they are others."""
+    return _settings.fields
+
+
+def injected() -> frozenset[str]:
+    """Full names of further classes that a framework injects."""
+    return _settings.injected
+
+
+def home() -> pathlib.Path:
+    """The folder that holds the default store and the key, absolute; it need not exist."""
+    return pathlib.Path(os.environ.get("STEPWISE_HOME") or "~/.stepwise").expanduser().absolute()
+
+
+def store() -> Any:
+    """The store to use where none is given: a URL, a path or a store object."""
+    if _settings.store is not None:
+        return _settings.store
+    return os.environ.get("STEPWISE_STORE") or f"disk:{home() / 'store'}"
+
+
+def strict() -> bool:
+    """Whether argument digests are compared before and after each step."""
+    return _settings.strict
+
+
+def test_home() -> str:
+    """Return the folder of the test that is being executed; empty outside of tests."""
+    return os.environ.get("STEPWISE_TEST_HOME", "")
+
+
+def fresh() -> bool:
+    """Whether every workflow called from outside a run starts a new run."""
+    return _flag("STEPWISE_FRESH")
+
+
+def start() -> str:
+    """Which run a call means by default: ``same``, ``unfinished``, ``new``; or empty."""
+    text = os.environ.get("STEPWISE_START", "").strip().lower()
+    if text not in ("", "same", "unfinished", "new"):
+        raise ConfigurationError(
+            f"STEPWISE_START={text!r}: it is 'same', 'unfinished' or 'new'; see start= of @workflow"
+        )
+    return text
+
+
+def resume() -> str:
+    """The id of the run that is to be resumed whatever id the program would derive; or empty."""
+    return os.environ.get("STEPWISE_RESUME", "")
+
+
+def progress() -> bool | None:
+    """Whether runs show what they are doing, on a terminal or in a notebook; if it is said."""
+    return _flag("STEPWISE_PROGRESS") if os.environ.get("STEPWISE_PROGRESS", "").strip() else None
+
+
+def debug() -> bool:
+    """Whether tracebacks show the library's own frames."""
+    return os.environ.get("STEPWISE_DEBUG", "0") not in ("", "0")
+
+
+def encrypt() -> bool:
+    """Whether what is stored is encrypted."""
+    return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
+
+
+def quiet() -> bool:
+    """Whether notices stay off stderr."""
+    return _flag("STEPWISE_QUIET") if _settings.quiet is None else _settings.quiet
+
+
+def _flag(name: str) -> bool:
+    text = os.environ.get(name, "").strip().lower()
+    if text in ("", "0", "false", "no", "off"):
+        return False
+    if text in ("1", "true", "yes", "on"):
+        return True
+    raise ConfigurationError(f"{name}={text!r} is neither yes nor no: set it to 1 or 0")

@@ -1,0 +1,190 @@
+"""Threads that a run's code starts belong to the run; worker processes know of it.
+
+``asyncio.to_thread`` carries context variables over; ``threading.Thread`` and
+``ThreadPoolExecutor.submit`` do not (before Python 3.14's ``thread_inherit_context``), and a step
+called there would run unrecorded.  While a run is in progress those two are wrapped so that they
+carry one variable over: which run and step they were called in (``None`` for outside of any).
+The run is told when they begin and end.  Nothing else of theirs changes, and with the last run they
+are themselves again.
+
+A worker process that is started anew (``spawn``, ``forkserver``) gets what ``multiprocessing``
+hands down to each process, which says meanwhile that there is a run.  The environment would not do:
+a fork server keeps that of its own start, and a step that is given ``os.environ`` would have other
+arguments in each process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from stepwise._runtime.forks import process_lock
+
+__all__ = ["Carrier", "call_at_exit", "works_for_a_run"]
+
+_IN_RUN = "stepwise_in_run"  # the process in which a run is in progress
+
+
+@functools.cache
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Have ``callback`` called when the program has ended, while threads and pools still work.
+
+    Not ``atexit``: those callbacks come after the interpreter has waited for its threads, and pools
+    take no jobs any more.  The newest one is called first, so before that of the pools.
+    """
+    import concurrent.futures.thread
+
+    assert concurrent.futures.thread is not None  # its own callback is there
+    threading._register_atexit(callback)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def works_for_a_run() -> bool:
+    """Whether this is a worker process that was started anew while a run was in progress."""
+    processes = sys.modules.get("multiprocessing.process")
+    parent = processes.parent_process() if processes is not None else None
+    return parent is not None and _handed_down().get(_IN_RUN) == parent.pid
+
+
+def _handed_down() -> dict[str, Any]:
+    """What this process hands down to those that ``multiprocessing`` starts from now on."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes.current_process()._config if processes is not None else {}
+
+
+class Told(Protocol):
+    """Is told of a thread or job that carries the variable."""
+
+    def enter(self) -> None:
+        """It runs now, in this thread."""
+
+    def leave(self) -> None:
+        """It has ended, or will never begin; may be told again."""
+
+
+class Carrier:
+    """Carries one context variable into new threads, while somebody asks for it.
+
+    Args:
+        begin: gets the variable's value, the name of the thread or job, and whether it is a daemon,
+            before it begins.
+    """
+
+    def __init__(
+        self, variable: ContextVar[Any], begin: Callable[[Any, str, bool], Told | None]
+    ) -> None:
+        self._variable = variable
+        self._begin = begin
+        self._mutex = process_lock()
+        self._users = 0
+        self._installed: list[_Wrapped] = []
+
+    def __enter__(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # on the first run, not at import
+
+        with self._mutex:
+            self._users += 1
+            _handed_down()[_IN_RUN] = os.getpid()
+            if not self._installed:
+                self._installed = [
+                    _Wrapped(threading.Thread, "start", self._start),
+                    _Wrapped(ThreadPoolExecutor, "submit", self._submit),
+                ]
+
+    def __exit__(self, *exception: object) -> None:
+        with self._mutex:
+            self._users -= 1
+            if self._users == 0:
+                _handed_down().pop(_IN_RUN, None)
+            # Where somebody wrapped it after us, ours stays below his, and idle.
+            if self._users == 0 and all(each.on_top for each in self._installed):
+                for each in self._installed:
+                    each.undo()
+                self._installed = []
+
+    def _start(self, start: Callable[..., None], thread: threading.Thread) -> None:
+        value, run = self._variable.get(None), thread.run
+        told = self._begin(value, thread.name, thread.daemon)
+
+        def carrying() -> None:
+            del thread.run  # the instance's, so that no cycle stays
+            self._variable.set(value)
+            if told is None:
+                run()
+                return
+            told.enter()
+            try:
+                run()
+            finally:
+                told.leave()
+
+        thread.run = carrying  # type: ignore[method-assign]
+        try:
+            start(thread)
+        except BaseException:
+            if told is not None and thread.ident is None:
+                told.leave()
+            raise
+
+    def _submit(
+        self,
+        submit: Callable[..., Any],
+        pool: Any,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        value = self._variable.get(None)
+        told = self._begin(value, f"{getattr(fn, '__qualname__', fn)} in a pool", False)
+
+        def carrying(*args: Any, **kwargs: Any) -> Any:
+            token = self._variable.set(value)
+            if told is not None:
+                told.enter()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                self._variable.reset(token)
+                if told is not None:  # before somebody who awaits the result can go on
+                    told.leave()
+
+        # A worker thread that this submit starts outlives the call: it must not keep the value.
+        token = self._variable.set(None)
+        try:
+            future = submit(pool, carrying, *args, **kwargs)
+        except BaseException:
+            if told is not None:
+                told.leave()
+            raise
+        finally:
+            self._variable.reset(token)
+        if told is not None:
+            future.add_done_callback(lambda _: told.leave())  # if it is cancelled
+        return future
+
+
+class _Wrapped:
+    """A method replaced by a function that gets the original first."""
+
+    def __init__(self, owner: type, name: str, function: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        self._owner, self._name, self._original, self._wrapper = owner, name, original, wrapper
+        setattr(owner, name, wrapper)
+
+    @property
+    def on_top(self) -> bool:
+        return getattr(self._owner, self._name) is self._wrapper
+
+    def undo(self) -> None:
+        setattr(self._owner, self._name, self._original)

@@ -1,0 +1,59 @@
+"""Large bytes in pieces: sealed and written one after the other, never joined.
+
+A value of 100 MB that is pickled, sealed and written as one ``bytes`` exists three times.  Pickle
+hands out large buffers as they are; here they stay that way until they are in a file.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from stepwise._runtime import asyncio_state
+
+__all__ = ["Data", "Pieces", "collected", "stable"]
+
+_LARGE = 1 << 20  # bytes; less is joined: one piece is handled faster than many
+
+
+class Pieces:
+    """Bytes that lie in several places; ``bytes()`` joins them, ``len()`` is their number."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self._pieces = pieces
+        self._size = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def after(self, front: bytes) -> Pieces:
+        """The same with ``front`` before it."""
+        return Pieces([memoryview(front), *self._pieces])
+
+    @property
+    def views(self) -> tuple[memoryview, ...]:
+        """The pieces in their order."""
+        return tuple(self._pieces)
+
+
+Data = bytes | Pieces
+
+
+def collected(views: list[memoryview]) -> Data:
+    """What was written in pieces: joined if it is little."""
+    if sum(view.nbytes for view in views) < _LARGE:
+        return b"".join(views)
+    return Pieces([stable(view) for view in views])
+
+
+def stable(view: memoryview) -> memoryview:
+    """The same; what somebody else could change while it is being sealed and written, as a copy.
+
+    A record whose seal was made of one state and whose bytes are of another would be damaged.
+    """
+    alone = threading.active_count() == 1 and asyncio_state.current() is None
+    return view if alone or type(view.obj) is bytes else memoryview(bytes(view))

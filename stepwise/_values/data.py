@@ -1,0 +1,206 @@
+"""Values as data only: JSON, shaped by the type that a function is annotated to return.
+
+Whoever reads it makes no object that the annotation does not name.  With ``pydantic`` (the extra
+``json``) that may be models, dataclasses, dates, tuples, sets, enums, bytes; without it, what JSON
+itself has.  What would come back as something else (a tuple as a list) is refused when it is
+recorded: found after a crash, it would be a wrong value.
+
+The only module that knows pydantic.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from stepwise._runtime.limits import ran_out
+from stepwise.errors import NotRecordableError, UnreadableValueError
+
+__all__ = ["decode_data", "encode_data", "parameter_types", "returned_type"]
+
+_ATOMS = (str, int, float, bool, type(None))
+
+
+def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotated types of the parameters and of ``return``; empty if not known."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception:  # an annotation may name anything
+        return {}
+
+
+def returned_type(function: Callable[..., Any]) -> Any:
+    """Return the type that a function is annotated to return; ``Any`` if that is not known."""
+    return parameter_types(function).get("return", Any)
+
+
+def encode_data(value: Any, kind: Any, what: str) -> bytes:
+    """Encode a value as JSON.
+
+    Args:
+        kind: the type it is annotated with.
+        what: it is, for the message.
+
+    Raises:
+        NotRecordableError: it is not data, or would come back as something else.
+    """
+    from stepwise._values.comparison import (  # on use: most programs record pickles
+        alike,
+        held_twice,
+    )
+
+    try:
+        data = _to_json(value, kind)
+        again = _from_json(data, kind)
+        if not alike(value, again) and _adapter(kind) is not None:
+            data = _json_bytes(_with_ints(json.loads(data), value))
+            again = _from_json(data, kind)
+        same, twice = alike(value, again), held_twice(value)
+    except MemoryError as error:
+        raise ran_out(f"{what} was recorded", error) from None
+    except Exception as error:
+        raise _not_data(value, what, str(error).split("\n", 1)[0]) from error
+    if not same:
+        what_part = "it" if type(again) is not type(value) else "with a part changed, it"
+        raise _not_data(
+            value, what, f"{what_part} comes back as {type(again).__name__} {again!r:.80}"
+        )
+    if twice is not None:
+        why = f"it holds one and the same {_name(type(twice))} twice, and would come back with two"
+        raise _not_data(value, what, why)
+    return data
+
+
+def decode_data(data: bytes, kind: Any) -> Any:
+    """Load what :func:`encode_data` made, from verified bytes.
+
+    Raises:
+        UnreadableValueError: it does not fit the annotation any more.
+    """
+    try:
+        return _from_json(data, kind)
+    except MemoryError as error:
+        raise ran_out("a recorded value was loaded", error) from None
+    except Exception as error:
+        raise UnreadableValueError(
+            f"a value recorded as JSON does not fit the type {_name(kind)} that its function is "
+            f"annotated to return now: {error}"
+        ) from error
+
+
+def _not_data(value: Any, what: str, why: str) -> NotRecordableError:
+    kind = _name(type(value))
+    hint = "Annotate what the function returns (-> tuple[int, str], -> MyModel)"
+    if not _pydantic():
+        hint += ", with pydantic installed: pip install 'stepwise-agents[json]'"
+    return NotRecordableError(
+        f"{what} is a {kind} and cannot be recorded as JSON (codec='json'): {why}. {hint}, or "
+        "return plain data",
+        path="",
+        type_name=kind,
+    )
+
+
+def _name(kind: Any) -> str:
+    return str(getattr(kind, "__qualname__", kind))
+
+
+def _to_json(value: Any, kind: Any) -> bytes:
+    adapter = _adapter(kind)
+    if adapter is not None:
+        # Strict in what is taken: a value that is not of its type would be changed silently.
+        return bytes(adapter.dump_json(value, warnings="error"))
+    return _json_bytes(value)
+
+
+def _json_bytes(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "surrogatepass"
+    )
+
+
+def _from_json(data: bytes, kind: Any) -> Any:
+    adapter = _adapter(kind)
+    if adapter is not None:
+        return _ints_back(json.loads(data), adapter.validate_json(data))
+    return json.loads(data.decode("utf-8", "surrogatepass"))
+
+
+# An int is at home where a float is annotated, but pydantic writes and reads a float there.
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    from stepwise._values.comparison import state_of  # on use
+
+    return value if isinstance(value, dict) else state_of(value)
+
+
+def _with_ints(written: Any, value: Any) -> Any:
+    """The JSON of a value, with an int where the value has one."""
+    if type(written) is float and type(value) is int:
+        return value
+    if isinstance(written, dict):
+        parts = _parts(value)
+        if len(parts) != len(written):
+            return written
+        pairs = zip(written.items(), parts.values(), strict=True)
+        return {name: _with_ints(each, part) for (name, each), part in pairs}
+    if isinstance(written, list) and isinstance(value, (list, tuple)):
+        return [*map(_with_ints, written, value)]
+    return written
+
+
+def _ints_back(written: Any, value: Any) -> Any:
+    """A value, with an int where its JSON has one."""
+    if type(value) is float:
+        return written if type(written) is int and written == value else value
+    if isinstance(written, dict):
+        _put_ints(written, value)
+    elif isinstance(written, list) and isinstance(value, (list, tuple)):
+        parts = [*map(_ints_back, written, value)]
+        if any(part is not each for part, each in zip(parts, value, strict=True)):
+            if isinstance(value, tuple):
+                return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+            value[:] = parts
+    return value
+
+
+def _put_ints(written: dict[str, Any], value: Any) -> None:
+    parts = _parts(value)
+    if len(parts) != len(written):
+        return
+    for (name, part), each in zip(list(parts.items()), written.values(), strict=True):
+        again = _ints_back(each, part)
+        if again is part:
+            continue
+        if isinstance(value, dict):
+            value[name] = again
+        else:
+            object.__setattr__(value, name, again)
+
+
+@functools.cache
+def _pydantic() -> Any:
+    try:
+        import pydantic
+    except ImportError:
+        return None
+    return pydantic
+
+
+def _adapter(kind: Any) -> Any:
+    """What pydantic makes of a type; ``None`` where plain JSON does."""
+    if kind in (Any, None, type(None), *_ATOMS) or _pydantic() is None:
+        return None
+    try:
+        return _adapters(kind)
+    except TypeError:  # not hashable
+        return _pydantic().TypeAdapter(kind)
+
+
+@functools.lru_cache(256)
+def _adapters(kind: Any) -> Any:
+    return _pydantic().TypeAdapter(kind)

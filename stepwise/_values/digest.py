@@ -1,0 +1,427 @@
+"""The canonical digest of a value: equal values of one type give equal digests, everywhere.
+
+Across processes, hash seeds, dict orders, string interning, machines and versions of Python.  A
+pickle is not fit for this (its bytes depend on object identity and on set order), so a value is
+*encoded* instead:
+
+- an atom is a tag and its bytes;
+- a container is a tag and its children;
+- dicts and sets are ordered by the encodings of their keys;
+- an object is its class, by name, and its state: the fields that its ``==`` compares for
+  dataclasses, attrs, pydantic and msgspec classes, else what ``copyreg`` would pickle;
+- every encoding is *folded* to at most 64 bytes (a longer one is replaced by its SHA-256), so that
+  a large value costs no large intermediate copy.
+
+What has no such form (a lock, a client, a lambda) raises :class:`~stepwise.errors.DigestError`
+with the path to it.
+"""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import functools
+import hashlib
+import io
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from stepwise._runtime import settings
+from stepwise._values.digest_atoms import (
+    ATOMS,
+    UndigestibleError,
+    atom,
+    class_name,
+    fold,
+    framed,
+    join,
+    lengthened,
+    main_name,
+    noun,
+    string,
+)
+from stepwise._values.digest_builtins import BASES, named, namedtuple_form
+from stepwise._values.list_digest import LONG, digest_grown
+from stepwise._values.message_fields import EACH, Mark, Numbering, Rule, rules_of
+from stepwise.errors import DigestError
+
+if TYPE_CHECKING:
+    from stepwise._values.digest_types import Form
+
+__all__ = [
+    "Encoder",
+    "Numbering",
+    "class_name",
+    "combine",
+    "combined",
+    "digest",
+    "encode",
+    "form_of",
+    "framed",
+]
+
+T = TypeVar("T")
+
+_NOT_STATE = frozenset({"__weakref__", "__dict__"})
+_REFERENCES = frozenset({"str", "int", "bytes", "uuid.UUID"})
+_TOO_OFTEN = 100_000  # visits of objects on cycles: some seconds
+
+
+def digest(value: object, numbering: Numbering | None = None) -> str:
+    """Digest ``value`` to 32 hexadecimal digits (128 bits of a SHA-256).
+
+    Args:
+        numbering: see :func:`encode`.
+
+    Raises:
+        DigestError: part of it cannot be part of an identity; says which part.
+    """
+    return hashlib.sha256(encode(value, numbering)).hexdigest()[:32]
+
+
+def combine(*parts: bytes | str) -> str:
+    """Digest several strings so that their boundaries count."""
+    return combined([framed(part) for part in parts])
+
+
+def combined(parts: Iterable[bytes]) -> str:
+    """:func:`combine` parts that are :func:`framed`."""
+    return hashlib.sha256(fold(b"+" + b"".join(parts))).hexdigest()[:32]
+
+
+def encode(value: object, numbering: Numbering | None = None) -> bytes:
+    """The canonical bytes of ``value``, at most 64, of which :func:`digest` is the hash.
+
+    Args:
+        numbering: of the references in what makes one identity; what frameworks make up anew at
+            every start does not count then.  Without one, all of the value counts.
+
+    Raises:
+        DigestError: see :func:`digest`.
+    """
+    try:
+        simple = ATOMS.get(type(value))
+        return simple(value) if simple is not None else Encoder(numbering).encode(value)
+    except UndigestibleError as error:
+        path = "".join(reversed(error.path))
+        raise DigestError(
+            f"{error.reason} (at value{path})" if path else error.reason,
+            path=path,
+            type_name=error.type_name,
+        ) from None
+    except RecursionError:
+        raise DigestError(
+            "the value is nested too deeply to be part of an identity",
+            path="",
+            type_name=class_name(type(value)),
+        ) from None
+
+
+class Encoder:
+    """One encoding.
+
+    ``active`` holds the objects that are being encoded, each with its level, to see cycles; ``met``
+    holds those that were, with their encoding if no cycle runs through them: an object that many
+    refer to is taken apart once.
+    """
+
+    cycles = again = 0
+    atoms: ClassVar = ATOMS
+    list_tag = b"l"
+    long = LONG
+    grows = True  # long lists are remembered: they will be digested again
+
+    def __init__(self, numbering: Numbering | None = None) -> None:
+        self.numbering = numbering
+        self.active: dict[int, int] = {}
+        self.met: dict[int, tuple[Any, bytes | None]] = {}
+
+    def encode(self, value: Any) -> bytes:
+        cls = type(value)
+        container = _CONTAINERS.get(cls)
+        simple = atom(cls) if container is None else None
+        if simple is not None:
+            return simple(value)
+        here, level = id(value), len(self.active)
+        if here in self.active:  # a cycle is told by how many levels up it leads
+            self.cycles += 1
+            return b"^%d" % (level - self.active[here])
+        self.active[here] = level
+        try:
+            return container(self, value) if container is not None else self.object(value)
+        finally:
+            del self.active[here]
+
+    def object(self, value: Any) -> bytes:
+        known = self.met.get(id(value))
+        if known is not None:
+            if known[1] is not None:
+                return known[1]
+            self.again += 1
+            if self.again > _TOO_OFTEN:
+                raise UndigestibleError(
+                    "its parts refer to each other in too many ways", class_name(type(value))
+                )
+        cycles = self.cycles
+        cls: type = type(value)
+        try:
+            encoded = form_of(cls)(self, value)
+        except (UndigestibleError, RecursionError, MemoryError):
+            raise
+        except Exception as error:  # its own methods are asked
+            raise UndigestibleError(
+                f"{noun(value)} cannot be part of an identity ({_text(error)})",
+                class_name(type(value)),
+            ) from None
+        self.met[id(value)] = value, encoded if self.cycles == cycles else None
+        return encoded
+
+    # -- containers ----------------------------------------------------------------------------
+
+    def items(self, values: Iterable[Any], label: str = "[{}]") -> list[bytes]:
+        encoded: list[bytes] = []
+        atoms, encode = self.atoms, self.encode
+        try:
+            for item in values:
+                encoded.append(atoms.get(type(item), encode)(item))  # noqa: PERF401 (the path)
+        except UndigestibleError as error:
+            error.path.append(label.format(len(encoded)))
+            raise
+        return encoded
+
+    def list_(self, value: Iterable[Any]) -> bytes:
+        if type(value) is list and len(value) >= self.long:  # then it is folded
+            return self.long_list(value)
+        return join(b"l", self.items(value))
+
+    def long_list(self, value: list[Any]) -> bytes:
+        outer, state = self.numbering, Numbering if self.numbering is not None else _no_numbering
+        tag = self.list_tag
+        kind = tag, settings.fields() if outer is not None else None, main_name.get()
+        grown = None
+        if self.grows:
+            grown = digest_grown(value, tag, self.joined, self.active, kind=kind, state=state)
+        if grown is None:
+            inner = state()
+            grown = hashlib.sha256(tag + self.joined(value, inner)).digest(), inner
+        encoded, numbering = b"#" + grown[0], grown[1]
+        links = outer.attach(numbering) if outer is not None and numbering is not None else b""
+        return join(b"&", [encoded, fold(links)]) if links else encoded
+
+    def joined(self, values: Iterable[Any], numbering: Numbering | None) -> bytes:
+        return lengthened(self.numbered(numbering, self.items, values))
+
+    def numbered(
+        self, numbering: Numbering | None, encode: Callable[..., T], value: Any, *more: Any
+    ) -> T:
+        """Encode with another numbering; what was met has another encoding then."""
+        before = self.numbering, self.met
+        self.numbering, self.met = numbering, {} if numbering is not self.numbering else self.met
+        try:
+            return encode(value, *more)
+        finally:
+            self.numbering, self.met = before
+
+    def tuple_(self, value: Iterable[Any]) -> bytes:
+        return join(b"t", self.items(value))
+
+    def set_(self, value: Iterable[Any]) -> bytes:
+        # In no order, so its references have none.
+        return join(b"{", sorted(self.numbered(None, self.items, value, "{{...}}")))
+
+    def pairs(self, value: dict[Any, Any], label: str = "[{}]") -> list[tuple[bytes, bytes]]:
+        pairs, later = [], []
+        atoms = self.atoms
+        key: Any = None
+        try:
+            for key, item in value.items():
+                form = atoms.get(type(key))
+                if form is not None:
+                    name = form(key)
+                elif type(key) is str:  # refers to nothing
+                    name = self.encode(key)
+                else:
+                    name = self.numbered(None, self.encode, key)
+                form = atoms.get(type(item))
+                if form is not None:
+                    pairs.append((name, form(item)))
+                elif type(item) is str:
+                    pairs.append((name, self.encode(item)))
+                else:
+                    later.append((name, key, item))
+            later.sort(key=_first)  # references appear in an order that is not that of the dict
+            for name, key, item in later:  # noqa: B007 (the path)
+                pairs.append((name, self.encode(item)))
+        except UndigestibleError as error:
+            error.path.append(label.format(_short(key) if label == "[{}]" else key))
+            raise
+        return pairs
+
+    def dict_(self, value: dict[Any, Any], label: str = "[{}]") -> bytes:
+        return join(b"d", [part for pair in sorted(self.pairs(value, label)) for part in pair])
+
+    def ordered_dict(self, value: dict[Any, Any]) -> bytes:
+        # Two OrderedDicts are equal only in the same order.
+        found = dict(self.pairs(value))
+        ordered = [self.numbered(None, self.encode, key) for key in value]
+        return join(b"D", [part for name in ordered for part in (name, found[name])])
+
+    def counter(self, value: collections.Counter[Any]) -> bytes:
+        # A count of zero is equal to no count.
+        return join(b"C", [self.dict_({key: count for key, count in value.items() if count != 0})])
+
+    def defaultdict(self, value: dict[Any, Any]) -> bytes:
+        return self.dict_(value)  # the factory is not part of ``==``
+
+    def deque(self, value: Iterable[Any]) -> bytes:
+        return join(b"Q", self.items(value))  # nor is maxlen
+
+    # -- objects -------------------------------------------------------------------------------
+
+    def rules(self, value: Any) -> dict[str, Rule] | None:
+        """How those of its fields count that do not count as they are."""
+        return rules_of(type(value)) if self.numbering is not None else None
+
+    def fields(self, value: Any, names: Iterable[str]) -> list[bytes]:
+        """Names and values of attributes."""
+        parts, rules = [], self.rules(value)
+        for name in names:
+            try:
+                held = getattr(value, name, None)
+                rule = rules.get(name) if rules is not None else None
+                if rule is None:
+                    parts += [string(name), self.encode(held)]
+                elif rule is not Mark.VOLATILE:
+                    parts += [string(name), self.ruled(held, rule)]
+            except UndigestibleError as error:
+                error.path.append(f".{name}")
+                raise
+        return parts
+
+    def ruled(self, value: Any, rule: Rule) -> bytes:
+        """A value of which some parts do not count, or by the order of their appearance."""
+        if isinstance(rule, Mark):
+            refers = rule is Mark.REFERENCE and class_name(type(value)) in _REFERENCES
+            numbering = self.numbering if refers else None
+            return numbering.of(value) if numbering is not None else self.encode(value)
+        if type(value) is list and EACH in rule:
+            return join(b"l", [self.ruled(each, rule[EACH]) for each in value])
+        if type(value) is not dict:
+            return self.encode(value)
+        kept = {key: item for key, item in value.items() if rule.get(key) is not Mark.VOLATILE}
+        apart = {key: kept.pop(key) for key in sorted(rule) if key in kept}
+        pairs = [(string(key), self.ruled(item, rule[key])) for key, item in apart.items()]
+        return join(b"d", [part for pair in sorted([*pairs, *self.pairs(kept)]) for part in pair])
+
+    def subclass(self, value: Any) -> bytes:
+        """Of a builtin container whose pickle holds more than ``==`` compares, or its set order."""
+        form = next(form for base, form in _SUBCLASSED if isinstance(value, base))
+        state = _reduce(value)[2]
+        return join(
+            b"S", [string(class_name(type(value))), form(self, value), self.state(value, state)]
+        )
+
+    def reduced(self, value: Any) -> bytes:
+        """Class and state of an ordinary object, as pickle protocol 2 would take it apart."""
+        form = _reduce(value)
+        if isinstance(form, str):
+            return named(value, form)
+        cls = type(value)
+        make, args, state, items, pairs = form
+        if isinstance(value, (io.StringIO, io.BytesIO)) and not state[-1]:
+            state = (*state[:-1], None)  # of attributes: {} as soon as somebody has looked for one
+        parts = [string(class_name(cls))]
+        if make not in (copyreg.__newobj__, copyreg._reconstructor, cls):  # type: ignore[attr-defined]
+            parts.append(self.encode(make))
+        parts.append(self.tuple_(each for each in args if each is not cls))
+        if state is not None:
+            parts.append(self.state(value, state))
+        parts.append(self.list_(items or ()))
+        parts.append(self.dict_(dict(pairs or ())))
+        return join(b"o", parts)
+
+    def state(self, value: Any, state: Any) -> bytes:
+        inherited = getattr(object, "__getstate__", None)  # there since 3.11
+        if (
+            isinstance(state, tuple)
+            and len(state) == 2
+            and isinstance(state[1], dict)
+            and getattr(type(value), "__getstate__", None) is inherited
+        ):
+            state = {**(state[0] or {}), **state[1]}  # of __dict__ and __slots__
+        if not isinstance(state, dict):
+            return self.encode(state)
+        state = {k: v for k, v in state.items() if k not in _NOT_STATE}
+        rules = self.rules(value)
+        return self.dict_(state, ".{}") if rules is None else self.ruled(state, rules)
+
+
+def _first(item: tuple[Any, ...]) -> Any:
+    return item[0]
+
+
+def _no_numbering() -> None:
+    """Make none."""
+
+
+def _reduce(value: Any) -> Any:
+    reducer = copyreg.dispatch_table.get(type(value))
+    form: Any = reducer(value) if reducer is not None else value.__reduce_ex__(2)
+    return form if isinstance(form, str) else (*form, None, None, None)[:5]
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{class_name(type(value))}>"
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
+
+
+_CONTAINERS: dict[type, Form] = {
+    list: Encoder.list_,
+    tuple: Encoder.tuple_,
+    dict: Encoder.dict_,
+    set: Encoder.set_,
+    frozenset: Encoder.set_,
+    collections.OrderedDict: Encoder.ordered_dict,
+    collections.defaultdict: Encoder.defaultdict,
+    collections.Counter: Encoder.counter,
+    collections.deque: Encoder.deque,
+}
+
+_SUBCLASSED: tuple[tuple[type, Form], ...] = (
+    (collections.OrderedDict, Encoder.ordered_dict),
+    (collections.defaultdict, Encoder.defaultdict),
+    (collections.Counter, Encoder.counter),
+    (collections.deque, Encoder.deque),
+    (set, Encoder.set_),
+    (frozenset, Encoder.set_),
+)
+
+
+@functools.lru_cache(maxsize=1000)
+def form_of(cls: type) -> Form:
+    """How the values of a class that is neither an atom nor a container are taken apart."""
+    base: Any
+    form: Form
+    for base, form in BASES:
+        if issubclass(cls, base):
+            return form
+    from stepwise._values.digest_types import form_for  # on use: plain data needs none of these
+
+    known = form_for(cls)
+    if known is not None:
+        return known
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return namedtuple_form
+    if issubclass(cls, tuple(base for base, _ in _SUBCLASSED)):
+        return Encoder.subclass
+    return Encoder.reduced

@@ -1,0 +1,99 @@
+"""What of the arguments of a call is not stored, and what is not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from stepwise._values.preview import preview_arguments
+from stepwise._values.secrets import HIDDEN, Secrets
+
+__all__ = ["NOT_SHOWN", "NO_HIDING", "Hiding", "Redact", "attributes_in"]
+
+Redact = Iterable[str] | Callable[[str, Any], str | None]
+
+_SELF = "self."
+
+
+def attributes_in(names: Iterable[str]) -> frozenset[str]:
+    """Return the attributes of the instance among names of parameters: ``self.NAME``."""
+    attributes = (name.removeprefix(_SELF) for name in names if name.startswith(_SELF))
+    return frozenset(name for name in attributes if name.isidentifier())
+
+
+class Hiding:
+    """The options ``ignore``, ``secret`` and ``redact`` of one step or workflow.
+
+    Args:
+        defaults: of the parameters, by name.
+
+    Attributes:
+        secret: parameters whose values are stored nowhere; attributes as ``self.NAME``.
+    """
+
+    def __init__(
+        self,
+        ignored: AbstractSet[str],
+        secret: AbstractSet[str],
+        redact: AbstractSet[str] | Callable[[str, Any], str | None],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.secret = secret
+        self._defaults = {name: defaults[name] for name in secret & defaults.keys()}
+        self._redact = redact if callable(redact) else None
+        self._instead = {
+            **dict.fromkeys(ignored, "<ignored>"),
+            **dict.fromkeys(() if callable(redact) else redact, "<redacted>"),
+            **dict.fromkeys(secret, HIDDEN),
+        }
+
+    def secrets_of(self, bound: Mapping[str, Any], instance: Any = None) -> dict[str, Any]:
+        """Return the values of a call's secrets, by name."""
+        if not self.secret:
+            return {}
+        found = {**self._defaults, **{name: bound[name] for name in self.secret & bound.keys()}}
+        if instance is not None:
+            for name in attributes_in(self.secret):
+                found[f"{_SELF}{name}"] = getattr(instance, name, None)
+        return found
+
+    def stored(self, bound: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a call without the secret ones."""
+        if not self.secret:
+            return bound
+        return {name: value for name, value in bound.items() if name not in self.secret}
+
+    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
+        """Return the arguments of a call as text, without what is not to be shown."""
+        instead = self.instead if self._instead or self._redact is not None else None
+        return preview_arguments(bound, instead=instead, mask=secrets.mask if secrets else None)
+
+    def names(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the arguments that are not shown as they are."""
+        return tuple(name for name, value in bound.items() if self.instead(name, value) is not None)
+
+    def instead(self, name: str, value: Any) -> str | None:
+        """Return what is shown instead of an argument; ``None`` for the usual text."""
+        text = self._instead.get(name)
+        if text is not None or self._redact is None:
+            return text
+        try:
+            given = self._redact(name, value)
+            return None if given is None else str(given)
+        except Exception as error:  # of the user's function: the value is shown in no case
+            return f"<{type(error).__name__} in redact>"
+
+
+NO_HIDING = Hiding(frozenset(), frozenset(), frozenset(), {})
+"""Where all is stored and shown."""
+
+
+class _NotShown:
+    """Stands for the variable of a parameter that is not shown."""
+
+    def __repr__(self) -> str:
+        return "<not shown>"
+
+
+NOT_SHOWN = _NotShown()

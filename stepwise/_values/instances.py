@@ -1,0 +1,195 @@
+"""Objects beyond plain data of which everything is known that a pickle of them would hold.
+
+- An *instance* of a class that was made by a class statement, is found by its name and leaves its
+  state to Python: attributes in ``__dict__`` and in slots.  How its state is pickled may be the
+  class's own (``__getstate__``), as long as that is made of the very objects that it holds: so it
+  is for dataclasses, attrs classes and pydantic's models, and nothing is asked about who made them.
+- A *constant*: a member of an enumeration, a moment, a path and the like, which never change.
+
+Whatever else an object may be is not known here, and so it is part of no tree (see ``trees``).
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import gc
+import struct
+import sys
+import types
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Protocol
+
+from stepwise._values.sentinels import held_as
+
+__all__ = ["Kind", "by_name", "kind_of"]
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: such instances refer to their class
+_POINTER = struct.calcsize("P")
+_PROTOCOL = 4
+_FRESH = (dict, list, tuple)  # what a ``__getstate__`` makes
+_NAMES = frozenset({str})
+_PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+_LEFT_TO_PYTHON = ("__reduce_ex__", "__reduce__", "__getattribute__")
+_OWN_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
+_CONSTANTS = {
+    "builtins.complex",
+    "datetime.date",
+    "datetime.datetime",
+    "datetime.time",
+    "datetime.timedelta",
+    "datetime.timezone",
+    "decimal.Decimal",
+    "fractions.Fraction",
+    "uuid.UUID",
+    "zoneinfo.ZoneInfo",
+    *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
+}
+
+
+def by_name(value: Any, module: str = "__main__") -> str | None:
+    """The dotted name under which a module holds this very class or function, if it does."""
+    name = getattr(value, "__qualname__", None)
+    if getattr(value, "__module__", None) != module or not isinstance(name, str):
+        return None
+    try:
+        return name if attrgetter(name)(sys.modules[module]) is value else None
+    except (AttributeError, KeyError):
+        return None
+
+
+class Kind(Protocol):
+    """What is known of the objects of one class."""
+
+    constant: bool
+    """They never change, and one is as good as an equal one."""
+
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        """The objects that one of them holds; ``None`` if it is not known after all."""
+
+
+def kind_of(cls: Any) -> Kind | None:
+    """What is known of the objects of a class, if it can be part of a pickle by its name."""
+    if by_name(cls, cls.__module__) is None:
+        return None
+    if issubclass(cls, enum.Enum):
+        return _Member()
+    if f"{cls.__module__}.{cls.__qualname__}" in _CONSTANTS:
+        return _Constant()
+    # Some classes of the standard library are pickled in a way of our own (see ``reducers``).
+    if cls.__module__.partition(".")[0] in sys.stdlib_module_names or not _pickled_by_state(cls):
+        return None
+    slots = _slots_of(cls)
+    return None if slots is None else _Instance(slots, has_dict=cls.__dictoffset__ != 0)
+
+
+class _Constant:
+    constant = True
+
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        zone = getattr(value, "tzinfo", None)  # anybody may write a class for it
+        return () if zone is None else (zone,)
+
+
+class _Member:
+    constant = True
+
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        return () if type(value).__members__.get(value.name) is value else None
+
+
+class _Instance:
+    constant = False
+
+    def __init__(self, slots: list[Any], *, has_dict: bool) -> None:
+        self._slots = slots
+        self._has_dict = has_dict
+
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        if held_as(value) is not None:
+            return None  # compared with ``is``: stored by the name that its module has for it
+        try:
+            inside = [slot.__get__(value) for slot in self._slots]
+        except AttributeError:  # which one is set could not be told by what it refers to
+            return None
+        referents = gc.get_referents(value)
+        if type(value) not in referents[-1:] or not _ids(inside) <= _ids(referents):
+            return None  # another Python: a watch would not see them
+        if self._has_dict:
+            attributes = vars(value)
+            if not _NAMES.issuperset(map(type, attributes)):
+                return None
+            inside += attributes.values()
+        return inside if _is_whole_state(value, inside) else None
+
+
+def _ids(values: Sequence[Any]) -> set[int]:
+    return set(map(id, values))
+
+
+def _is_whole_state(value: Any, inside: Sequence[Any]) -> bool:
+    """Whether what pickle takes of an instance is made of these objects and nothing else."""
+    held = _ids(inside)
+    for each in inside:
+        if type(each) is dict:  # attributes that a class keeps in a slot of its own
+            held.update(map(id, each.values()))
+    try:
+        make, _, state, *_ = value.__reduce_ex__(_PROTOCOL)
+    except Exception:  # of the class's own ``__getstate__``
+        return False
+    if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        return False
+    waiting = [state]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in held:
+            continue
+        if type(each) not in _FRESH:
+            return False
+        if type(each) is dict and not _NAMES.issuperset(map(type, each)):
+            return False
+        held.add(id(each))
+        waiting += each.values() if type(each) is dict else each
+    return True
+
+
+def _pickled_by_state(cls: type) -> bool:
+    """Whether its instances are pickled as a new one that is given its state."""
+    return (
+        all(getattr(cls, name) is getattr(object, name) for name in _LEFT_TO_PYTHON)
+        and not any(hasattr(cls, name) for name in _OWN_ARGUMENTS)
+        and cls not in copyreg.dispatch_table
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _slots_of(cls: type) -> list[Any] | None:
+    """Its slots, if there is nothing in its instances but these and a ``__dict__``."""
+    slots: dict[str, Any] = {}
+    names: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        for name, attribute in vars(base).items():
+            names[name] = attribute
+            if type(attribute) is types.MemberDescriptorType:
+                if name in slots:
+                    return None
+                slots[name] = attribute
+    pointers = len(slots) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
+    if (
+        not cls.__flags__ & _HEAP_TYPE
+        or cls.__itemsize__
+        or cls.__basicsize__ != object.__basicsize__ + _POINTER * pointers  # else it is C's
+        or type(names.get("__dict__", _DICT)) is not type(_DICT)
+        or any(names[name] is not slot for name, slot in slots.items())
+    ):
+        return None
+    return list(slots.values())
+
+
+class _Example:
+    pass
+
+
+_DICT = vars(_Example)["__dict__"]

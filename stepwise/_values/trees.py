@@ -1,0 +1,314 @@
+"""Trees of data: what is in them, and whether that is still so.
+
+A *tree* is made of lists, dicts, tuples, sets and atoms of the exact builtin types (*plain data*),
+of instances and of constants (see ``instances``).  Its *nodes* are what can be referred to from
+outside: the containers, the instances and the large leaves.  They are numbered in the order of one
+walk: plain data that was pickled and loaded again has the same nodes in the same order.  Where
+there are classes, these may have a say in what is loaded; there, a node is numbered by the place
+that it has among the objects of the pickle.
+
+A *watch* tells whether mutable objects still hold the very same objects under the same names in
+the same order.  That is proved, not sampled: every slot is compared by identity, so an equal value
+of another type does not pass.  It is a few calls in C for any number of objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import struct
+import sys
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+from stepwise._values.instances import Kind, kind_of
+
+__all__ = ["LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "same", "walk"]
+
+LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
+_LEAVES = frozenset({str, bytes})
+_TEXT = frozenset({str})
+NUMBERS = frozenset({int, float, bool, type(None)})
+_ATOMS = _LEAVES | NUMBERS
+_NOTHING: frozenset[int] = frozenset()
+
+
+class Tree(NamedTuple):
+    """A tree: its nodes, the root first if that is one; and about how many bytes it takes.
+
+    ``numbers`` are those of the nodes.  ``refers`` tells whether nodes of other trees are in it,
+    ``classes`` are those of the objects that are not plain data.
+    """
+
+    root: Any
+    nodes: Sequence[Any] = ()
+    size: int = 0
+    refers: bool = False
+    numbers: Sequence[int] = ()
+    classes: Collection[type] = ()
+
+    def numbered(self, places: Mapping[int, int]) -> Tree:
+        """The same with the places of its nodes in a pickle, by their ids; -1 for none."""
+        return self._replace(numbers=[places.get(id(node), -1) for node in self.nodes])
+
+
+def walk(
+    root: Any,
+    known: Container[int] = _NOTHING,
+    refused: Container[int] = _NOTHING,
+    most: int = 1_000_000,
+) -> Tree | None:
+    """The tree at ``root``; ``None`` if it is none.
+
+    Args:
+        known: ids of objects that are nodes of other trees: neither they nor what they hold belong
+            to this one.
+        refused: ids of objects that must not be in it.
+        most: of how many objects it may consist.
+    """
+    nodes: list[Any] = []
+    met: set[int] = set()
+    kinds: dict[type, Kind | None] = {}
+    waiting, size, left, refers = [root], 0, most, False
+    while waiting:
+        value = waiting.pop()
+        cls = type(value)
+        if cls in NUMBERS:
+            size += 8
+            continue
+        if cls in _LEAVES and len(value) < LARGE_LEAF:
+            size += len(value) + 4
+            continue
+        here = id(value)
+        if here in known:
+            refers = True
+            continue
+        if cls in _LEAVES:
+            size += len(value)
+            nodes.append(value)
+            continue
+        if here in met:
+            continue
+        inside = None if here in refused else _inside(value, cls, kinds)
+        if inside is None:
+            return None
+        if cls in _UNCHANGING and not value:
+            continue  # there is only one
+        met.add(here)
+        left -= len(inside) + 1
+        if left < 0:
+            return None
+        size += 8 if cls is list or cls is tuple else 8 + 8 * len(inside)  # a key is short
+        kind = kinds.get(cls)
+        if kind is None or not kind.constant:
+            nodes.append(value)
+        waiting.extend(inside)
+    return Tree(root, nodes, size, refers, range(len(nodes)), kinds.keys())
+
+
+def _inside(value: Any, cls: type, kinds: dict[type, Kind | None]) -> Collection[Any] | None:
+    """What an object holds; ``None`` if it cannot be in a tree."""
+    if cls is list or cls is tuple:
+        contents: Collection[Any] = value
+        return contents
+    if cls is dict:
+        return value.values() if _ATOMS.issuperset(map(type, value)) else None
+    if cls in _SETS:  # without nodes: a loaded one has them in another order
+        small = _ATOMS.issuperset(map(type, value))
+        return value if small and not any(map(_is_large, value)) else None
+    if cls not in kinds:
+        kinds[cls] = kind_of(cls)
+    kind = kinds[cls]
+    return kind.parts(value) if kind is not None else None
+
+
+def _is_large(atom: Any) -> bool:
+    return type(atom) in _LEAVES and len(atom) >= LARGE_LEAF
+
+
+_CONTAINERS = frozenset({list, dict, tuple})
+_SETS = frozenset({set, frozenset})
+_SIZED = frozenset({list, dict, set})
+_UNCHANGING = frozenset({tuple, frozenset})
+_IMMUTABLE = _UNCHANGING | _LEAVES
+_FEW = 40  # objects
+_LITTLE = 2048  # characters or bytes in all of them
+_ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
+_ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
+
+
+def few(values: Iterable[Any]) -> bool:
+    """Whether these are few objects of plain data, little in all, or iterators over such.
+
+    Any pickler does for them, and none of it is worth a reference.
+    """
+    waiting: list[Collection[Any]] = [list(values)]
+    met = size = 0
+    while waiting:
+        inside = waiting.pop()
+        met += len(inside)
+        if met > _FEW:
+            return False
+        if set(map(type, inside)) == _TEXT:  # most are
+            size += sum(map(len, inside))
+        else:
+            for value in inside:
+                cls = type(value)
+                if cls in _LEAVES:
+                    size += len(value)
+                elif cls is dict:
+                    if len(value) > _FEW:
+                        return False
+                    waiting.append([*value, *value.values()])
+                elif cls in _CONTAINERS:
+                    waiting.append(value)
+                elif cls in _ITERATORS:
+                    waiting.append(gc.get_referents(value))
+                elif cls not in NUMBERS and cls is not range:
+                    return False
+        if size > _LITTLE:
+            return False
+    return True
+
+
+def _shows_dict(instance: Any) -> bool:
+    attributes = vars(instance)
+    return any(each is attributes for each in gc.get_referents(instance))
+
+
+def _shows(mapping: dict[Any, Any]) -> bool:
+    return len(gc.get_referents(mapping)) == len(mapping)
+
+
+def changes(node: Any) -> bool:
+    """Whether a node can be changed in place."""
+    return type(node) not in _IMMUTABLE
+
+
+class Watch:
+    """What mutable objects held when it was made: lengths, keys and the objects in each slot.
+
+    The garbage collector shows what a container holds, and of a dict its values: exactly as many
+    objects as it is long, and never fewer, so that none can stand in the place of another.  Of an
+    instance it shows what is in its slots, all of them being set, its ``__dict__`` and at the end
+    its class.  What it does not show in this way (a ``__dict__`` in Python 3.13) is asked for.
+    """
+
+    __slots__ = ("_containers", "_dicts", "_hidden", "_instances", "_owners", "_seen", "_sized")
+
+    def __init__(self, nodes: Iterable[Any] = ()) -> None:
+        mutable = [each for each in nodes if changes(each)]
+        self._instances = [each for each in mutable if type(each) not in _SIZED]
+        owners = [each for each in self._instances if type(each).__dictoffset__]
+        self._owners = [each for each in owners if not _shows_dict(each)]
+        self._sized = [each for each in mutable if type(each) in _SIZED]
+        self._sized += map(vars, owners)
+        self._hidden = [each for each in self._sized if type(each) is dict and not _shows(each)]
+        hidden = set(map(id, self._hidden))
+        self._containers = [each for each in self._sized if id(each) not in hidden]
+        self._dicts = [each for each in self._sized if type(each) is dict]
+        self._seen = self._look()
+
+    def _look(self) -> tuple[list[Any], ...]:
+        return (
+            list(map(len, self._sized)),
+            gc.get_referents(*self._containers),
+            gc.get_referents(*self._instances),
+            list(map(vars, self._owners)),
+            list(chain.from_iterable(self._dicts)),
+            list(chain.from_iterable(map(dict.values, self._hidden))),
+        )
+
+    def extend(self, other: Watch) -> None:
+        """Watch what another one watches as well."""
+        for name in Watch.__slots__:
+            if name != "_seen":
+                getattr(self, name).extend(getattr(other, name))
+        for mine, its in zip(self._seen, other._seen, strict=True):
+            mine.extend(its)
+
+    def holds(self) -> bool:
+        """Whether nothing has changed: what :meth:`_look` finds, as far as there is any of it."""
+        lengths, inside, held, attributes, keys, hidden = self._seen
+        return (
+            list(map(len, self._sized)) == lengths
+            and same(gc.get_referents(*self._containers), inside)
+            and (not self._instances or same(gc.get_referents(*self._instances), held))
+            and (not self._owners or same(list(map(vars, self._owners)), attributes))
+            and (not self._dicts or same(list(chain.from_iterable(self._dicts)), keys))
+            and (
+                not self._hidden
+                or same(list(chain.from_iterable(map(dict.values, self._hidden))), hidden)
+            )
+        )
+
+    @classmethod
+    def over(cls, nodes: Collection[Any]) -> Watch:
+        """Of these; always the same where none of them can be changed, not to be extended."""
+        return cls(nodes) if any(map(changes, nodes)) else _unchanging
+
+    @classmethod
+    def of_classes(cls, classes: Iterable[type]) -> Watch:
+        """Of what classes and those that they inherit from define."""
+        every = {base for each in classes for base in each.__mro__[:-1]}
+        return cls(chain.from_iterable(gc.get_referents(vars(base)) for base in every))
+
+    @classmethod
+    def broken(cls) -> Watch:
+        """One that never holds."""
+        watch = cls()
+        watch._seen[0].append(-1)
+        return watch
+
+
+_unchanging = Watch()
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists hold the very same objects."""
+    if len(one) < _MANY:
+        return len(one) == len(other) and all(map(is_, one, other))
+    if len(one) != len(other):
+        return False
+    if _slowly.left <= 0 or "ctypes" in sys.modules:
+        addresses = _reader_of_addresses()
+        if addresses is not None:
+            return addresses(one) == addresses(other)
+    _slowly.left -= len(one)
+    return all(map(is_, one, other))
+
+
+_MANY = 32
+
+
+class _Slowly:
+    """How many objects are still to be compared one by one.
+
+    To read their addresses is several times faster, but needs an import that takes as long as many
+    comparisons: it is made once so many were.
+    """
+
+    left = 50_000
+
+
+_slowly = _Slowly()
+
+
+@functools.cache
+def _reader_of_addresses() -> Callable[[list[Any]], bytes] | None:
+    """What gives the addresses of a list's items; ``None`` where that is not to be had."""
+    if sys.implementation.name != "cpython":
+        return None
+    import ctypes  # on use: it takes long to import
+
+    size = ctypes.sizeof(ctypes.c_void_p)
+    place = object.__basicsize__ + size  # of the pointer to the items, behind their number
+
+    def addresses(items: list[Any]) -> bytes:
+        start = ctypes.c_void_p.from_address(id(items) + place).value
+        return ctypes.string_at(start or 0, size * len(items))
+
+    probe = [object(), "probe", object()]
+    return addresses if addresses(probe) == struct.pack("3P", *map(id, probe)) else None

@@ -1,0 +1,199 @@
+"""Why a run could not resume inside a statement: said once for each reason."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from stepwise._checkpoints.variables import UnpicklableError
+from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.location import Helper
+from stepwise._execution.other_tasks import name_of_another
+from stepwise._rewrite import FunctionNode, Rewritten, handler_at
+from stepwise._runtime.messages import count, notice, reports, warn
+from stepwise.errors import RunWarning
+
+__all__ = ["Complaints", "why_shut"]
+
+_PATIENCE = 3  # boundaries skipped in a row before somebody is told
+_LARGE = 100_000  # bytes that a variable takes
+
+
+def why_shut(manager: Any, *, calls: bool) -> str:
+    """Return why a ``with`` block cannot be entered again, and the way out.
+
+    Args:
+        calls: its head calls a step.
+    """
+    cls = type(manager)
+    is_function = cls.__module__ == "contextlib" and hasattr(manager, "gen")  # @contextmanager
+    kind = f"{manager.gen.__name__}()" if is_function else cls.__name__
+    why = f"this {kind}, entered again, would not be what it was"
+    return (
+        f"{'its head calls a step' if calls else why}. It would go back to before the block. If a "
+        f"{kind} can simply be made and entered again, write `with stepwise.reenterable(...)`"
+    )
+
+
+class Complaints:
+    """What was said about the checkpoints of one execution of a workflow function.
+
+    Args:
+        file: of the function, for messages.
+
+    Attributes:
+        culprits: variables that could not be recorded.
+        in_a_row: boundaries that were skipped since the last checkpoint.
+    """
+
+    def __init__(self, active: ActiveRun, file: str, rewritten: Rewritten) -> None:
+        self._active = active
+        self._file = file
+        self._rewritten = rewritten
+        self._said: set[str] = set()
+        self.culprits: dict[str, Any] = {}
+        self.in_a_row = 0
+
+    def first(self, about: str) -> bool:
+        """Return whether nothing was said about this before."""
+        first = about not in self._said
+        self._said.add(about)
+        return first
+
+    def _where(self, line: int) -> str:
+        return f"{self._file}:{line}"
+
+    def _tell(self, about: str, text: str) -> None:
+        if self.first(about):
+            notice(f"{self._active.run_id}: {text}")
+
+    @reports
+    def helped(self, helper: Helper, calls: int) -> None:
+        """Warn of a helper that made many calls within one statement."""
+        if self.first(helper.place):
+            warn(
+                f"{calls} steps were called in {helper.place} by one statement of the workflow "
+                f"({self._where(helper.line)}). Run {self._active.run_id!r} cannot resume inside "
+                "it: it would be called again, and its steps answered from the journal. Decorate "
+                f"{helper.code.co_name}() with @workflow to have the run resume inside",
+                RunWarning,
+            )
+
+    @reports
+    def no_entry(self, number: int, why: str) -> None:
+        """Tell of steps in a ``with`` block that cannot be entered again; see :func:`why_shut`."""
+        where = self._where(self._rewritten.withs[number].line)
+        self._tell(f"with {number}", f"a run cannot resume inside the with block at {where}: {why}")
+
+    @reports
+    def within_handler(self, function: FunctionNode | None, code: CodeType) -> None:
+        """Tell of several steps in an ``except`` or ``finally`` block, if they are in one.
+
+        Args:
+            code: of the workflow function, which is being executed below.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        line = (frame.f_lineno if frame is not None else None) or 0
+        if function is None or not self.first(f"line {line}"):
+            return
+        kind, begin = handler_at(function, line)
+        if kind:
+            self._tell(
+                f"handler {begin}",
+                f"a run cannot resume inside the {kind} block at {self._where(begin)}. It would go "
+                "back to before the block, and the steps in there be answered from the journal. "
+                "Call them after the try statement to have it resume between them",
+            )
+
+    @reports
+    def dear(self, share: float, name: str, size: int) -> None:
+        """Tell that checkpoints take much of a run's time, and which variable weighs most."""
+        is_large, most, rest = size >= _LARGE, "", ""
+        if is_large or (size and name[0] != "@"):
+            told = f"{size / 1e6:.1f} MB" if is_large else f"{size / 1e3:.1f} kB"
+            most = f"; {self._named(name)} weighs most ({told})"
+        if is_large:
+            rest = ", or keep large data in a file and its path in the variable"
+        notice(
+            f"checkpoints take {share:.0%} of the time of run {self._active.run_id!r}{most}. "
+            f"Take fewer, @workflow(checkpoint_every=10){rest}"
+        )
+
+    def _named(self, name: str) -> str:
+        """What a value of a checkpoint is called; some names are ours."""
+        if name in self._rewritten.loops:
+            return f"the iterable of the loop at {self._where(self._rewritten.loops[name])}"
+        if name[:1] == "@":
+            return f"the global {name.rpartition(' ')[2]!r}"
+        return f"the variable {name!r}" if name else "a variable"
+
+    @reports
+    def skipping(self, name: str, items: int) -> None:
+        """Tell of a loop that is begun again, behind the items that it had given."""
+        where = self._where(self._rewritten.loops[name])
+        notice(f"{self._active.run_id}: skips {count(items, 'item')} of the loop at {where}")
+
+    @reports
+    def changed(self, name: str, variables: str) -> None:
+        """Tell of a loop that could be begun again if the variables in its head had not changed."""
+        self._tell(
+            name,
+            "a run cannot resume any more inside the loop at "
+            f"{self._where(self._rewritten.loops[name])}: {variables} changed since it began, so "
+            "its items could be others. It would go back to before the change. Iterate over a "
+            "copy, in a variable of its own",
+        )
+
+    @reports
+    def unpicklable(self, error: UnpicklableError, line: int) -> None:
+        """Tell of variables that cannot be recorded."""
+        for name, (value, reason) in error.culprits.items():
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            if name in self._rewritten.loops:
+                where = self._where(self._rewritten.loops[name])
+                self._tell(
+                    name,
+                    f"a run cannot resume inside the loop at {where}: the {kind} that it iterates "
+                    f"over cannot be recorded ({reason}). It would go back to before the loop. "
+                    "Iterate over a list of plain data to have it resume inside",
+                )
+                continue
+            self.culprits[name] = value
+            is_a = f" is a {kind}, which" if name else ""
+            if self.first(name):
+                warn(
+                    f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: "
+                    f"{self._named(name)}{is_a} cannot be recorded ({reason}). The run would "
+                    "resume at the checkpoint before it. Three ways out: make it inside the step "
+                    "that uses it; make it in a @stepwise.resource factory, which is called again "
+                    "on resume; or `del` it before the next step",
+                    RunWarning,
+                )
+
+    @reports
+    def no_memory(self, line: int) -> None:
+        """Warn that memory ran out while the variables were recorded."""
+        if self.first("memory"):
+            warn(
+                f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: memory ran "
+                "out while its variables were recorded. The run would resume at the checkpoint "
+                "before it. Let go (`del`) what is no longer used, or give the program more memory",
+                RunWarning,
+            )
+
+    @reports
+    def skipped(self, line: int) -> None:
+        """Warn, after some boundaries in a row, of what else of the run is still at work."""
+        another = name_of_another(self._active)
+        self.in_a_row += bool(another)
+        if another and self.in_a_row >= _PATIENCE and self.first("tasks"):
+            warn(
+                f"no checkpoint of run {self._active.run_id!r} at {self._where(line)} and "
+                f"the {_PATIENCE - 1} boundaries before it: {another} is "
+                "still running, and what it would do is not in the local variables. Await it, or "
+                "start what is not part of the run under `with stepwise.background():`",
+                RunWarning,
+            )

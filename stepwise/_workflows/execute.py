@@ -1,0 +1,274 @@
+"""Execution of a workflow function: plain, coroutine, generator, async generator."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Generator
+from typing import TYPE_CHECKING, Any
+
+from stepwise._calls.awaitables import check_awaited, noticing_forgotten
+from stepwise._calls.driver import drive
+from stepwise._execution.active_run import ActiveRun, Scope, live_runs, scope_variable
+from stepwise._execution.other_tasks import tasks_of
+from stepwise._execution.outside import carrier
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.interrupts import sigterms
+from stepwise._runtime.messages import warn
+from stepwise._workflows.interrupted import record_interruption
+from stepwise._workflows.opened import Awaited, Called, Opened
+from stepwise._workflows.reports import report_unused
+from stepwise.errors import RunWarning
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["execute", "execute_async", "execute_async_generator", "execute_generator"]
+
+
+class _Attempt:
+    """A run, from the moment it is taken up to the moment its lease is given up."""
+
+    def __init__(self, active: ActiveRun) -> None:
+        self.active = active
+        self._token: Any = None
+
+    def __enter__(self) -> Self:
+        carrier.__enter__()
+        sigterms.begin()
+        self._sigterms = sigterms.count
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None and sigterms.count == self._sigterms:
+                record_interruption(self.active, error)
+        finally:
+            try:
+                self.active.close()
+            finally:
+                carrier.__exit__()
+                if not live_runs:
+                    sigterms.end()
+
+    def enter_scope(self) -> None:
+        self._token = scope_variable.set(Scope(self.active))
+
+    def leave_scope(self) -> None:
+        scope_variable.reset(self._token)
+
+
+def execute(opened: Opened[Called]) -> Any:
+    """Run a plain workflow function to its end."""
+    active = opened.active
+    active.executor = sys._getframe()
+    with _Attempt(active) as attempt:
+        active.unwinding.enter()
+        drive(opened.undo_first()).unwrap()
+        attempt.enter_scope()
+        try:
+            with noticing_forgotten(active):
+                value = opened.body.run()
+            check_awaited(active, value)
+        except BaseException as error:
+            active.flows.join(active.run_id)
+            opened.conclude(None, error)
+            drive(opened.undo_after())
+            raise
+        finally:
+            attempt.leave_scope()
+        active.flows.join(active.run_id)
+        opened.conclude(value)
+    report_unused(active)
+    return value
+
+
+# -- coroutines ----------------------------------------------------------------------------------
+
+
+async def execute_async(opened: Opened[Awaited]) -> Any:
+    """Run a coroutine workflow function to its end."""
+    from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
+
+    active = opened.active
+    with _Attempt(active):
+        (await adrive(opened.undo_first())).unwrap()
+        try:
+            value = await (_in_task(opened) if active.parent is None else _inline(opened))
+        except BaseException as error:
+            await _end_others(active, tell=False)
+            opened.conclude(None, error)
+            await adrive(opened.undo_after())
+            raise
+        await _end_others(active, tell=True)
+        opened.conclude(value)
+    report_unused(active)
+    return value
+
+
+async def _inline(opened: Opened[Awaited]) -> Any:
+    active = opened.active
+    active.task = asyncio_state.current()
+    active.unwinding.enter()
+    token = scope_variable.set(Scope(active))
+    try:
+        value = await opened.body.arun()
+        check_awaited(active, value)
+        return value
+    finally:
+        scope_variable.reset(token)
+
+
+async def _in_task(opened: Opened[Awaited]) -> Any:
+    """In a task of its own, so that a cancellation of the caller is told from one inside the run.
+
+    Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
+    During the first, cleanup steps must not run (the run goes on later); during the second they do.
+    """
+    import asyncio
+
+    active, loop = opened.active, asyncio.get_running_loop()
+    active.waiter = waiter = loop.create_future()
+    active.task = task = loop.create_task(_held(opened))
+    caller = asyncio.current_task()
+    if caller is not None:
+        task.set_name(caller.get_name())
+
+    def ended(_: object) -> None:
+        # ``asyncio.run`` cancels what is left while the exception that ends it is on its way.
+        active.ending = sys.exc_info()[1]
+        if not waiter.done():
+            waiter.set_result(None)
+
+    task.add_done_callback(ended)
+    try:
+        await waiter
+    except asyncio.CancelledError:
+        task.cancel()
+        await _until_done(task)
+        if active.detached:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)  # until the callback above was called
+        raise
+    except BaseException:  # the caller's coroutine is closed: nothing can be awaited any more
+        task.cancel()
+        raise
+    value, interrupt = task.result()
+    if interrupt is not None:
+        raise interrupt
+    return value
+
+
+async def _held(opened: Opened[Awaited]) -> tuple[Any, BaseException | None]:
+    """What ends the process leaves the event loop from the caller's task, and once."""
+    try:
+        # Made in here: a task that is cancelled before it begins would leave it unawaited.
+        return await _inline(opened), None
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+        return None, interrupt
+
+
+async def _until_done(task: Any) -> None:
+    """Wait for a cancelled task, even if the waiting is cancelled in its turn."""
+    import asyncio
+
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+    if not task.cancelled():
+        task.exception()  # seen: asyncio must not report it as never retrieved
+
+
+async def _end_others(active: ActiveRun, *, tell: bool) -> None:
+    """Cancel and await the tasks that are left, which could not record anything any more.
+
+    Those that close a generator, which nobody else could await, come to their end if the run did.
+    """
+    import asyncio
+
+    if isinstance(sys.exc_info()[1], GeneratorExit):
+        return
+    left = tasks_of(active)
+    forgotten = [each for each in left if not (tell and asyncio_state.closes_generator(each))]
+    for task in forgotten:
+        task.cancel()
+    for task in left:
+        await _until_done(task)
+    if active.flows.others_working():  # threads
+        await asyncio.get_running_loop().run_in_executor(None, active.flows.join, active.run_id)
+    if forgotten and tell:
+        names = ", ".join(task.get_name() for task in forgotten[:5])
+        warn(
+            f"run {active.run_id!r} ended while {len(forgotten)} of its tasks were still running "
+            f"({names}); they were cancelled. Await them, or start what is not part of the run "
+            "under `with stepwise.background():`",
+            RunWarning,
+        )
+
+
+# -- generators: resumed by replay, so that they yield everything again --------------------------
+
+
+def execute_generator(opened: Opened[Called]) -> Generator[Any, Any, Any]:
+    """Run a generator workflow function; its scope is entered for each piece of it."""
+    active = opened.active
+    active.thread = 0  # between two pieces, the caller's code runs in it
+    with _Attempt(active) as attempt:
+        active.unwinding.enter()
+        drive(opened.undo_first()).unwrap()
+        generator = opened.body.run()
+        resume, sent = generator.send, None
+        while True:
+            attempt.enter_scope()
+            try:
+                item = resume(sent)
+            except StopIteration as stop:
+                value = stop.value
+                break
+            except BaseException as error:
+                opened.conclude(None, error)
+                drive(opened.undo_after())
+                raise
+            finally:
+                attempt.leave_scope()
+            try:
+                sent, resume = (yield item), generator.send
+            except BaseException as error:  # GeneratorExit too: the body unwinds in its scope
+                sent, resume = error, generator.throw
+        opened.conclude(value, again=True)
+    report_unused(active)
+    return value
+
+
+async def execute_async_generator(opened: Opened[Called]) -> AsyncGenerator[Any, Any]:
+    """Run an asynchronous generator workflow function; see :func:`execute_generator`."""
+    from stepwise._calls.async_driver import adrive
+
+    active = opened.active
+    active.thread = 0  # between two pieces, the caller's code runs in it
+    with _Attempt(active) as attempt:
+        active.unwinding.enter()
+        (await adrive(opened.undo_first())).unwrap()
+        generator = opened.body.run()
+        resume, sent = generator.asend, None
+        while True:
+            attempt.enter_scope()
+            try:
+                item = await resume(sent)
+            except StopAsyncIteration:
+                break
+            except BaseException as error:
+                opened.conclude(None, error)
+                await adrive(opened.undo_after())
+                raise
+            finally:
+                attempt.leave_scope()
+            try:
+                sent, resume = (yield item), generator.asend
+            except BaseException as error:
+                sent, resume = error, generator.athrow
+        await _end_others(active, tell=True)
+        opened.conclude(None, again=True)
+    report_unused(active)

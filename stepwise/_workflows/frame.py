@@ -1,0 +1,499 @@
+"""The frame of a workflow function: when checkpoints are taken, and what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from operator import itemgetter
+from types import CodeType
+from typing import Any, NamedTuple
+
+from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
+from stepwise._checkpoints.references import HEAVY, References
+from stepwise._checkpoints.resources import LetGo, is_reenterable
+from stepwise._checkpoints.stored_values import Looked
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.variables import UnpicklableError, dump_few, dump_values, load_values
+from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.location import Helper
+from stepwise._execution.other_tasks import others_alive
+from stepwise._journal.records import Record, holds_plainly
+from stepwise._rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint, renamed
+from stepwise._runtime.limits import stopped
+from stepwise._runtime.messages import file_name, reports
+from stepwise._values.buffers import Data
+from stepwise._values.preview import error_text
+from stepwise._workflows.complaints import Complaints, why_shut
+from stepwise._workflows.loops import Counted, Skipped, count, names_of
+from stepwise._workflows.module_state import ModuleState, is_global
+from stepwise._workflows.reach import Outlooks, Reach, outlook
+from stepwise._workflows.remade_clients import Remade, remade
+from stepwise._workflows.takeover import state_of
+
+__all__ = ["RestoreFailedError", "WorkflowFrame", "Workplace"]
+
+_MANY = 20  # steps in one statement, by one helper
+_SEVERAL = 3  # steps without a boundary
+_ALLOWED = 0.05  # seconds for checkpoints before what only may call a step; more in a long run
+_GUESSES = 0.05  # of the run's time, for those
+_SHARE, _COST, _SETTLED = 0.1, 0.002, 30.0  # of the run's time; seconds each; seconds of running
+_NO_ITERATORS = ("generator", "async_generator", "coroutine")
+
+
+class RestoreFailedError(BaseException):
+    """The local variables of a checkpoint cannot be brought back; raised before any code ran."""
+
+
+class Workplace(NamedTuple):
+    """What a frame needs to know of the workflow that is called.
+
+    Args:
+        bound, instance: the arguments by name, and ``self``.
+        every: a checkpoint after this many steps.
+        secret: the secrets of the call by name.
+    """
+
+    rewritten: Rewritten
+    source: Source
+    bound: Mapping[str, Any]
+    instance: Any
+    every: int
+    secret: Mapping[str, Any]
+
+
+class WorkflowFrame(Frame):
+    """One execution of a workflow function in a run.
+
+    Args:
+        begun: called once the frame stands, before any code of the function runs.
+        loaded: the checkpoint to go on at.
+        target: the point at which it was taken, in the function as it is now.
+    """
+
+    __slots__ = (
+        "active",
+        "around",
+        "asked",
+        "begun",
+        "checkpoints",
+        "complaints",
+        "cost",
+        "count",
+        "drawn",
+        "entered",
+        "file",
+        "guessed",
+        "guesses",
+        "helped",
+        "known",
+        "last",
+        "loaded",
+        "managers",
+        "module",
+        "outlooks",
+        "place",
+        "prefixes",
+        "references",
+        "refused",
+        "seen",
+        "shut",
+        "started",
+        "taken",
+        "tried",
+        "wanted",
+        "without",
+    )
+
+    def __init__(
+        self,
+        active: ActiveRun,
+        place: Workplace,
+        checkpoints: Checkpoints,
+        begun: Callable[[], None],
+        loaded: Loaded | None = None,
+        target: int = 0,
+    ) -> None:
+        super().__init__()
+        self.active = active
+        self.place = place
+        self.checkpoints = checkpoints
+        self.begun = begun
+        self.file = file_name(place.source.filename)
+        self.loaded = loaded
+        self.target = target
+        self.around = Surroundings()
+        self.known = checkpoints.known_values(active.secrets)
+        self.references = References(self.known)
+        self.module = ModuleState(active, place.rewritten.function, place.rewritten.assigned)
+        self.managers: dict[int, tuple[int, str]] = {}  # steps done before it; why it stays shut
+        self.complaints = Complaints(active, self.file, place.rewritten)
+        self.prefixes: dict[tuple[int, int], str | None] = {}
+        self.asking = place.rewritten.ahead.keys() - {0}
+        self.asked = 0  # the last point before which something may have called a step
+        self.seen: set[int] = set()  # points after which a step was called
+        self.tried: set[int] = set()  # points after which one might have been
+        self.refused: set[int] = set()
+        self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
+        self.outlooks = Outlooks(place.rewritten, self.entered)
+        self.shut: set[int] = set()  # blocks of which nothing was said yet
+        self.guesses = False
+        self.drawn = False  # whether something executed may come to other values the next time
+        self.count = self.taken = self.without = 0
+        self.cost = self.guessed = self.last = 0.0
+        self.wanted = False  # a checkpoint, at the next boundary where one can be taken
+        self.helped: dict[CodeType, int] = {}  # steps that helpers made since the last boundary
+        self.started = time.perf_counter()
+
+    def begin(self, captured: Callable[[], Any] | None = None) -> int:
+        """Make the frame what it was; see the base class.
+
+        Raises:
+            RestoreFailedError: the variables cannot be loaded.
+        """
+        super().begin(captured)
+        place, function = self.place, self.place.rewritten.function
+        self.around = Surroundings.of(function, captured, place.bound, place.instance, place.secret)
+        self.around.note_assigned(place.rewritten.stored)
+        self.around.references = self.references
+        self.around.subjects = self.active.subjects
+        if self.active.progress.resumed_from == 0:
+            self.module.replayed()
+        values = place.bound
+        if self.loaded is not None:
+            state = self.loaded.state
+            self.around = self.around.only(state.arguments)
+            reader = self.loaded.reader()
+            try:
+                self.values = load_values(
+                    self.loaded.payload, self.around, reader, named=self._of_today
+                )
+                self.known.adopt(reader)
+                self.values.update(self.loaded.changes())
+                self.references.restored(self.values.values(), self.around.arguments.values())
+                self.module.restore(self.values)
+            except MemoryError as error:
+                doing = f"the variables at {state.where} were loaded"
+                raise self.active.stop(stopped(doing, error)) from error
+            except Exception as error:
+                raise RestoreFailedError(f"{type(error).__name__}: {error_text(error)}") from error
+            blocks = place.rewritten.blocks
+            self.visited.update(blocks.index(path) for path in state.visited if path in blocks)
+            self.loaded, values = None, self.values
+        first = place.rewritten.ahead.get(self.target)  # no checkpoint is asked for before it
+        if first is not None:
+            self.drawn = outlook(first, values, place.rewritten, ()).drawn
+        self.begun()
+        return self.target
+
+    def _of_today(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the variables of a checkpoint under the names that this version gives them.
+
+        Raises:
+            LookupError: an iterator is missing, or could not be made again, nor could a client.
+        """
+        named = renamed(values)
+        if not named.keys() >= {*self.place.rewritten.points[self.target].loops}:
+            raise LookupError("another version of stepwise wrote them")
+        rewritten = self.place.rewritten
+        for name in rewritten.points[self.target].loops:
+            head = rewritten.heads.get(name)
+            if type(named[name]) is Skipped and (
+                head is None or names_of(head, named, rewritten) is None
+            ):
+                raise LookupError(f"the loop at line {rewritten.loops[name]} is another one")
+        for name in rewritten.made.keys() & named.keys():
+            value = named[name]
+            if type(value) is Remade and remade(name, value.cls, named, rewritten) != value:
+                raise LookupError(f"what makes {name!r} is not what it was")
+        return named
+
+    def look(self, result: object) -> Looked | None:
+        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+        return self.known.look(result)
+
+    def recorded(self, number: int, record: Record, looked: Looked | None) -> None:
+        """A result that was looked at is in the journal."""
+        if self.shut:
+            self.due = True  # an answered step is one of the block, too
+        if looked is not None and holds_plainly(record):
+            self.known.recorded(number, looked)
+
+    def done(self, *, effect: bool, helper: Helper | None) -> None:
+        """A step of the workflow's own code, or of a helper that it calls, ended."""
+        self.count += 1
+        if effect or self.place.every == 1:
+            self.seen.add(self.asked)
+        if effect or self.count >= self.place.every:
+            self.due = self.wanted = True
+        if self.refused:
+            self.asking |= self.refused
+            self.refused.clear()
+        if helper is not None:
+            self.due = True  # the next boundary is the end of this statement
+            self.helped[helper.code] = calls = self.helped.get(helper.code, 0) + 1
+            if calls == _MANY:
+                self.complaints.helped(helper, calls)
+        self.without += 1  # boundaries
+        if self.without % _SEVERAL == 0 and helper is None:
+            place = self.place
+            self.complaints.within_handler(place.source.node(), place.rewritten.function.__code__)
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def save(self, number: int, values: dict[str, Any]) -> None:
+        """Take a checkpoint here, if one is wanted and can be taken; else ``due`` stays."""
+        self.helped.clear()
+        self.without = 0
+        if self.shut:
+            self._tell_shut(self.place.rewritten.points[number])
+        began = time.perf_counter()
+        tells = self.wanted  # not of a checkpoint that nobody waits for
+        if self.active.stopped is not None or not self._wants(number, values):
+            # What stopped the run may have been swallowed, in a thread: nothing after it counts.
+            self.due = self.wanted and self.active.stopped is None
+            values.clear()
+            return
+        point = self.place.rewritten.points[number]
+        kept = self._state_of(values, point)
+        values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops
+        if not self._can_be_taken(point, kept, tells=tells):
+            return
+        if others_alive(self.active):
+            if tells:
+                self.complaints.skipped(point.line)
+            return
+        try:
+            payload = self._referring(kept)
+            self._refuse_secrets(kept, payload)
+        except UnpicklableError as error:
+            if tells:
+                self.complaints.unpicklable(error, point.line)
+            return
+        except MemoryError as error:
+            error.with_traceback(None)  # its frames hold what was pickled so far
+            self.complaints.no_memory(point.line)
+            return
+        self.active.note_handled()
+        state = self._state(number)
+        if state is None:
+            return
+        facts = self.active.facts
+        self.active.facts = self.checkpoints.write(state, payload, facts, self.references)
+        self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
+        self.due = self.wanted = False
+        self.complaints.in_a_row = self.count = 0
+        self.entered.update((*point.withs, *point.loops))
+        self.last = time.perf_counter() - began
+        self.cost += self.last
+        if self.guesses:
+            self.guessed += self.last
+        self._weigh(kept)
+
+    def _wants(self, number: int, values: dict[str, Any]) -> bool:
+        """Whether a checkpoint is to be taken before the statement that comes next.
+
+        Before what certainly calls a step, or did before: what was executed since the last
+        checkpoint flows into that.  One that is due need not wait for that where nothing does.
+        """
+        rewritten, before = self.place.rewritten, self.drawn
+        ahead = rewritten.ahead[number]
+        reach, drawn = self.outlooks.at(number, ahead, values)
+        self.drawn = before or drawn
+        self.guesses, seen, new = False, number in self.seen, number not in self.tried
+        if reach > Reach.UNSURE:
+            self.asked = number
+            self.tried.add(number)
+        if self.wanted:
+            if reach is Reach.NOTHING and not (ahead.ends or ahead.escapes):
+                return not self.drawn  # else there would be a second one
+            if reach is not Reach.PERHAPS or seen or new:
+                return True
+        elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.place.every > 1 and not seen):
+            self.asking.discard(number)
+            return False
+        elif not before:  # what was executed comes to the same again
+            return False
+        elif (seen or reach >= Reach.STEP) and not self.active.pool:
+            return True
+        elapsed = time.perf_counter() - self.started
+        self.guesses = self.guessed + self.last <= max(_ALLOWED, _GUESSES * elapsed)
+        if not self.guesses:
+            self.asking.discard(number)
+            self.refused.add(number)  # until a step was done
+        return self.guesses
+
+    def _state_of(self, values: dict[str, Any], point: Point) -> dict[str, Any]:
+        """The variables that are state.
+
+        Not ours, not those of enclosing functions, not those that an open ``with`` binds again.
+        """
+        withs = self.place.rewritten.withs
+        again = {name for number in point.withs for name in withs[number].names}
+        again.update(self.place.rewritten.function.__code__.co_freevars)
+        kept = {
+            name: value
+            for name, value in values.items()
+            if (name[0] != "@" or name in point.loops) and name not in again
+        }
+        rewritten = self.place.rewritten
+        for name in rewritten.made.keys() & kept.keys():
+            anew = remade(name, type(kept[name]), kept, rewritten)
+            # Where a global is another one later, an older checkpoint or the journal is needed.
+            if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
+                kept[name] = anew
+        return {**kept, **self.module.kept()}
+
+    def _can_be_taken(self, point: Point, values: dict[str, Any], *, tells: bool) -> bool:
+        for number in point.withs:
+            if self.managers.get(number, (0, ""))[1]:
+                return False
+        for name in point.loops:
+            iterator = values.get(name)
+            if isinstance(iterator, Counted):
+                changed = iterator.changed(values)
+                if changed and tells:
+                    self.complaints.changed(name, changed)
+                if changed:
+                    return False
+            if type(iterator).__name__ in _NO_ITERATORS:
+                why = f"cannot pickle {type(iterator).__name__!r} object"
+                error = UnpicklableError({name: (iterator, why)})
+                if tells:
+                    self.complaints.unpicklable(error, point.line)
+                return False
+        # What did not pickle the last time and is still there will not now.
+        culprits = self.complaints.culprits
+        return all(values.get(name) is not value for name, value in culprits.items())
+
+    def _referring(self, values: dict[str, Any]) -> Data:
+        """The variables, without what is stored already or is put into chunks now."""
+        few = dump_few(values, self.around)
+        if few is not None:
+            self.references.prepare_none()
+            return few
+        self.references.prepare(values.values(), self.around.arguments.values())
+        payload = self._dump(values)
+        if len(payload) > HEAVY and self.references.split_heavy():
+            return self._dump(values)
+        return payload
+
+    def _refuse_secrets(self, values: dict[str, Any], payload: Data) -> None:
+        """Refuse a checkpoint that holds a secret which the call of the workflow does not give."""
+        secrets = self.active.secrets
+        name = secrets.found_in(payload)
+        if not name:
+            return
+        why = (
+            f"it holds the secret {name!r}, which is stored nowhere; name it in secret= of the "
+            "workflow, too, whose call then gives it again"
+        )
+        alone = replace(self.around, references=None, arguments={})
+        found = {n: v for n, v in values.items() if secrets.found_in(dump_values({n: v}, alone))}
+        raise UnpicklableError({n: (v, why) for n, v in (found or {"": None}).items()})
+
+    def _dump(self, values: dict[str, Any]) -> Data:
+        try:
+            return dump_values(values, self.around)
+        except UnpicklableError as error:
+            # What a ``with`` bound that is over by now (a closed file, a client) is let go.
+            over = {name for each in self.place.rewritten.withs for name in each.released}
+            found = error.culprits.items()
+            culprits = {n: each for n, each in found if n not in over and not is_global(n)}
+            if culprits:
+                raise UnpicklableError(culprits) from error
+            kept = {n: value for n, value in values.items() if n not in error.culprits}
+            gone = {n: LetGo(type(values[n]).__name__) for n in error.culprits if n in over}
+            return dump_values({**kept, **gone}, self.around)
+
+    def _state(self, number: int) -> State | None:
+        rewritten, source = self.place.rewritten, self.place.source
+        point, node = rewritten.points[number], source.node()
+        visited = [rewritten.blocks[n] for n in sorted(self.visited)]
+        here = number, len(visited)  # branches are only ever added: the count tells which
+        if here not in self.prefixes:
+            self.prefixes[here] = (
+                prefix_fingerprint(node, point.position, visited) if node is not None else None
+            )
+        prefix = self.prefixes[here]
+        if prefix is None:
+            return None
+        return state_of(
+            self.active,
+            position=point.position,
+            line=point.line,
+            file=self.file,
+            prefix=prefix,
+            visited=visited,
+            arguments=self.around.kinds(),
+        )
+
+    def remakes(self, name: str) -> bool:
+        """Whether a variable is to be made again."""
+        return type(self.values.get(name)) is Remade
+
+    # -- loops -----------------------------------------------------------------------------------
+
+    def anew(self, iterator: Any) -> bool:
+        """Whether the iterator of a resumed loop is to be made again."""
+        return isinstance(iterator, Skipped)
+
+    def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
+        """Count the items of an iterator that cannot be recorded; on resume, skip the earlier."""
+        counted = count(iterator, self.place.rewritten.heads[name], values, self.place.rewritten)
+        before = values.get(name)
+        values.clear()
+        if isinstance(before, Skipped):
+            assert isinstance(counted, Counted)
+            self.complaints.skipping(name, before.items)
+            counted.skip(before.items)
+        return counted
+
+    # -- with ------------------------------------------------------------------------------------
+
+    def opening(self, number: int) -> None:
+        """The managers of a ``with`` statement are about to be evaluated."""
+        self.managers[number] = self.active.progress.done, ""
+
+    def manager(self, number: int, index: int, manager: Any) -> Any:
+        """One of them was."""
+        done, why = self.managers[number]
+        if not why and (not is_reenterable(manager) or self.active.progress.done != done):
+            why = why_shut(manager, calls=self.active.progress.done != done)
+            self.managers[number] = self.active.progress.done, why
+            self.shut.add(number)
+        return manager
+
+    def _tell_shut(self, point: Point) -> None:
+        """Tell of the blocks around a point in which a step was done and no checkpoint can be."""
+        for number in self.shut.intersection(point.withs):
+            done, why = self.managers[number]
+            if self.active.progress.done > done:
+                self.shut.discard(number)
+                self.complaints.no_entry(number, why)
+
+    # -- what it costs ---------------------------------------------------------------------------
+
+    @reports
+    def _weigh(self, values: dict[str, Any]) -> None:
+        """Say once that checkpoints cost more than they should, and which variable weighs most.
+
+        In a notice: a warning could be made an error, and a busy machine would fail the run.
+        """
+        self.taken += 1
+        elapsed = time.perf_counter() - self.started
+        dear = self.cost > _SHARE * elapsed and self.cost / self.taken > _COST
+        if elapsed < _SETTLED or not dear or not self.complaints.first("cost"):
+            return
+        self.complaints.dear(self.cost / elapsed, *self._heaviest(values))
+
+    def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
+        """The variable that takes most of a checkpoint, and its bytes; 0 if there is none."""
+        whole, found = replace(self.around, references=None, arguments={}), ("", 0)
+        for name, value in values.items():
+            with contextlib.suppress(UnpicklableError):  # it was let go
+                found = max(
+                    found, (name, len(dump_values({name: value}, whole))), key=itemgetter(1)
+                )
+        return found

@@ -1,0 +1,334 @@
+"""``start()``: a run that goes on beside its caller, and the handle that waits for it.
+
+A run is taken up before its handle is given: whoever is told its id can rely on it.  A plain
+workflow executes in a thread that the interpreter waits for at its end, an asynchronous one in a
+task of the running event loop.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextvars
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from stepwise._execution.active_run import current_scope
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.interrupts import ending
+from stepwise._runtime.messages import notice, reports
+from stepwise._runtime.thread_context import call_at_exit
+from stepwise._values.preview import preview
+from stepwise._workflows.definition import Definition
+from stepwise._workflows.execute import execute, execute_async
+from stepwise._workflows.interrupted import record_interruption
+from stepwise._workflows.invoke import TopLevel, run_of
+from stepwise._workflows.opened import Opened
+from stepwise._workflows.opening import Recall
+from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from stepwise._runs.overview import RunStatus
+    from stepwise._runs.run import Run
+
+__all__ = ["AsyncHandle", "Handle", "StartedRun", "start"]
+
+R = TypeVar("R")
+
+_tasks_held: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
+_threads_held: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+class StartedRun(abc.ABC):
+    """A run that goes on beside its caller.
+
+    Args:
+        run: what is recorded of it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of run {self.id} {self.status}>"
+
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+        return self.run.id
+
+    @property
+    def status(self) -> RunStatus:
+        """The status of the run, as ``Run.status``."""
+        return self.run.status
+
+    @property
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether the run goes on no more in this process: it ended, or it stopped."""
+
+    def _late(self, timeout: float | None) -> TimeoutError:
+        return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it goes on")
+
+
+class Handle(StartedRun, Generic[R]):
+    """A run that goes on in a thread of this process."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._ended = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the run goes on no more in this process: it ended, or it stopped."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
+
+        Ctrl-C ends the waiting, not the run.
+        """
+        return self._ended.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the run, and return its result, or raise what it raised.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
+        """
+        if not self._ended.wait(timeout):
+            raise self._late(timeout)
+        if self._error is not None:
+            raise self._error
+        value: R = self._value
+        return value
+
+    def _end(self, value: Any = None, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+        self._ended.set()
+
+
+class AsyncHandle(StartedRun, Generic[R]):
+    """A run that goes on in a task of an event loop; awaited, it gives the result."""
+
+    _task: asyncio.Task[Any]
+
+    @property
+    def done(self) -> bool:
+        """Whether the run goes on no more in this process: it ended, or it stopped."""
+        return self._task.done()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
+
+        A cancellation ends the waiting, not the run.
+        """
+        import asyncio
+
+        done, _ = await asyncio.wait({self._task}, timeout=timeout)
+        return bool(done)
+
+    async def result(self, timeout: float | None = None) -> R:
+        """Wait for the run, and return its result, or raise what it raised.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
+        """
+        if not await self.wait(timeout):
+            raise self._late(timeout)
+        value: R = self._task.result()
+        return value
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.result().__await__()
+
+
+for _class in (Handle, AsyncHandle):
+    _class.__module__ = "stepwise"  # tracebacks show the public name
+
+
+# -- starting ------------------------------------------------------------------------------------
+
+
+def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Start a run; gives its handle.
+
+    Raises:
+        ConfigurationError: it cannot be started: a generator, inside a run, or without a loop.
+        StepwiseError: as a call of the workflow raises before it begins.
+    """
+    _refuse(workflow)
+    top = TopLevel(workflow, instance, args, kwargs)
+    top.promised = True
+    top.choose()
+    if not workflow.is_coroutine:
+        return start_thread(top)
+    if not asyncio_state.loop_runs():
+        raise ConfigurationError(
+            f"{workflow.label}.start() was called where no event loop is running, which would "
+            "execute it: call it in a coroutine, or write asyncio.run(...) around the program"
+        )
+    return start_task(top)
+
+
+def _refuse(workflow: Definition) -> None:
+    if workflow.is_generator or workflow.is_async_generator:
+        raise ConfigurationError(
+            f"{workflow.label}.start(): nobody would take the items of a generator workflow; "
+            "iterate over it where they are wanted"
+        )
+    refuse_inside(f"{workflow.label}.start()")
+
+
+def refuse_inside(what: str) -> None:
+    """Refuse to start runs inside a run, which could not resume them."""
+    scope = current_scope()
+    if scope is not None:
+        raise ConfigurationError(
+            f"{what} was called inside run {scope.run.run_id!r}, which would not record it: call "
+            "the workflow, as a child run; or, if it is none of that run's business, put it under "
+            "`with stepwise.background():`"
+        )
+
+
+def start_thread(top: TopLevel) -> Handle[Any]:
+    """Execute a run in a thread of its own; comes back when the run is taken up, or waits."""
+    handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
+    began, refused = threading.Event(), list[BaseException]()
+
+    def target() -> None:
+        try:
+            execute_here(top, handle, waits=began.set, begins=began.set)
+        finally:
+            if not began.is_set() and handle._error is not None:
+                refused.append(handle._error)
+            began.set()
+
+    begin_thread(f"stepwise {top.run_id}", target)
+    began.wait()
+    if refused:
+        raise refused[0]
+    if handle.id != top.run_id:  # another process was faster to take up the one that was meant
+        handle.run = run_of(top.store, top.run_id)
+    return handle
+
+
+def begin_thread(name: str, target: Callable[[], None]) -> None:
+    """Start a thread that the interpreter waits for at its end, while everything still works."""
+    call_at_exit(_wait_for_threads)
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(target,), name=name, daemon=False)
+    _threads_held.add(thread)
+    thread.start()
+
+
+def _wait_for_threads() -> None:
+    """Wait for what was started; after Ctrl-C, only for the steps that are being executed."""
+    ending.begin()
+    for thread in list(_threads_held):
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                if ending.by_ctrl_c:  # the second one
+                    raise
+                ending.by_ctrl_c = True
+
+
+def execute_here(
+    top: TopLevel,
+    handle: Handle[Any],
+    *,
+    waits: Callable[[], None] | None = None,
+    begins: Callable[[], None] | None = None,
+) -> None:
+    """Execute a run in this thread, for a handle.
+
+    Args:
+        waits: called when somebody else executes it, and it waits.
+        begins: called when it is taken up.
+    """
+    try:
+        top.begin_here(waits)
+        with top as opened:
+            _detach(opened)
+            if begins is not None:
+                begins()
+            if isinstance(opened, Recall):
+                value = opened.value
+            elif top.workflow.is_coroutine:
+                import asyncio
+
+                value = asyncio.run(execute_async(opened))
+            else:
+                value = execute(opened)
+    except BaseException as error:
+        tell_failure(top, error)
+        handle._end(error=error)
+    else:
+        handle._end(value)
+
+
+def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHandle[Any]:
+    """Execute a run in a task of the running loop; it is taken up at once.
+
+    Args:
+        limit: it is taken up when that lets it pass.
+    """
+    import asyncio
+
+    if limit is None:
+        top.begin_now()
+    handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
+    task = asyncio.get_running_loop().create_task(_execute_task(top, limit), name=top.run_id)
+    if isinstance(top.taken, Opened):
+        # It is neither over, though it has not begun, nor executed by who starts it.
+        top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
+    _tasks_held.add(task)
+    task.add_done_callback(lambda _: _ended(top, task))
+    handle._task = task
+    return handle
+
+
+async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
+    if limit is not None:
+        async with limit:
+            return await _execute_task(top, None)
+    await top.begin()
+    with top as opened:
+        _detach(opened)
+        return opened.value if isinstance(opened, Recall) else await execute_async(opened)
+
+
+def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
+    _tasks_held.discard(task)
+    if isinstance(top.taken, Opened) and not top.taken.active.ended:
+        # Its task was cancelled before it began: by the end of the loop, perhaps by a Ctrl-C.
+        ambient = sys.exc_info()[1]
+        if isinstance(ambient, KeyboardInterrupt):
+            record_interruption(top.taken.active, ambient)
+        top.taken.active.close()
+        if top.display is not None:
+            top.display.close()
+    if not task.cancelled():
+        error = task.exception()
+        if error is not None:
+            tell_failure(top, error)
+
+
+def _detach(opened: Recall | Opened[Any]) -> None:
+    if isinstance(opened, Opened):
+        opened.active.detached = True
+
+
+@reports
+def tell_failure(top: TopLevel, error: BaseException) -> None:
+    """Tell that a run ended by raising: perhaps nobody asks its handle."""
+    if top.opened:
+        notice(f"{top.run_id}, which was started, ended with {preview(error)}")

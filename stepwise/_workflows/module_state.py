@@ -1,0 +1,220 @@
+"""The globals that a workflow function assigns, and the module's containers that a run changes.
+
+What the function declares ``global`` is part of its checkpoints.  It is restored where that takes
+nothing from anybody: the global still has the value that it had when the first run of this process
+began (mostly that of the import), or that this run left, and no other run of the process is alive.
+Containers that are changed in place are not restored; on resume they are named.  So are variables
+of enclosing functions, which the function, or a function that it names, captured.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from stepwise._execution.active_run import ActiveRun, live_runs
+from stepwise._execution.process_memory import memory
+from stepwise._identity.parts import captured
+from stepwise._runtime.messages import notice, reports
+from stepwise._values.digest import digest
+from stepwise._values.preview import preview
+from stepwise._values.trees import Watch, walk
+from stepwise.errors import DigestError
+
+__all__ = ["ModuleState", "is_global"]
+
+_GLOBAL, _CHANGED, _CAPTURED = "@global ", "@changed", "closure."
+_MOST = 1000  # objects in a container that is watched
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_MISSING = object()
+
+
+def is_global(name: str) -> bool:
+    """Whether a value of a checkpoint by this name is that of a global."""
+    return name.startswith(_GLOBAL)
+
+
+class ModuleState:
+    """What one execution of a workflow function has to do with the variables of its module.
+
+    Args:
+        assigned: names of the globals that the function assigns.
+    """
+
+    __slots__ = ("_active", "_assigned", "_cells", "_changed", "_namespace", "_watched")
+
+    def __init__(
+        self, active: ActiveRun, function: types.FunctionType, assigned: Collection[str]
+    ) -> None:
+        self._active = active
+        self._namespace = function.__globals__
+        self._assigned = sorted(assigned)
+        self._changed: list[str] = []
+        for name in self._assigned:
+            memory.globals.setdefault(self._key(name), _mark(self._value(name)))
+        named, functions = _named_by(function)
+        contents = {name: _content(self._value(name)) for name in named - {*self._assigned}}
+        self._cells = {_CAPTURED + name: (cell, _held(cell)) for name, cell in _cells(functions)}
+        contents.update((name, _content(value)) for name, (_, value) in self._cells.items())
+        trees = {name: walk(c, most=_MOST) for name, c in contents.items() if c is not None}
+        self._watched = {n: Watch.over(t.nodes) for n, t in trees.items() if t and t.nodes}
+
+    def _key(self, name: str) -> tuple[str, str]:
+        return str(self._namespace.get("__name__")), name
+
+    def _value(self, name: str) -> Any:
+        return self._namespace.get(name, _MISSING)
+
+    def kept(self) -> dict[str, Any]:
+        """Return the part of it that a checkpoint holds, under names that no variable has."""
+        if not (self._assigned or self._watched or self._changed or self._cells):
+            return {}
+        found = {name: self._value(name) for name in self._assigned}
+        kept = {f"{_GLOBAL}{n}": value for n, value in found.items() if value is not _MISSING}
+        changed = [name for name, watch in self._watched.items() if not watch.holds()]
+        changed += [name for name, held in self._cells.items() if _is_another(*held)]
+        changed = sorted({*self._changed, *changed})
+        return {**kept, _CHANGED: changed} if changed else kept
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Give the globals the values of a checkpoint, and tell what cannot be given back."""
+        again = self._active.run_id in memory.runs  # what this process changed is as it left it
+        self._changed = list(values.get(_CHANGED, ()))
+        mine = memory.runs.get(self._active.run_id, {})
+        others = live_runs - set(_with_callers(self._active))
+        left = []
+        for name in self._assigned:
+            value, now = values.get(f"{_GLOBAL}{name}", _MISSING), self._value(name)
+            if value is _MISSING or _mark(value) == _mark(now):
+                continue
+            key = self._key(name)
+            if others or _mark(now) not in (memory.globals[key], mine.get(name)):
+                shown = "missing" if now is _MISSING else preview(now)
+                left.append(f"{name} (it was {preview(value)} and is {shown})")
+            else:
+                self._namespace[name] = value
+                memory.globals[key] = _mark(value)
+        told = []
+        if left:
+            why = "another run of this process is alive" if others else "this process changed it"
+            told.append(f"these globals are left as they are: {', '.join(left)}, since {why}")
+        if self._changed and not again:
+            told.append(
+                f"what was changed in {_spoken(self._changed)} is not restored: "
+                "keep what a run changes in its local variables, or in arguments"
+            )
+        if told:
+            notice(f"{self._active.run_id}: {'; '.join(told)}")
+
+    @reports
+    def replayed(self) -> None:
+        """Tell that the function begins again with globals that were assigned meanwhile."""
+        changed = [
+            n for n in self._assigned if memory.globals[self._key(n)] != _mark(self._value(n))
+        ]
+        if changed:
+            notice(
+                f"{self._active.run_id}: begins again from the top with the module's "
+                f"{', '.join(changed)} as this process left them"
+            )
+
+    def left(self) -> None:
+        """The function is not executed any more: called again, it finds the globals like this."""
+        marks = {name: _mark(self._value(name)) for name in self._assigned}
+        memory.runs[self._active.run_id] = marks
+
+
+def _with_callers(run: ActiveRun | None) -> Iterator[ActiveRun]:
+    while run is not None:
+        yield run
+        run = run.parent
+
+
+class _Same:
+    """Stands for a value that has no digest: equal for the very same object."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _mark(value: object) -> object:
+    """Equal for equal values."""
+    if value is _MISSING:
+        return ""
+    try:
+        return digest(value)
+    except DigestError:
+        return _Same(value)
+
+
+def _content(value: Any) -> Any:
+    """The container whose changes show that a value was changed; ``None`` for others."""
+    if type(value) in (list, dict, set):
+        return value
+    cls = type(value)
+    if not cls.__flags__ & _HEAP_TYPE or issubclass(cls, (type, types.ModuleType)):
+        return None
+    try:  # what a proxy stands for is not asked
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if type(attributes) is dict else None
+
+
+def _spoken(names: Collection[str]) -> str:
+    captured = [n.removeprefix(_CAPTURED) for n in names if n.startswith(_CAPTURED)]
+    of_module = [n for n in names if not n.startswith(_CAPTURED)]
+    spoken = [f"{', '.join(of_module)} of the module"] if of_module else []
+    return " and ".join([*spoken, *([f"the captured {', '.join(captured)}"] if captured else [])])
+
+
+def _held(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has no value yet
+        return _MISSING
+
+
+def _is_another(cell: types.CellType, before: Any) -> bool:
+    """Whether a captured variable was given another value."""
+    now = _held(cell)
+    return now is not before and _mark(now) != _mark(before)
+
+
+def _cells(functions: list[types.FunctionType]) -> Iterator[tuple[str, types.CellType]]:
+    """Yield the variables that functions captured, by name, those of hidden names left out."""
+    for function in functions:
+        for name, cell in captured(function).items():
+            if name.replace(".", "").isidentifier():
+                yield name, cell
+
+
+def _named_by(function: types.FunctionType) -> tuple[set[str], list[types.FunctionType]]:
+    """The globals that a function names, and those that the module's functions it names do.
+
+    Returns:
+        their names; and the function with those of the module's functions.
+    """
+    namespace, named = function.__globals__, set[str]()
+    functions = [function]
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in set(code.co_names) - named:
+            value = namespace.get(name, _MISSING)
+            if value is _MISSING:
+                continue
+            named.add(name)
+            if type(value) is types.FunctionType:
+                inside = getattr(value, "__wrapped__", value)
+                if type(inside) is types.FunctionType and inside.__globals__ is namespace:
+                    waiting.append(inside.__code__)
+                    functions.append(inside)
+    return named, functions

@@ -1,0 +1,334 @@
+"""The choice where a run resumes: at the newest checkpoint that fits, else at the top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, Retention, State
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.variables import load_values
+from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.inputs import JSON
+from stepwise._execution.mutation import record_arguments, surroundings
+from stepwise._journal.journal import Position, holds
+from stepwise._journal.records import (
+    Ended,
+    Entry,
+    Forgotten,
+    Outcome,
+    Record,
+    Resumed,
+    Started,
+)
+from stepwise._matching.recorded_call import Status
+from stepwise._rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
+from stepwise._runtime.messages import count, notice
+from stepwise._values.pickling import PYTHON
+from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame, Workplace
+from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, is_undone, record_resumed
+from stepwise.errors import CodeChangedError
+
+__all__ = ["Body", "CheckpointPolicy"]
+
+
+class CheckpointPolicy(NamedTuple):
+    """When checkpoints are taken and how many are kept.
+
+    Args:
+        every: after this many steps, and before and after every side effect.
+        keep: how many, for the retention ``prune_old``.
+        prune_journal: delete the records that no kept checkpoint needs.
+    """
+
+    every: int = 1
+    retention: Retention = "prune_old"
+    keep: int = 3
+    prune_journal: bool = False
+
+
+class Body:
+    """The workflow function of a run, called so that it goes on where the run stopped.
+
+    Args:
+        plain: the call of the plain function.
+        rewritten: the function that can be entered in the middle; ``None`` if there is none.
+        why: it is not there, for the warning.
+        call: with what the rewritten function is called.
+        function: the plain function.
+        secret: the secrets of the call by name.
+        arguments_changed: the objects it is called with are not as they were in the beginning.
+        cut_off: if it ended as failed, its caller had not acted on that when the crash came: it
+            goes on to the same end, and is not tried again.
+    """
+
+    def __init__(
+        self,
+        active: ActiveRun,
+        *,
+        plain: Callable[[], Any],
+        rewritten: Rewritten | None,
+        source: Source,
+        call: tuple[tuple[Any, ...], Mapping[str, Any]],
+        bound: Mapping[str, Any],
+        instance: Any,
+        function: Callable[..., Any],
+        secret: Mapping[str, Any],
+        policy: CheckpointPolicy,
+        is_new: bool,
+        code: str,
+        arguments_changed: bool,
+        cut_off: bool = False,
+    ) -> None:
+        self.active = active
+        self._plain = plain
+        self._rewritten = rewritten
+        self._source = source
+        self._call = call
+        self._bound, self._instance, self._function = bound, instance, function
+        self._secret = secret
+        self._policy = policy
+        self._is_new = is_new
+        self._code = code
+        self._arguments_changed = arguments_changed
+        self._cut_off = cut_off
+        self._void = False
+        self._told = ""
+        self._reasons: list[str] = []
+        self._changed = ""
+        self._checkpoints = Checkpoints(
+            active.journal, policy.retention, policy.keep, prune_journal=policy.prune_journal
+        )
+
+    def arguments(self) -> Surroundings:
+        """The mutable objects that the function was called with."""
+        return surroundings(self._bound, self._instance, self._function, self._secret)
+
+    def changed(self, before: bytes) -> dict[str, str]:
+        """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
+        around = self.arguments()
+        # ``before`` knows nothing of what an attempt before did to the same objects.
+        changed = self._arguments_changed or record_arguments(around) != before
+        return around.kinds() if changed else {}
+
+    def run(self) -> Any:
+        """Call the function, or enter it in the middle."""
+        while True:
+            try:
+                return self._enter()
+            except RestoreFailedError as error:
+                self._restore_failed(error)
+            finally:
+                self._left()
+
+    async def arun(self) -> Any:
+        """The same for a coroutine function."""
+        while True:
+            try:
+                return await self._enter()
+            except RestoreFailedError as error:
+                self._restore_failed(error)
+            finally:
+                self._left()
+
+    def _left(self) -> None:
+        pending.set(None)
+        frame = self.active.frame
+        if isinstance(frame, WorkflowFrame):
+            frame.module.left()
+
+    def _enter(self) -> Any:
+        """Prepare what fits best; the call itself is left to the function's own first line."""
+        loaded = None if self._is_new else self._choose()
+        if loaded is None and not self._is_new:
+            self._replay()
+        if self._rewritten is None:
+            self._begun()
+            return self._plain()
+        target = self._rewritten.number(loaded.state.position) if loaded is not None else 0
+        place = Workplace(
+            self._rewritten,
+            self._source,
+            self._bound,
+            self._instance,
+            self._policy.every,
+            self._secret,
+        )
+        frame = WorkflowFrame(
+            self.active, place, self._checkpoints, self._begun, loaded, target or 0
+        )
+        self.active.frame = frame
+        pending.set(frame)
+        del loaded  # it is large
+        args, kwargs = self._call
+        return self._rewritten.function(*args, **kwargs)
+
+    def _restore_failed(self, error: RestoreFailedError) -> None:
+        frame = self.active.frame
+        assert isinstance(frame, WorkflowFrame)
+        assert frame.loaded is not None
+        self._checkpoints.refuse(frame.loaded.name)
+        self._reasons.append(
+            f"the variables at {frame.loaded.state.where} cannot be loaded ({error})"
+        )
+
+    # -- choosing --------------------------------------------------------------------------------
+
+    def _choose(self) -> Loaded | None:
+        """The newest checkpoint that verifies, fits the code, and lies before what is to be redone.
+
+        With it, the journal after it is loaded and the pool filled.
+        """
+        for loaded in self._checkpoints.load():
+            if isinstance(loaded, str):
+                self._reasons.append("the newest checkpoint does not verify")
+                continue
+            if self._rewritten is None:
+                return None
+            state = loaded.state
+            if state.python != PYTHON:
+                self._reasons.append(
+                    f"the checkpoint at {state.where} was written by Python {state.python}"
+                )
+                continue
+            if self._rewritten.number(state.position) is None or not self._prefix_holds(state):
+                # The oldest checkpoint with other code before it tells best where the edit is.
+                self._changed = f"the code before {state.where} has changed"
+                continue
+            journal = self.active.journal
+            if not holds(journal.store, journal.seal, journal.run_id, state.start):
+                self._reasons.append(f"the journal before {state.where} is damaged")
+                continue
+            entries = self._load(state.start)
+            if not (_redoes(state, entries) or is_undone(state, entries)):
+                self._fill(state, entries)
+                return loaded
+        return None
+
+    def _load(self, position: Position) -> list[Entry]:
+        """The records after a position, without the ends that do not count."""
+        entries: list[Entry] = []
+        ended: Entry | None = None
+        for entry in self.active.journal.load(position):
+            if isinstance(entry.record, Resumed):
+                if entry.record.void and ended is not None:
+                    entries.remove(ended)
+                ended = None
+            elif isinstance(entry.record, Ended):
+                ended = entry
+            entries.append(entry)
+        if self._cut_off and ended is not None:
+            entries.remove(ended)
+            self._void = True
+        return entries
+
+    def _prefix_holds(self, state: State) -> bool:
+        node = self._source.node()
+        if node is None:
+            return False
+        return prefix_fingerprint(node, state.position, state.visited) == state.prefix
+
+    def _fill(self, state: State, entries: list[Entry]) -> None:
+        go_on_at(self.active, state, entries)
+        node = self._source.node()
+        line = following_line(node, state.position) if node is not None else None
+        where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
+        edited = bool(self._code) and self._code != self.active.facts.code
+        self._told = (
+            f"goes on {where}, after {count(state.step, 'step')}{self._in_children()}"
+            f"{' (the code below it was edited)' if edited else ''}"
+        )
+
+    def _replay(self) -> None:
+        """From the top, answered by the journal."""
+        active = self.active
+        if active.facts.pruned:
+            raise CodeChangedError(
+                f"run {active.run_id!r} cannot go on: {self._why()}, and its journal "
+                "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
+                "Bring back the code as it was, or start over: "
+                f"stepwise forget {active.run_id}",
+                run_id=active.run_id,
+            )
+        entries = self._load(Position())
+        done = go_on_from_the_top(active, entries)
+        within = self._in_children()
+        if done:
+            self._told = (
+                f"replays from the top, {count(done, 'step')} answered by the journal{within}"
+            )
+        else:
+            self._told = f"begins again from the top{within or self._with_nothing_done()}"
+        if self._arguments_changed:
+            self._put_arguments_back(entries)
+
+    def _in_children(self) -> str:
+        """Say in which child runs, that were stopped too, it goes on."""
+        left = [each for each in self.active.pool.all if not (each.answers or each.over)]
+        children = [each.call.child for each in left if each.call.child]
+        more = f" and {len(children) - 1} more" if children[1:] else ""
+        return f", in its child run {children[0]}{more}" if children else ""
+
+    def _with_nothing_done(self) -> str:
+        """Say why no step is answered."""
+        active = self.active
+        if active.facts.undone:
+            return ": what it did was undone"
+        if active.journal.lost or active.journal.tail:  # which is said, with the place
+            return ""
+        if active.facts.status == "failed" or any(
+            each.status is not Status.OPEN for each in active.pool.all
+        ):
+            return ": no step of it had been done"
+        return ": it was stopped before its first step ended"
+
+    def _put_arguments_back(self, entries: list[Entry]) -> None:
+        started = next((entry for entry in entries if isinstance(entry.record, Started)), None)
+        around = self.arguments()
+        if not around.arguments:
+            return
+        if started is not None and started.payload and _is_pickle(started.record):
+            load_values(started.payload, around)
+        else:
+            notice(
+                f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
+                "the stopped attempt did to them stays"
+            )
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def _begun(self) -> None:
+        """The frame stands; nothing of the function has run."""
+        self.active.begun = True
+        if self._is_new:
+            self.active.tell("run_started", detail=self.active.facts.arguments)
+            return
+        active = self.active
+        step = active.progress.resumed_from or 0
+        record_resumed(active, self._told, step, code=self._code, void=self._void)
+        active.tell("run_resumed", detail=self._told)
+        if active.parent is None:
+            why = self._why()
+            notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
+
+    def _why(self) -> str:
+        """Why it does not go on at the newest checkpoint."""
+        return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
+
+
+def _is_pickle(record: Record) -> bool:
+    return isinstance(record, Started) and record.form != JSON
+
+
+def _redoes(state: State, entries: list[Entry]) -> bool:
+    """Whether a step done before the checkpoint is to be done again."""
+    tried_again: set[int] = set()  # as the last attempt that ended says
+    forgotten: set[int] = set()  # for good: made anew, a call gets another number
+    for entry in entries:
+        if isinstance(entry.record, Ended):
+            tried_again = set(entry.record.retry)
+        elif isinstance(entry.record, Outcome):
+            tried_again.discard(entry.record.call.number)
+        elif isinstance(entry.record, Forgotten):
+            forgotten.update(entry.record.numbers)
+    return any(number <= state.calls for number in tried_again | forgotten)

@@ -1,0 +1,110 @@
+"""What an attempt takes over from those before it: what answers its calls, where it counts from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from stepwise._calls.steps import known_steps
+from stepwise._checkpoints.checkpoints import State
+from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.process_memory import command as process_command
+from stepwise._journal.counters import Ordinals, Progress
+from stepwise._journal.journal import Position
+from stepwise._journal.records import Compensated, Compensating, Entry, Resumed
+from stepwise._matching.pool import Pool
+from stepwise._matching.subjects import Subjects
+
+__all__ = ["go_on_at", "go_on_from_the_top", "is_undone", "record_resumed", "state_of"]
+
+
+def state_of(active: ActiveRun, **place: Any) -> State:
+    """What a checkpoint holds of the run; ``place`` is what it holds of the frame."""
+    at, (ordinals, children) = active.journal.position, active.ordinals.kept()
+    with active.lock:
+        return State(
+            step=active.progress.done,
+            calls=active.journal.calls,
+            ordinals=ordinals,
+            children=children,
+            journal=[at.last, (at.link or b"").hex(), at.effects],
+            unused=[
+                *([e.origin.number, e.entry.number, *e.flags] for e in active.pool.all),
+                *([number, number, False, False, False] for number in active.pool.rulings.records),
+            ],
+            at=time.time(),
+            state=sorted(map(list, active.subjects.state)),
+            serial=active.subjects.last,
+            **place,
+        )
+
+
+def go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
+    """Be where a checkpoint was taken; the records after it answer the calls that follow."""
+    journal = active.journal
+    earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
+    flags = {entry.number: known for entry, known in earlier}
+    children = {(name, digest): count for name, digest, count in state.children}
+    active.subjects = Subjects(
+        active.run_id, ((whose, part) for whose, part in state.state), state.serial
+    )
+    active.pool = Pool(
+        [*(entry for entry, _ in earlier), *entries], known_steps, flags, active.subjects.state
+    )
+    active.subjects.go_on_after(max(state.serial, active.pool.highest))
+    active.ordinals = Ordinals(state.ordinals, children)
+    active.progress = Progress(skipped=state.step, resumed_from=state.step)
+    journal.calls = max(journal.calls, state.calls)
+
+
+def is_undone(state: State, entries: Iterable[Entry]) -> bool:
+    """Whether a call made before a checkpoint was undone after it, so that it is to be made anew.
+
+    A tool is announced before it is undone; of a child run it is recorded afterwards.
+    """
+    undone = (Compensating, Compensated)
+    return any(
+        isinstance(entry.record, undone) and entry.record.number <= state.calls for entry in entries
+    )
+
+
+def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None) -> int:
+    """Be where the run began; all that is recorded answers the calls that follow.
+
+    Args:
+        entries: the journal, if it is loaded.
+
+    Returns:
+        how many recorded calls have an answer.
+    """
+    if entries is None:
+        entries = active.journal.load(Position())
+    active.subjects = Subjects(active.run_id)
+    active.pool = Pool(entries, known_steps, state=active.subjects.state)
+    active.subjects.go_on_after(active.pool.highest)
+    active.ordinals = Ordinals()
+    active.progress = Progress(resumed_from=0)
+    return sum(each.answers for each in active.pool.all)
+
+
+def record_resumed(
+    active: ActiveRun, how: str, step: int, *, code: str, void: bool = False
+) -> None:
+    """Record that the run goes on, in words, and after how many steps; see :class:`Resumed`."""
+    now = time.time()
+    command, cwd = process_command(active.secrets.mask) if active.parent is None else ((), "")
+    active.facts = active.facts._replace(
+        status="running", end=0, error="", code=code, updated_at=now
+    )
+    resumed = Resumed(
+        active.journal.epoch,
+        how,
+        step,
+        code=code,
+        at=now,
+        void=void,
+        command=command,
+        cwd=cwd,
+    )
+    active.write((resumed, b""), durable=False, head=active.facts)

@@ -1,0 +1,443 @@
+"""``@workflow``: a function whose progress survives the process.
+
+The :class:`Workflow` object is a wrapt ``FunctionWrapper``: binding to instances and classes is
+what wrapt does best.  Three things are different: it reports its own class, so that stock
+cloudpickle does not take it for the bare function; it is equal only to itself; and it pickles.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+
+from stepwise._calls import options as _options
+from stepwise._calls.steps import step_of
+from stepwise._checkpoints.checkpoints import Retention
+from stepwise._execution.registry import register
+from stepwise._execution.reloading import keep_up_to_date, name_truly
+from stepwise._identity.identity import Key, label_of
+from stepwise._runtime.tracebacks import fold
+from stepwise._values.hidden_arguments import Redact
+from stepwise._values.pickling import pickled_by_value
+from stepwise._workflows.definition import (
+    Definition,
+    Options,
+    Start,
+    TakesOptions,
+    class_of,
+    is_copy,
+)
+from stepwise._workflows.forms import invoke
+from stepwise._workflows.invoke import next_run_id
+from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stepwise._runs.run import Run
+    from stepwise._workflows.handles import AsyncHandle, Handle
+
+    class FunctionWrapper:
+        """For the type checker only: wrapt's own annotations say less than ours."""
+
+        # Not in the classes below: there they would hide the annotations of the function.
+        __wrapped__: Any
+        _self_parent: Workflow[..., Any]
+        _self_instance: Any
+        _self_owner: Any
+
+    BoundFunctionWrapper = FunctionWrapper
+else:
+    from wrapt import BoundFunctionWrapper, FunctionWrapper
+
+__all__ = ["Workflow", "workflow"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+T = TypeVar("T")
+
+_NOTHING = object()  # None is what a decorator that forgot its return leaves
+
+Operation = Callable[[Definition, Any, tuple[Any, ...], dict[str, Any]], Any]
+_give_result: Operation = functools.partial(invoke, want_run=False)
+_give_run: Operation = functools.partial(invoke, want_run=True)
+
+
+def _start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
+    from stepwise._workflows.handles import start  # on use: most programs call their workflows
+
+    return start(workflow, instance, args, kwargs)
+
+
+def _resume(workflow: Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
+    from stepwise._workflows.recover import resume  # on use
+
+    return resume(workflow, run, inputs)
+
+
+class _Offers(TakesOptions, Generic[P, R_co]):
+    """What a workflow offers, bound or not; and it is never taken for its function."""
+
+    __slots__ = ()  # a __dict__ of its own would stand before that of the wrapper
+
+    _by_name = True  # recorded by its name, like a function, where it has one
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @property
+    def definition(self) -> Definition:
+        """The function and its options."""
+        raise AssertionError
+
+    def _with(self, definition: Definition, operation: Operation) -> Any:
+        raise AssertionError
+
+    @overload
+    def execute(  # type: ignore[overload-overlap]
+        self: _Offers[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Run]: ...
+    @overload
+    def execute(self, /, *args: P.args, **kwargs: P.kwargs) -> Run: ...
+    def execute(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the workflow; gives its :class:`Run`, awaitable if the function is a coroutine."""
+        return self._with(self.definition, _give_run)(*args, **kwargs)
+
+    @overload
+    def start(  # type: ignore[overload-overlap]
+        self: _Offers[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncHandle[T]: ...
+    @overload
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]: ...
+    def start(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Start a run that goes on beside the caller; gives its handle at once.
+
+        The run is on record then, so that its id can be given away.  A plain workflow executes in a
+        thread, for which the interpreter waits at its end (after Ctrl-C only up to the next step);
+        a coroutine function in a task of the running event loop, which ends with that loop.
+        """
+        return self._with(self.definition, _start)(*args, **kwargs)
+
+    if not TYPE_CHECKING:
+
+        def options(self, /, **changes: Any) -> Any:
+            """A copy of the workflow with other options: those of :func:`workflow`, and these.
+
+            Args:
+                run_id: the run that a call means, instead of the one derived from its arguments.
+                fresh: the same as ``start="new"``.
+
+            Raises:
+                ConfigurationError: there is no such option, or it cannot have this value.
+            """
+            definition = self.definition
+            _options.check("workflow", definition.label, changes)
+            options = definition.options.changed(changes)
+            return self._with(Definition(definition.function, options, definition), _give_result)
+
+    def run_id_for(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The id of the run that the next call with these arguments will be, here and now.
+
+        Raises:
+            ConfigurationError: it will be a new run, whose id is made up when it starts.
+        """
+        run_id: str = self._with(self.definition, next_run_id)(*args, **kwargs)
+        return run_id
+
+    @property
+    def full_name(self) -> str:
+        """``module:name``, or ``/path/script.py:name`` for a workflow of a script."""
+        return self.definition.full_name
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.full_name}>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *dir(self.definition.function)})
+
+
+class _BoundWorkflow(_Offers[P, R_co], BoundFunctionWrapper):
+    """A workflow that was got from an instance or a class."""
+
+    @property
+    def definition(self) -> Definition:
+        return self._self_parent.definition
+
+    def _with(self, definition: Definition, operation: Operation) -> Any:
+        unbound: Any = Workflow(self._self_parent.__wrapped__, definition, operation)
+        return unbound.__get__(self._self_instance, self._self_owner)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _BoundWorkflow)
+            and self._self_parent is other._self_parent
+            and self._self_instance is other._self_instance
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._self_parent), id(self._self_instance)))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        instance = copy.deepcopy(self._self_instance, memo)
+        return self._self_parent.__get__(instance, self._self_owner)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        function, options = self.definition.function, self.definition.options
+        instance, owner = self._self_instance, self._self_owner or type(self._self_instance)
+        for base in owner.__mro__:
+            for name, held in base.__dict__.items():
+                found = _unbound(held)
+                if isinstance(found, Workflow) and found.definition.function is function:
+                    if found is self._self_parent:
+                        return _get, (base, name, instance, owner)
+                    return _with_options, (found.__get__(instance, owner), options)
+        return _bind, (self._self_parent, instance, owner)
+
+
+class Workflow(_Offers[P, R_co], FunctionWrapper):
+    """A workflow function; made by :func:`workflow`."""
+
+    __bound_function_wrapper__ = _BoundWorkflow
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type[Any], /) -> Workflow[P, R_co]: ...
+        @overload
+        def __get__(
+            self: Workflow[Concatenate[T, Q], R_co], instance: T, owner: type[Any] | None = None, /
+        ) -> Workflow[Q, R_co]: ...
+        def __get__(self, *args: Any) -> Any: ...
+
+    def __init__(
+        self, wrapped: Any, definition: Definition, operation: Operation = _give_result
+    ) -> None:
+        def call(_: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            if instance is None and args and _is_class_method(args[0], definition.function):
+                instance, *args = args  # since Python 3.13 a classmethod does not bind it
+            definition.follow()
+            try:
+                return operation(definition, instance, tuple(args), kwargs)
+            except BaseException as error:
+                raise fold(error)  # noqa: B904
+
+        super().__init__(wrapped, call)  # type: ignore[call-arg]
+        self._self_definition = definition
+
+    @property
+    def definition(self) -> Definition:
+        return self._self_definition
+
+    def _with(self, definition: Definition, operation: Operation) -> Any:
+        function = definition.function
+        if _is_class_method(class_of(function), function):
+            raise ConfigurationError(
+                f"{function.__qualname__} has @classmethod above @workflow: since Python 3.13, "
+                "nothing tells then of which class its options() or execute() was asked for. Write "
+                "@workflow above @classmethod"
+            )
+        return Workflow(self.__wrapped__, definition, operation)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        function, options = self.definition.function, self.definition.options
+        module, name = function.__module__, function.__qualname__
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        # By name, as pickle does with functions; but cloudpickle takes what __main__ defines by
+        # value, since another process has another __main__.
+        if (
+            isinstance(found, Workflow)
+            and found.definition.function is function
+            and not (module == "__main__" and pickled_by_value())
+        ):
+            return name if found is self else (_with_options, (found, options))
+        place = self.definition.place if module in ("__main__", "__mp_main__") else ""
+        return _rebuild, (self.__wrapped__, options, place)
+
+
+if TYPE_CHECKING:
+
+    class _OfClass(Workflow[Concatenate[type[T], Q], R]):
+        """A class method: type checkers take @classmethod away, and leave its first parameter."""
+
+        def __get__(  # type: ignore[override]
+            self, instance: T | None, owner: type[T] | None = None, /
+        ) -> Workflow[Q, R]: ...
+
+    class _Decorator:
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[type[T], Q], R], /
+        ) -> _OfClass[T, Q, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
+        def __call__(self, function: Any, /) -> Any: ...
+
+
+def _rebuild(wrapped: Any, options: Options, place: str) -> Any:
+    definition = Definition(_unbound(wrapped), options, place=place)
+    register(definition, _resume)
+    return Workflow(wrapped, definition)
+
+
+def _with_options(found: Any, options: Options) -> Any:
+    return found._with(
+        Definition(found.definition.function, options, found.definition), _give_result
+    )
+
+
+def _unbound(held: Any) -> Any:
+    return held.__func__ if isinstance(held, (classmethod, staticmethod)) else held
+
+
+def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
+    """Whether a workflow of this function is a class method of ``owner``."""
+    if not isinstance(owner, type):
+        return False
+    for base in owner.__mro__:  # to the end: super() calls those that are overridden
+        held = vars(base).get(function.__name__)
+        found = held.__func__ if isinstance(held, classmethod) else None
+        if isinstance(found, Workflow) and is_copy(found.definition.function, function):
+            return True
+    return False
+
+
+def _get(base: type, name: str, instance: Any, owner: Any) -> Any:
+    return _unbound(base.__dict__[name]).__get__(instance, owner)
+
+
+def _bind(unbound: Any, instance: Any, owner: Any) -> Any:
+    return unbound.__get__(instance, owner)
+
+
+# -- the decorator -------------------------------------------------------------------------------
+
+
+@overload
+def workflow(function: Callable[Concatenate[type[T], Q], R], /) -> _OfClass[T, Q, R]: ...
+@overload
+def workflow(function: Callable[P, R], /) -> Workflow[P, R]: ...
+@overload
+def workflow(
+    *,
+    name: str | None = None,
+    checkpoint_every: int = 1,
+    retention: Retention = "prune_old",
+    keep: int = 3,
+    prune_journal: bool = False,
+    start: Start | None = None,
+    compensate_on_failure: bool = False,
+    progress: bool | None = None,
+    codec: Literal["pickle", "json"] = ...,
+    trust: Literal["all", "data"] = ...,
+    durability: Literal["fsync", "os"] = ...,
+    on_owned: Literal["raise", "wait", "skip"] = ...,
+    store: Any = None,
+    key: Key = None,
+    ignore: Iterable[str] = (),
+    secret: Iterable[str] = (),
+    redact: Redact = (),
+) -> _Decorator: ...
+def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
+    """Make a function durable: called again after a crash, it goes on where it stopped.
+
+    Args:
+        name: what it is called, instead of its qualified name; part of its runs' identity.
+        checkpoint_every: a checkpoint of position and local variables after this many steps, at
+            the boundary before the next statement that may call one; always before and after a
+            side effect.  What was executed since the last checkpoint is executed again after a
+            crash, on the variables as they were then.
+        retention: ``"latest_only"``, ``"prune_old"`` (the newest ``keep``), or ``"all"``.
+        keep: how many checkpoints ``"prune_old"`` keeps.
+        prune_journal: delete the records that no kept checkpoint needs, for loops without end; the
+            run can then not be replayed from the top.
+        start: which run a call from outside of any run means.  ``"same"`` (the default): the run of
+            these arguments; the n-th equal call of a process is the n-th such run, so that a script
+            that was killed goes on, and one that completed gets its results again.
+            ``"unfinished"``: the newest unfinished run of these arguments that no process
+            executes, else a new one (a cron job, a bot).  ``"new"``: a new run, always (a server).
+            New runs get generated ids.  By default as ``STEPWISE_START`` says; written out,
+            ``"same"`` does not warn that a later call was answered by another process's run.
+        compensate_on_failure: when the workflow raises, undo the completed tools that have a
+            ``compensate=``, the newest first; called again, the workflow makes them anew.
+        progress: show on the terminal, or in the notebook, what a run is doing: the current step,
+            how many there were, and the time.  By default as ``STEPWISE_PROGRESS`` says.
+        store: where its runs are kept: a URL, a path or a store object.
+        codec: ``"pickle"``, or ``"json"``: results are recorded as data only, shaped by the types
+            that functions are annotated to return (pydantic models and the like with the extra
+            ``json``).  What would come back as something else is refused; a step whose exception
+            cannot be data runs again, or is in doubt.
+        trust: ``"data"``: no pickle is ever loaded; it implies ``codec="json"``, and resuming is
+            by replay, since variables are pickles.
+        durability: ``"fsync"``: what is acknowledged survives a power cut; ``"os"``: a killed
+            process, not a power cut.  A child workflow has its caller's.
+        on_owned: a run that somebody else is executing: ``"raise"`` a ``RunBusyError``; ``"wait"``
+            for its result (or its exception), and take it over if its owner dies; ``"skip"`` it:
+            a call raises ``RunSkipped``, ``execute()`` gives the run.
+        key: what tells two runs apart instead of the arguments: names of parameters, or a function
+            that gets the arguments and returns a value.
+        ignore: names of parameters that do not tell runs apart; they are not shown.
+        secret: names of parameters whose values are stored and shown nowhere (``"self.NAME"``: an
+            attribute), do not tell runs apart, and come from the call when the run resumes; what
+            is promised: "Secrets" in ``docs/design.md``.
+        redact: names of parameters that are not shown, or a function of a name and a value that
+            gives the text to show, ``None`` for the usual one.  They are stored all the same.
+
+    Raises:
+        ConfigurationError: an option cannot mean anything.
+    """
+    decorate = functools.partial(_decorate, given=options)
+    return decorate if function is _NOTHING else decorate(function)
+
+
+def _decorate(function: Any, given: dict[str, Any]) -> Any:
+    plain = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
+    if not callable(plain) or not hasattr(plain, "__code__"):
+        raise ConfigurationError(_options.no_function("workflow", function))
+    if step_of(plain) is not None or isinstance(plain, _Offers):
+        raise ConfigurationError(
+            f"{plain.__qualname__!r} is a step or workflow already; one decorator is enough"
+        )
+    name_truly(plain)
+    keep_up_to_date(_Offers, _follow)
+    _options.check("workflow", label_of(plain), given)
+    definition = Definition(plain, Options().changed(given))
+    register(definition, _resume)
+    return Workflow(function, definition)
+
+
+def _follow(old: Any, new: Any) -> None:
+    """Have a workflow that a module defined before do what the edited one does."""
+    old, new = (
+        each._self_parent if isinstance(each, _BoundWorkflow) else each for each in (old, new)
+    )
+    old.__wrapped__ = new.__wrapped__
+    old.definition.become(new.definition)

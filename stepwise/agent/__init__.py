@@ -1,0 +1,345 @@
+"""The classic checkpoint objects: a step loop that recovers, on the journal of a run.
+
+For who arrives with a function that is called once per step, instead of a workflow function.  A
+:class:`RecoverableAgent` calls it, saves a :class:`Checkpoint` every few steps, and after an
+exception or a killed process goes on at the newest checkpoint that verifies, with the results of
+all tools that had returned since.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from stepwise._calls.async_driver import adrive
+from stepwise._calls.options import check_kind, check_takes, check_values
+from stepwise._calls.steps import Step, step_of
+from stepwise._checkpoints.checkpoints import Retention
+from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._execution.failures import Unwinding
+from stepwise._identity import identity
+from stepwise._identity.held_parts import HeldParts
+from stepwise._identity.module_names import file_of, other_names
+from stepwise._identity.parts import uncounted
+from stepwise._journal.journal import holds
+from stepwise._rewrite import Source
+from stepwise._runtime.messages import notice
+from stepwise._values import digest
+from stepwise._values.preview import error_text
+from stepwise._workflows.execute import execute_async
+from stepwise._workflows.opened import NothingGiven
+from stepwise._workflows.opening import Invocation, Recall, open_run
+from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, is_undone, record_resumed
+from stepwise.agent._checkpoints import Checkpoint, CheckpointStore
+from stepwise.errors import ConfigurationError, DigestError, NotRecordableError, OutsideRunError
+
+__all__ = ["Checkpoint", "CheckpointStore", "RecoverableAgent", "StepContext"]
+
+
+@dataclass
+class StepContext:
+    """What a step function gets.
+
+    Args:
+        task: what the agent is to do.
+        run_id: of the run.
+        step: number of the step that is being executed, from 1.
+        state, messages: the agent's own; they are in the next checkpoint.
+        tool_results: what its tools returned, by name; further calls as ``name#2``, ``name#3``.
+    """
+
+    task: str
+    run_id: str
+    step: int
+    state: dict[str, Any]
+    messages: list[dict[str, Any]]
+    tool_results: dict[str, Any]
+
+    async def tool(
+        self, function: Callable[..., Any], /, *args: Any, side_effect: bool = True, **kwargs: Any
+    ) -> Any:
+        """Call a tool: recorded the moment it returns, and answered from the journal after that.
+
+        Args:
+            function: plain or ``async``; one with ``@tool`` or ``@step`` keeps its own options.
+            side_effect: repeating it would double something outside, so that a process that dies
+                inside it leaves it in doubt.
+
+        Raises:
+            ConfigurationError: ``function`` is not a function.
+            OutsideRunError: the agent is not being executed here.
+        """
+        if not callable(function):
+            raise ConfigurationError(
+                f"ctx.tool calls a function, and {digest.class_name(type(function))!r} cannot be "
+                "called: write ctx.tool(search, 'word'), not ctx.tool(search('word'))"
+            )
+        scope = current_scope()
+        if scope is None:
+            raise OutsideRunError(
+                f"ctx.tool({identity.label_of(function)}) was called after run {self.run_id!r} "
+                "had ended, or in a thread that does not see it",
+                run_id=self.run_id,
+            )
+        recorded, instance = step_of(function), None
+        if inspect.ismethod(function):
+            instance, function = function.__self__, function.__func__
+            args = (instance, *args)
+        if recorded is None:
+            recorded = Step(function, kind="tool", side_effect=side_effect)
+        value = (await adrive(recorded.core(scope, args, kwargs, instance))).unwrap()
+        name = recorded.name.rpartition(".")[2]
+        count = sum(key == name or key.startswith(f"{name}#") for key in self.tool_results)
+        self.tool_results[f"{name}#{count + 1}" if count else name] = value
+        return value
+
+
+uncounted[StepContext] = "tool_results"  # of tools that are called at once, and captured it
+
+AgentFunction = Callable[[StepContext], Any]
+
+_MISTAKES = (ConfigurationError, DigestError, NotRecordableError, OutsideRunError)
+"""Errors of the program: every attempt would make them again."""
+
+
+class RecoverableAgent:
+    """Calls a step function until it returns something, and recovers when it fails or is killed.
+
+    Args:
+        agent_fn: plain or ``async``; gets a :class:`StepContext` and returns the result, or
+            ``None`` to go on to the next step.
+        checkpoint_store: where the run and its checkpoints are kept.
+        checkpoint_every_n: a checkpoint after this many steps.
+        max_recoveries: how many exceptions of one call are recovered from; the next propagates.
+            Mistakes in the program (a ``ConfigurationError``, a state that cannot be kept)
+            propagate at once, since every further attempt would make them again.
+        retention, keep: see :meth:`CheckpointStore.prune`.
+        ignore: names of captured variables, defaults and attributes of ``agent_fn`` that may differ
+            when a run goes on; texts, numbers, functions and classes among them else may not.
+
+    Raises:
+        ConfigurationError: an argument cannot mean anything; says which, and what it takes.
+
+    Attributes:
+        store: the checkpoint store.
+        recovery_count: how many exceptions the last call has recovered from.
+    """
+
+    def __init__(
+        self,
+        agent_fn: AgentFunction,
+        checkpoint_store: CheckpointStore,
+        checkpoint_every_n: int = 3,
+        max_recoveries: int = 3,
+        *,
+        retention: Retention = "prune_old",
+        keep: int = 10,
+        ignore: Iterable[str] = (),
+    ) -> None:
+        check_takes("agent_fn", agent_fn, "ctx")
+        check_kind(
+            "checkpoint_store",
+            checkpoint_store,
+            CheckpointStore,
+            "give CheckpointStore('disk:runs'), or CheckpointStore() for memory alone",
+        )
+        check_values(
+            "RecoverableAgent",
+            checkpoint_every_n=checkpoint_every_n,
+            max_recoveries=max_recoveries,
+            retention=retention,
+            keep=keep,
+        )
+        self.agent_fn = agent_fn
+        self.store = checkpoint_store
+        self.checkpoint_every_n = checkpoint_every_n
+        self.max_recoveries = max_recoveries
+        self.retention: Retention = retention
+        self.keep = keep
+        self.ignore = {ignore} if isinstance(ignore, str) else set(ignore)
+        self.recovery_count = 0
+
+    async def run_with_recovery(self, task: str, run_id: str) -> dict[str, Any]:
+        """Run the agent on a task, or go on where a run of that id stopped.
+
+        Returns:
+            ``result``; ``run_id``; ``recovered_from_step``: the step of the checkpoint at which it
+            last went on, 0 if that was the beginning, ``None`` if nothing was recovered;
+            ``recovery_count``; ``steps``: how many there were; ``state``, ``messages``,
+            ``tool_results``: at the end.  A run that has completed gives what it gave.
+
+        Raises:
+            RunConflictError: the run of that id has another task, or was that of an agent function
+                that holds another value.
+            RunBusyError: it is being executed.
+            DigestError, NotRecordableError: the state or a tool's result cannot be kept.
+            StepInDoubtError: a tool with side effects may or may not have happened.
+        """
+        check_values("run_with_recovery", run_id=run_id)
+        self.recovery_count = 0
+        return await self._start(task, run_id, None)
+
+    async def _start(self, task: str, run_id: str, at: Checkpoint | None) -> dict[str, Any]:
+        function: Any = self.agent_fn
+        if not hasattr(function, "__code__"):  # an object that can be called
+            function = type(function).__call__
+        label = identity.label_of(function)
+        parts = HeldParts({"the agent function": self.agent_fn}, self.ignore)
+        opened = open_run(
+            Invocation(
+                name=identity.workflow_name(function, label),
+                label=label,
+                function=function,
+                source=Source(file_of(function.__module__), "", 0, []),
+                other_names=other_names(function.__module__, label),
+                file=file_of(function.__module__),
+                bound={"task": task},
+                instance=None,
+                digest=digest.combine(digest.digest(task, digest.Numbering())),
+                parts=parts,
+                store=self.store.store,
+                run_id=run_id,
+                explicit=True,
+                fsync=True,
+            )
+        )
+        if isinstance(opened, Recall):
+            recalled: dict[str, Any] = opened.value
+            return recalled
+        recoveries = _Recoveries(self, opened.active, task, at, is_new=opened.is_new)
+        try:
+            done: dict[str, Any] = await execute_async(opened.executing(recoveries))
+        finally:
+            parts.note_assigned()
+        return done
+
+    async def _run_from_checkpoint(
+        self, checkpoint: Checkpoint | None, task: str
+    ) -> dict[str, Any]:
+        """Call the step function from the step after a checkpoint on, to its end.
+
+        Args:
+            checkpoint: where to go on; ``None`` for the beginning.
+        """
+        recoveries = _recoveries.get()
+        if recoveries is None:
+            run_id = checkpoint.run_id if checkpoint is not None else uuid4().hex
+            return await self._start(task, run_id, checkpoint)
+        ctx = StepContext(task, recoveries.run_id, 0, {}, [], {})
+        if checkpoint is not None:
+            ctx.step = checkpoint.step_number
+            ctx.state, ctx.messages = checkpoint.state, checkpoint.messages
+            ctx.tool_results = checkpoint.tool_results
+        return await self._loop(ctx, recoveries)
+
+    async def _loop(self, ctx: StepContext, recoveries: _Recoveries) -> dict[str, Any]:
+        result = None
+        while result is None:
+            ctx.step += 1
+            result = self.agent_fn(ctx)
+            if isinstance(result, Awaitable):
+                result = await result
+            if result is None and self._should_checkpoint(ctx.step):
+                self._checkpoint(ctx)
+        return {
+            "result": result,
+            "run_id": ctx.run_id,
+            "recovered_from_step": recoveries.recovered_from,
+            "recovery_count": self.recovery_count,
+            "steps": ctx.step,
+            "state": ctx.state,
+            "messages": ctx.messages,
+            "tool_results": ctx.tool_results,
+        }
+
+    def _should_checkpoint(self, step: int) -> bool:
+        """Whether a checkpoint is saved after this step."""
+        return step % self.checkpoint_every_n == 0
+
+    def _checkpoint(self, ctx: StepContext) -> None:
+        store = self.store
+        store.save(Checkpoint("", ctx.run_id, ctx.step, ctx.state, ctx.messages, ctx.tool_results))
+        store.prune(ctx.run_id, self.retention, self.keep)
+
+
+class _Recoveries(NothingGiven):
+    """The body of a run: the step loop, begun again after each exception."""
+
+    def __init__(
+        self,
+        agent: RecoverableAgent,
+        active: ActiveRun,
+        task: str,
+        at: Checkpoint | None,
+        *,
+        is_new: bool,
+    ) -> None:
+        self._is_new = is_new
+        self.run_id = active.run_id
+        self.recovered_from: int | None = None
+        self._agent, self._active, self._task, self._at = agent, active, task, at
+
+    async def arun(self) -> Any:
+        """Run the steps; go on at the newest checkpoint after an exception."""
+        agent, active = self._agent, self._active
+        active.begun = True
+        checkpoint = self._at
+        if not self._is_new:
+            checkpoint = self._recover() or checkpoint
+        token = _recoveries.set(self)
+        try:
+            while True:
+                try:
+                    return await agent._run_from_checkpoint(checkpoint, self._task)
+                except _MISTAKES:
+                    raise
+                except Exception as error:
+                    if active.interrupted or agent.recovery_count >= agent.max_recoveries:
+                        raise
+                    agent.recovery_count += 1
+                    told = f"{type(error).__name__}: {error_text(error)}"
+                checkpoint = self._recover(told)
+        finally:
+            _recoveries.reset(token)
+
+    def _recover(self, why: str = "") -> Checkpoint | None:
+        """Be where the newest checkpoint was taken; what is recorded since answers its calls."""
+        active = self._active
+        checkpoint = self._go_on()
+        active.unwinding = Unwinding(self.run_id)
+        self.recovered_from = checkpoint.step_number if checkpoint is not None else 0
+        told = f"recovers at step {self.recovered_from}{f' from {why}' if why else ''}"
+        record_resumed(active, told, self.recovered_from, code="")
+        notice(f"{self.run_id} {told}")
+        return checkpoint
+
+    def _go_on(self) -> Checkpoint | None:
+        active, journal = self._active, self._active.journal
+        for checkpoint, place in self._agent.store._newest_first(self.run_id):
+            if place is None:  # saved by hand, outside of the run
+                go_on_from_the_top(active)
+                return checkpoint
+            if holds(journal.store, journal.seal, self.run_id, place.start):
+                entries = journal.load(place.start)
+                if is_undone(place, entries):
+                    continue
+                go_on_at(active, place, entries)
+                return checkpoint
+            notice(
+                f"{self.run_id}: the journal before its checkpoint after step "
+                f"{checkpoint.step_number} is damaged; the checkpoint is left out"
+            )
+        go_on_from_the_top(active)
+        return None
+
+
+_recoveries: contextvars.ContextVar[_Recoveries | None] = contextvars.ContextVar(
+    "stepwise_recoveries", default=None
+)
+
+for _class in (Checkpoint, CheckpointStore, RecoverableAgent):
+    _class.__module__ = "stepwise"

@@ -1,0 +1,402 @@
+"""Checkpoints that are objects: ``Checkpoint`` and ``CheckpointStore``.
+
+They lie in a store beside the records of the run that they belong to, sealed like these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from stepwise._calls.options import check_kind, check_values
+from stepwise._checkpoints.checkpoints import Retention, State
+from stepwise._display.render import facts_html
+from stepwise._execution.active_run import ActiveRun, live_runs
+from stepwise._journal.journal import Journal, seal_for
+from stepwise._journal.lease import Lease
+from stepwise._journal.seal import DamagedError, Seal
+from stepwise._runtime.forks import cached
+from stepwise._runtime.messages import notice
+from stepwise._values import codec, digest
+from stepwise._values.pickling import canonical_bytes
+from stepwise._values.preview import preview
+from stepwise._workflows.takeover import state_of
+from stepwise.errors import DigestError
+from stepwise.stores import Store, open_store
+from stepwise.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Checkpoint", "CheckpointStore", "place_of"]
+
+_PREFIX = "agent/"
+_FIELD = re.compile(r"^\['(\w+)'\]")  # at the beginning of a path
+_SUM = 2  # how checksums are computed; 1: over JSON
+_Names = list[str]  # the class below has a method called list
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()
+
+
+@dataclass
+class Checkpoint:
+    """What an agent knew after a step.
+
+    Args:
+        checkpoint_id: unique; made if empty.
+        run_id: the run it belongs to.
+        step_number: how many steps were done.
+        state, messages, tool_results: of the agent.
+        timestamp: UTC, ISO 8601.
+        is_valid: nobody has found it to be damaged.
+        checksum: SHA-256 over all other fields but ``is_valid``, as 64 hexadecimal digits;
+            computed if empty.
+
+    Raises:
+        DigestError: a value in it is neither data nor an object of data.
+    """
+
+    checkpoint_id: str
+    run_id: str
+    step_number: int
+    state: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tool_results: dict[str, Any] = field(default_factory=dict)
+    timestamp: str = field(default_factory=_now)
+    is_valid: bool = True
+    checksum: str = ""
+
+    def __post_init__(self) -> None:
+        self.checkpoint_id = self.checkpoint_id or uuid4().hex
+        if not self.checksum:
+            self.checksum = _Computed(self.compute_checksum())
+
+    def _repr_html_(self) -> str:
+        shown = {name: preview(value, 20_000) for name, value in self._facts().items()}
+        return facts_html(f"checkpoint of {self.run_id} after step {self.step_number}", shown)
+
+    def compute_checksum(self) -> str:
+        """Return the SHA-256 over every field but ``is_valid`` and ``checksum``, in hexadecimal.
+
+        The order of the keys of a dictionary counts.
+
+        Raises:
+            DigestError: a value in it is neither data nor an object of data.
+        """
+        facts = self._facts()
+        del facts["is_valid"], facts["checksum"]
+        data = canonical_bytes(facts)
+        if data is None:
+            try:
+                data = digest.digest(facts).encode()
+            except DigestError as error:
+                where = _FIELD.sub(r"\1", error.path)
+                raise DigestError(
+                    f"{where} of the checkpoint after step {self.step_number} of run "
+                    f"{self.run_id!r} cannot be kept: {str(error).rpartition(' (at ')[0]}. A "
+                    "checkpoint holds data: make this object where it is used, or reach it from "
+                    "the function by a global or a closure",
+                    path=where,
+                    type_name=error.type_name,
+                ) from None
+        return hashlib.sha256(data).hexdigest()
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        facts = {each.name: getattr(self, each.name) for each in fields(Checkpoint)}
+        return {**facts, "checksum": str(self.checksum)}
+
+    def _renew(self) -> bool:
+        """Compute the checksum anew if it was computed here; return whether it fits now."""
+        now = _Computed(self.compute_checksum())
+        if not self.checksum or isinstance(self.checksum, _Computed):
+            self.checksum = now
+        return self.checksum == now
+
+
+class _Computed(str):
+    """A checksum that was computed here, or was right when the checkpoint was loaded.
+
+    A checkpoint that is changed, copied or made of another one keeps it, and gets a new one when it
+    is saved.  A checksum that somebody else gave is a plain text, and is never replaced.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return str, (str(self),)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class CheckpointStore:
+    """Keeps checkpoints, each a deep copy: what happens to the live objects later changes none.
+
+    Args:
+        storage_backend: a URL (``"disk:/path"``), a path or a :class:`stepwise.stores.Store`; by
+            default they are kept in memory, by this object alone.
+    """
+
+    def __init__(self, storage_backend: Any = None) -> None:
+        self.store: Store = (
+            MemoryStore(f"checkpoints-{uuid4().hex}")
+            if storage_backend is None
+            else open_store(storage_backend)
+        )
+
+    @cached
+    def _seal(self) -> Seal:
+        # At first use: the key of a persistent store is made then, and not before.
+        return seal_for(self.store)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint as it is now; durable when this returns.
+
+        A checksum that the caller gave, and that does not fit, is kept: the checkpoint is then
+        never loaded.
+
+        Raises:
+            ConfigurationError: it is no checkpoint, or has no run id or step number.
+            NotRecordableError: it holds something that cannot be pickled; says what.
+            DigestError: it holds something that no checksum can be computed of.
+            RunBusyError: another process is executing the run.
+        """
+        check_kind("what is saved", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)")
+        check_values("a checkpoint", run_id=checkpoint.run_id, step_number=checkpoint.step_number)
+        active = self._active(checkpoint.run_id)
+        if not checkpoint._renew():
+            notice(
+                f"{checkpoint.run_id}: the checkpoint after step {checkpoint.step_number} does not "
+                "have the checksum that it was given, and will not be loaded. With checksum='' it "
+                "is kept as it is"
+            )
+        self._save(
+            checkpoint.run_id,
+            checkpoint.step_number,
+            checkpoint._facts(),
+            place_of(active) if active is not None else None,
+        )
+
+    def _save(
+        self,
+        run_id: str,
+        step: int,
+        facts: dict[str, Any],
+        place: State | None,
+        *,
+        durable: bool = True,
+        keep: int = 0,
+    ) -> None:
+        """Keep the fields of a checkpoint.
+
+        Args:
+            facts: without a checksum, it is computed when the checkpoint is loaded: the seal
+                covers everything.
+            place: where the run then was; ``None`` if nobody can go on there.
+            keep: delete all but the newest so many; 0 for none.
+        """
+        encoded = codec.encode(facts, f"checkpoint {facts['checkpoint_id']!r}")
+        header = {
+            "step": step,
+            "id": facts["checkpoint_id"],
+            "form": encoded.form,
+            "sum": _SUM,
+            "run": place._asdict() if place is not None else None,
+        }
+        with _Owned(self, run_id) as owned:
+            names = owned.names
+            serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
+            name = f"{_PREFIX}{step:012d}/{serial:012d}"
+            names = sorted([*names, name])
+            pruned = [each for each in names[:-keep] if each != name] if keep else []
+            owned.journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
+            owned.now([each for each in names if each not in pruned], name)
+
+    def load_latest(self, run_id: str) -> Checkpoint | None:
+        """The checkpoint of the highest step that verifies; of two of one step the later one."""
+        return next((found for found, _ in self._newest_first(run_id)), None)
+
+    def load_at_step(self, run_id: str, step: int) -> Checkpoint | None:
+        """The latest checkpoint of a step that verifies; ``None`` if there is none."""
+        for name in reversed(self._names(run_id)):
+            if _step_of(name) == step and (found := self._load(run_id, name)) is not None:
+                return found[0]
+        return None
+
+    def validate(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a checkpoint is as it was when its checksum was computed."""
+        return checkpoint.is_valid and checkpoint.checksum == checkpoint.compute_checksum()
+
+    def list(self, run_id: str) -> list[Checkpoint]:
+        """The checkpoints of a run, by step; a damaged one is not valid, and has no content."""
+        found = []
+        for name in self._names(run_id):
+            loaded = self._load(run_id, name)
+            damaged = Checkpoint(name, run_id, _step_of(name), timestamp="", is_valid=False)
+            found.append(loaded[0] if loaded is not None else damaged)
+        return found
+
+    def delete(self, run_id: str) -> int:
+        """Delete the checkpoints of a run, not its records; how many there were."""
+        return self._delete(run_id, self._names(run_id))
+
+    def prune(self, run_id: str, retention: Retention = "prune_old", keep: int = 3) -> int:
+        """Delete checkpoints that are not needed; the newest that verifies always stays.
+
+        Args:
+            retention: ``"latest_only"``, ``"prune_old"`` (the newest ``keep``) or ``"all"``.
+            keep: how many ``"prune_old"`` keeps.
+
+        Returns:
+            how many were deleted.
+
+        Raises:
+            ConfigurationError: there is no such retention, or ``keep`` is no number of 1 or more.
+        """
+        check_values("prune", run_id=run_id, retention=retention, keep=keep)
+        if retention == "all":
+            return 0
+        names, active = self._names(run_id), self._active(run_id)
+        kept = set(names[-(1 if retention == "latest_only" else keep) :])
+        if kept == set(names):
+            return 0
+        written = _written_in.get(active) if active is not None else None
+        newest = next(
+            (n for n in reversed(names) if n == written or self._load(run_id, n) is not None), None
+        )
+        return self._delete(run_id, [name for name in names if name not in {*kept, newest}])
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _names(self, run_id: str) -> _Names:
+        check_values("a checkpoint", run_id=run_id)
+        active = self._active(run_id)
+        names = _names_in.get(active) if active is not None else None
+        return names if names is not None else self.store.names(run_id, _PREFIX)
+
+    def _load(self, run_id: str, name: str) -> tuple[Checkpoint, State | None] | None:
+        """Return a checkpoint and where in the run it was taken; ``None`` if it is damaged."""
+        try:
+            opened = self._seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
+        except DamagedError:
+            return None
+        facts = codec.decode(opened.payload, opened.header["form"])
+        if opened.header.get("sum") != _SUM:  # computed in another way, by an earlier version
+            facts["checksum"] = ""
+        place = opened.header["run"]
+        with contextlib.suppress(DigestError):  # the memory of a graph is kept without a checksum
+            checkpoint = Checkpoint(**facts)
+            if not self.validate(checkpoint):
+                return None
+            checkpoint.checksum = _Computed(checkpoint.checksum)
+            return checkpoint, place and State(**place)
+        checksum = hashlib.sha256(opened.payload).hexdigest()
+        return Checkpoint(**{**facts, "checksum": checksum}), place and State(**place)
+
+    def _newest_first(self, run_id: str) -> Iterator[tuple[Checkpoint, State | None]]:
+        for name in reversed(self._names(run_id)):
+            found = self._load(run_id, name)
+            if found is None:
+                step = _step_of(name)
+                notice(f"{run_id}: its checkpoint after step {step} does not verify; left out")
+            else:
+                yield found
+
+    def _delete(self, run_id: str, names: _Names) -> int:
+        if names:
+            with _Owned(self, run_id) as owned:
+                owned.journal.drop(tuple(names))
+                owned.now([each for each in owned.names if each not in names])
+        return len(names)
+
+    def _active(self, run_id: str) -> ActiveRun | None:
+        for active in list(live_runs):
+            if active.run_id == run_id and active.journal.store is self.store:
+                return active
+        return None
+
+
+_names_in: weakref.WeakKeyDictionary[ActiveRun, _Names] = weakref.WeakKeyDictionary()
+"""The checkpoints of runs that are being executed here, where nobody else can change them."""
+
+_written_in: weakref.WeakKeyDictionary[ActiveRun, str] = weakref.WeakKeyDictionary()
+"""The one that was written last: it need not be read to know that it verifies."""
+
+
+class _Owned:
+    """The journal of a run: of the agent that is being executed here, else under a lease.
+
+    One thread at a time, so that those that save by hand wait for one another.
+
+    Attributes:
+        journal: to write to.
+        names: of the checkpoints that there are.
+    """
+
+    journal: Journal
+    names: _Names
+
+    def __init__(self, store: CheckpointStore, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+        self._active: ActiveRun | None = None
+        self._lease: Lease | None = None
+        if not _turns:
+            os.register_at_fork(after_in_child=_turns.clear)
+        self._turn = _turns.setdefault(store.store.url, threading.RLock())
+
+    def __enter__(self) -> Self:
+        self._turn.acquire()
+        try:
+            self._begin(self._store)
+        except BaseException:
+            self._turn.release()
+            raise
+        return self
+
+    def _begin(self, store: CheckpointStore) -> None:
+        self._active = store._active(self._run_id)
+        if self._active is None:
+            self._lease = Lease(store.store, self._run_id).acquire()
+            epoch = self._lease.epoch
+            self.journal = Journal(store.store, store._seal, self._run_id, epoch, fsync=True)
+        else:
+            self.journal = self._active.journal
+        self.names = store._names(self._run_id)
+        if self._active is not None:
+            _names_in.pop(self._active, None)  # until it is known what has become of them
+
+    def now(self, names: _Names, written: str | None = None) -> None:
+        """These are the names of all checkpoints, of which that one has just been written."""
+        if self._active is not None:
+            _names_in[self._active] = names
+            if written is not None:
+                _written_in[self._active] = written
+
+    def __exit__(self, *exception: object) -> None:
+        if self._lease is not None:
+            self._lease.release()
+        self._turn.release()
+
+
+_turns: dict[str, threading.RLock] = {}
+
+
+def _step_of(name: str) -> int:
+    return int(name.split("/")[1])
+
+
+def place_of(active: ActiveRun) -> State:
+    """Where in the journal a checkpoint is taken; the step function has no position of its own."""
+    return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})

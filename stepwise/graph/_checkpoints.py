@@ -1,0 +1,329 @@
+"""Checkpoints of graphs: ``CheckpointManager`` and what it keeps.
+
+They are the classic checkpoints, kept by the same store: sealed, with a checksum, pruned alike.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+from stepwise._calls.options import check_kind, check_values
+from stepwise._checkpoints.checkpoints import Retention, State
+from stepwise._runtime.messages import notice
+from stepwise.agent._checkpoints import CheckpointStore
+from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
+from stepwise.stores import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["CheckpointConfig", "CheckpointManager", "ExecutorType", "GraphCheckpoint"]
+
+
+class ExecutorType(str, enum.Enum):
+    """Who wrote a checkpoint."""
+
+    GRAPH = "graph"
+    FLEXIBLE = "flexible"
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When checkpoints are saved, and how many are kept.
+
+    Whatever it says, each node is *recorded* before the next one starts, and is never visited
+    again; a checkpoint is what an execution goes on at without reading all of these records.
+
+    Args:
+        enabled: nothing is written otherwise.
+        save_frequency: ``"every_node"``, or ``"every_n_nodes"`` with ``n_nodes``.
+        auto_recovery: an execution that was cut off goes on by itself when it is called again;
+            otherwise it has to be given a ``session_state``.
+        max_checkpoints_per_run: how many ``"prune_old"`` keeps.
+        retention_strategy: ``"latest_only"``, ``"prune_old"`` or ``"all"``.
+
+    Raises:
+        ConfigurationError: a value cannot mean anything; says which, and what it takes.
+    """
+
+    enabled: bool = True
+    save_frequency: Literal["every_node", "every_n_nodes"] = "every_node"
+    n_nodes: int = 1
+    auto_recovery: bool = True
+    max_checkpoints_per_run: int = 100
+    retention_strategy: Retention = "latest_only"
+
+    def __post_init__(self) -> None:
+        check_values("CheckpointConfig", **vars(self))
+
+    @property
+    def keep(self) -> int:
+        """How many checkpoints of a run are kept; 0 for all."""
+        kept = {"latest_only": 1, "prune_old": self.max_checkpoints_per_run}
+        return kept.get(self.retention_strategy, 0)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()
+
+
+@dataclass
+class GraphCheckpoint:
+    """Where the execution of a graph was after a node.
+
+    Args:
+        id: unique.
+        run_id: of the execution.
+        created_at: UTC, ISO 8601.
+        current_node_id: the node that was visited last, by a ``GraphExecutor``.
+        current_step_id: the same by a ``FlexibleGraphExecutor``.
+        next_node_id: the first of those to be visited next; ``None`` at the end and at a pause.
+        memory_snapshot: the memory, of all branches together.
+        execution_path: the nodes that were visited.
+        step_number: how many there were.
+        total_tokens, total_latency_ms: of all visits.
+        context: the branches, and whatever else is needed to go on.
+    """
+
+    id: str
+    run_id: str
+    created_at: str = field(default_factory=_now)
+    executor_type: ExecutorType = ExecutorType.GRAPH
+    current_node_id: str | None = None
+    current_step_id: str | None = None
+    next_node_id: str | None = None
+    memory_snapshot: dict[str, Any] = field(default_factory=dict)
+    execution_path: list[str] = field(default_factory=list)
+    step_number: int = 0
+    total_tokens: int = 0
+    total_latency_ms: int = 0
+    context: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def node_id(self) -> str | None:
+        """The node or step that was visited last."""
+        return self.current_node_id or self.current_step_id
+
+    def model_dump(self, *, mode: Literal["python", "json"] = "python") -> dict[str, Any]:
+        """All fields, by name; with ``mode="json"`` the executor's type is a plain text."""
+        values = dict(vars(self))
+        if mode == "json":
+            values["executor_type"] = self.executor_type.value
+        return values
+
+    def model_dump_json(self, *, indent: int | None = None) -> str:
+        """The same as JSON.
+
+        Raises:
+            TypeError: the memory holds what is no JSON.
+        """
+        return json.dumps(self.model_dump(mode="json"), indent=indent, ensure_ascii=False)
+
+    @classmethod
+    def model_validate(cls, values: Any) -> Self:
+        """A checkpoint of fields by name, or of an object that has them as attributes.
+
+        Raises:
+            ConfigurationError: a field is missing or of another type.
+        """
+        if not isinstance(values, Mapping):
+            values = dict(getattr(values, "__dict__", {}))
+        given = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        missing = [
+            each.name
+            for each in fields(cls)
+            if each.default is MISSING
+            and each.default_factory is MISSING
+            and each.name not in given
+        ]
+        if missing:
+            raise ConfigurationError(f"a checkpoint of a graph needs {' and '.join(missing)}")
+        for name, kinds in _KINDS.items():
+            if name in given and not isinstance(given[name], kinds):
+                raise ConfigurationError(f"{name} of a checkpoint cannot be {given[name]!r}")
+        try:
+            given["executor_type"] = ExecutorType(given.get("executor_type", ExecutorType.GRAPH))
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        return cls(**given)
+
+    @classmethod
+    def model_validate_json(cls, text: str | bytes) -> Self:
+        """The inverse of :meth:`model_dump_json`."""
+        return cls.model_validate(json.loads(text))
+
+    def to_metadata(self) -> dict[str, Any]:
+        """All but the memory and the context: for a list."""
+        values = self.model_dump(mode="json")
+        del values["memory_snapshot"], values["context"]
+        return values
+
+    def to_session_state(self) -> dict[str, Any]:
+        """What ``execute(..., session_state=...)`` goes on with."""
+        return {
+            **self.context,
+            "run_id": self.run_id,
+            "memory": self.memory_snapshot,
+            "execution_path": self.execution_path,
+            "resume_from": self.next_node_id or self.node_id,
+        }
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "id": str,
+    "run_id": str,
+    "created_at": str,
+    "current_node_id": (str, type(None)),
+    "current_step_id": (str, type(None)),
+    "next_node_id": (str, type(None)),
+    "memory_snapshot": dict,
+    "execution_path": list,
+    "step_number": int,
+    "total_tokens": int,
+    "total_latency_ms": int,
+    "context": dict,
+}
+
+
+class CheckpointManager:
+    """Saves checkpoints of graphs, and finds the one to go on at.
+
+    Args:
+        storage: a URL, a path or a :class:`stepwise.stores.Store`.
+        config: when to save, and how many to keep.
+    """
+
+    def __init__(self, storage: str | Store | Any, config: CheckpointConfig | None = None) -> None:
+        self._store = CheckpointStore(storage)
+        self.storage = self._store.store
+        self.config = config if config is not None else CheckpointConfig()
+        check_kind("config", self.config, CheckpointConfig, "write CheckpointConfig(...)")
+        self._said: set[tuple[str, str]] = set()  # of a run: why there is no checkpoint
+
+    def save_checkpoint(
+        self,
+        run_id: str,
+        node_id: str,
+        memory: Any,
+        executor_type: ExecutorType = ExecutorType.GRAPH,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str | None:
+        """Keep a deep copy of the memory after a node; durable when this returns.
+
+        Args:
+            memory: a mapping, or an object with ``read_all()``.
+            metadata: more fields of a :class:`GraphCheckpoint`, by name; what is none of these
+                goes into its ``context``.
+
+        Returns:
+            the checkpoint's id; ``None`` if checkpoints are not enabled.
+
+        Raises:
+            NotRecordableError: the memory holds what cannot be pickled; says what.
+            RunBusyError: another process is executing the run.
+        """
+        if not self.config.enabled:
+            return None
+        read_all = getattr(memory, "read_all", None)
+        if read_all is None:
+            check_kind("memory", memory, Mapping, "give a mapping, or what has read_all()")
+        kind = ExecutorType(executor_type)
+        by_id = "current_node_id" if kind is ExecutorType.GRAPH else "current_step_id"
+        more = dict(metadata or {})
+        known = {each.name for each in fields(GraphCheckpoint)}
+        other = {name: more.pop(name) for name in list(more) if name not in known}
+        if other:
+            more["context"] = {**more.get("context", {}), **other}
+        checkpoint = GraphCheckpoint.model_validate(
+            {
+                "id": uuid4().hex,
+                "run_id": run_id,
+                "executor_type": kind,
+                by_id: node_id,
+                "memory_snapshot": dict(read_all() if read_all is not None else memory),
+                **more,
+            }
+        )
+        return self._save(checkpoint, None)
+
+    def _save(self, checkpoint: GraphCheckpoint, place: State | None, **how: Any) -> str:
+        """Keep a checkpoint; ``place`` is where the run can go on with it."""
+        facts = {
+            "checkpoint_id": checkpoint.id,
+            "run_id": checkpoint.run_id,
+            "step_number": checkpoint.step_number,
+            "state": checkpoint.model_dump(mode="json"),
+            "timestamp": checkpoint.created_at,
+        }
+        step, keep = checkpoint.step_number, self.config.keep
+        self._store._save(checkpoint.run_id, step, facts, place, keep=keep, **how)
+        return checkpoint.id
+
+    def save_if_possible(self, checkpoint: GraphCheckpoint, place: State | None) -> bool:
+        """The same during an execution: its records are the truth, so that it may fail."""
+        try:
+            self._save(checkpoint, place, durable=False)
+        except (NotRecordableError, DigestError) as error:
+            why = checkpoint.run_id, str(error)
+            if why not in self._said:
+                self._said.add(why)
+                notice(f"{checkpoint.run_id}: no checkpoint after {checkpoint.node_id!r}: {error}")
+            return False
+        return True
+
+    def restore_from_checkpoint(
+        self, run_id: str, checkpoint_id: str | None = None
+    ) -> tuple[dict[str, Any], str | None] | tuple[None, None]:
+        """The memory, and the node to go on at: of one checkpoint, or of the newest intact one.
+
+        Args:
+            checkpoint_id: which; asked for by its id, it is found without ``auto_recovery``, too.
+
+        Returns:
+            the memory and the node to visit next, which is that of the checkpoint if none follows;
+            twice ``None`` if there is no intact one.
+        """
+        if not self.config.enabled or not (self.config.auto_recovery or checkpoint_id):
+            return None, None
+        found = self.get_checkpoint(run_id, checkpoint_id)
+        if found is None:
+            return None, None
+        return found.memory_snapshot, found.next_node_id or found.node_id
+
+    def get_checkpoint(
+        self, run_id: str, checkpoint_id: str | None = None
+    ) -> GraphCheckpoint | None:
+        """One checkpoint, or the newest that is intact; ``None`` if there is none."""
+        for checkpoint, _ in self.newest_first(run_id):
+            if checkpoint_id in (None, checkpoint.id):
+                return checkpoint
+        return None
+
+    def newest_first(self, run_id: str) -> Iterator[tuple[GraphCheckpoint, State | None]]:
+        """The intact checkpoints, each with where the run can go on with it."""
+        for kept, place in self._store._newest_first(run_id):
+            if "memory_snapshot" in kept.state:  # not of a RecoverableAgent of that run id
+                yield GraphCheckpoint.model_validate(kept.state), place
+
+    def list_checkpoints(self, run_id: str) -> list[GraphCheckpoint]:
+        """The intact checkpoints of a run, the oldest first."""
+        return [checkpoint for checkpoint, _ in self.newest_first(run_id)][::-1]
+
+    def delete_checkpoints(self, run_id: str) -> int:
+        """Delete the checkpoints of a run, not its records; how many there were."""
+        return self._store.delete(run_id)
+
+    def should_checkpoint(self, step_number: int) -> bool:
+        """Whether a checkpoint is saved after so many nodes."""
+        every = self.config.n_nodes if self.config.save_frequency == "every_n_nodes" else 1
+        return self.config.enabled and step_number % every == 0
+
+
+for _class in (CheckpointConfig, CheckpointManager, ExecutorType, GraphCheckpoint):
+    _class.__module__ = "stepwise.graph"

@@ -1,0 +1,229 @@
+"""A small model of a graph: nodes that are functions, and the edges along which a run moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwise._calls.options import check_kind, check_takes, check_values
+from stepwise._identity import identity
+from stepwise._runtime import retries as _attempts
+from stepwise._runtime.retries import Backoff, RetryOn
+from stepwise._values import digest
+from stepwise.errors import ConfigurationError
+
+__all__ = ["Edge", "Graph", "Memory", "Node"]
+
+
+class Memory(dict[str, Any]):
+    """What the nodes of a graph share, as one attempt of a node sees it: a copy of its own.
+
+    What the node writes counts once it has returned; what a failed attempt wrote is gone.
+
+    Attributes:
+        goal: what the execution is for.
+        runtime: the object that the executor was given: clients and the like.
+        node_id: of the node that is being executed.
+        visit: how many-th time this path comes to the node, from 1.
+        attempt: how many-th attempt of the visit this is, from 1.
+        tokens: how many the node spent; it adds to it, and the result has the sum.
+    """
+
+    def __init__(
+        self,
+        items: Mapping[str, Any],
+        goal: Any = None,
+        runtime: Any = None,
+        node_id: str = "",
+        visit: int = 1,
+        attempt: int = 1,
+    ) -> None:
+        super().__init__(items)
+        self.goal = goal
+        self.runtime = runtime
+        self.node_id = node_id
+        self.visit = visit
+        self.attempt = attempt
+        self.tokens = 0
+
+    def read(self, key: str, default: Any = None) -> Any:
+        """The value of a key; the same as :meth:`get`."""
+        return self.get(key, default)
+
+    def write(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self[key] = value
+
+    def read_all(self) -> dict[str, Any]:
+        """All of it, as a plain dictionary."""
+        return dict(self)
+
+
+NodeFunction = Callable[[Memory], Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step of a graph.
+
+    Args:
+        id: what edges, records and results call it.
+        function: plain or ``async``, of a :class:`Memory`.  What it returns is written to the
+            memory: a dictionary key by key, anything else but ``None`` under the node's id.
+            Without a function the node only pauses or joins.
+        retries: how many more attempts may follow a failed one.
+        retry_on, backoff: as for ``@step``.
+        pause: after it the run waits for a human's answer, which is written to the memory.
+        join: it waits until no other branch can reach it, and is visited once for all of them.
+    """
+
+    id: str
+    function: NodeFunction | None = None
+    retries: int = 0
+    retry_on: RetryOn = Exception
+    backoff: Backoff = None
+    pause: bool = False
+    join: bool = False
+
+    def __post_init__(self) -> None:
+        check_values("a node", id=self.id)
+        if self.function is not None:
+            check_takes(f"the function of node {self.id!r}", self.function, "memory")
+        _attempts.check(self.retries, self.retry_on, self.backoff, f"node {self.id!r}")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """From a node to one that may follow it.
+
+    Args:
+        when: a function of the memory that says whether it is followed; always, by default.  All
+            edges that are followed lead to a branch of their own.
+        on_failure: followed instead of all others when the node has failed and its retries are
+            exhausted; ``memory["failure"]`` then says which node, and why.
+    """
+
+    source: str
+    target: str
+    when: Callable[[Memory], Any] | None = None
+    on_failure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.when is not None:
+            check_takes(f"when of the edge from {self.source!r}", self.when, "memory")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes and edges.
+
+    Args:
+        nodes: at least one; the first is the entry, if none is named.
+        entry: id of the node to begin with.
+        name: tells graphs apart; with the goal and the input it makes the run's id.
+        max_steps: how many visits of nodes an execution may take.
+        ignore: names of captured variables, defaults and attributes of the nodes' functions that do
+            not tell executions apart; texts, numbers, functions and classes among them else do.
+
+    Raises:
+        ConfigurationError: an id is there twice, an edge names a node that is not there, or an
+            argument is of another kind.
+    """
+
+    nodes: Iterable[Node]
+    edges: Iterable[Edge] = ()
+    entry: str = ""
+    name: str = "graph"
+    max_steps: int = 1000
+    ignore: Iterable[str] = ()
+    _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
+    _order: dict[str, int] = field(init=False, repr=False, compare=False)
+    _from: dict[str, list[Edge]] = field(init=False, repr=False, compare=False)
+    _reach: dict[str, set[str]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        nodes, edges = tuple(self.nodes), tuple(self.edges)
+        for node in nodes:
+            check_kind("each of the nodes", node, Node, "write Node('name', function)")
+        for edge in edges:
+            check_kind("each of the edges", edge, Edge, "write Edge('from', 'to')")
+        check_values("a graph", name=self.name, max_steps=self.max_steps)
+        by_id = {node.id: node for node in nodes}
+        ids = ", ".join(map(repr, by_id))
+        if not nodes:
+            raise ConfigurationError(f"graph {self.name!r} has no nodes; it needs at least one")
+        twice = [node for node, times in Counter(node.id for node in nodes).items() if times > 1]
+        if twice:
+            raise ConfigurationError(f"graph {self.name!r} has two nodes called {twice[0]!r}")
+        entry = self.entry or nodes[0].id
+        for named in (entry, *(name for edge in edges for name in (edge.source, edge.target))):
+            if named not in by_id:
+                raise ConfigurationError(f"graph {self.name!r} has no node {named!r}; it has {ids}")
+        order = {node.id: number for number, node in enumerate(nodes)}
+        leaving: dict[str, list[Edge]] = {node: [] for node in by_id}
+        for edge in edges:
+            leaving[edge.source].append(edge)
+        facts: dict[str, Any] = {"nodes": nodes, "edges": edges, "entry": entry, "_from": leaving}
+        facts["ignore"] = (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore)
+        for name, value in {**facts, "_by_id": by_id, "_order": order, "_reach": {}}.items():
+            object.__setattr__(self, name, value)
+
+    def get_node(self, node_id: str) -> Node | None:
+        """The node of that id."""
+        return self._by_id.get(node_id)
+
+    def order(self, node_id: str) -> int:
+        """The place of a node in the list of nodes; behind all of them if it is not there."""
+        return self._order.get(node_id, len(self._order))
+
+    def following(self, node_id: str, memory: Memory) -> list[str]:
+        """The nodes that follow one that has succeeded."""
+        return list(
+            dict.fromkeys(
+                edge.target
+                for edge in self._from.get(node_id, ())
+                if not edge.on_failure and (edge.when is None or edge.when(memory))
+            )
+        )
+
+    def following_failure(self, node_id: str) -> list[str]:
+        """The nodes that follow one that has failed."""
+        return list(
+            dict.fromkeys(edge.target for edge in self._from.get(node_id, ()) if edge.on_failure)
+        )
+
+    def reaches(self, source: str, target: str) -> bool:
+        """Whether the second node may be visited after the first."""
+        found = self._reach.get(source)  # only a join asks
+        if found is None:
+            found = self._reach[source] = self._reachable(source)
+        return target in found
+
+    def _reachable(self, source: str) -> set[str]:
+        found: set[str] = set()
+        todo = [source]
+        while todo:
+            for edge in self._from.get(todo.pop(), ()):
+                if edge.target not in found:
+                    found.add(edge.target)
+                    todo.append(edge.target)
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the structure; what the functions do is not part of it."""
+        nodes = [[n.id, _label(n.function), n.retries, n.pause, n.join] for n in self.nodes]
+        edges = [[e.source, e.target, _label(e.when), e.on_failure] for e in self.edges]
+        return digest.digest([self.entry, nodes, edges])
+
+
+def _label(function: Any) -> str:
+    if function is None or not hasattr(function, "__qualname__"):
+        return type(function).__qualname__
+    return identity.label_of(function)
+
+
+for _class in (Edge, Graph, Memory, Node):
+    _class.__module__ = "stepwise.graph"

@@ -1,0 +1,147 @@
+"""Branches of an execution: where each is, and the memory that it carries."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwise._values import codec, digest
+from stepwise.errors import DigestError, NotRecordableError
+
+__all__ = ["Token", "Written", "copied", "merged", "same"]
+
+Written = dict[str, Any]
+
+
+@dataclass
+class Token:
+    """Where a branch of an execution is, and the memory that it has come with.
+
+    Args:
+        node: that is to be visited.
+        key: tells visits apart: it is made of the way that led there, so that it is the same
+            however fast the branches run.
+        origin: the node before.
+        memory: as the branch left it.  It is never changed, only replaced.
+        stamps: when each key was written, in visits along the way; deleted ones too.
+        clock: how many visits long the way is.
+        visits: how often each node was visited on it.
+        entered: the visit has begun.
+        paused: the visit is done, and its answer is missing.
+    """
+
+    node: str
+    key: str
+    memory: Written
+    origin: str = ""
+    stamps: dict[str, int] = field(default_factory=dict)
+    clock: int = 0
+    visits: dict[str, int] = field(default_factory=dict)
+    entered: bool = False
+    paused: bool = False
+
+    def wrote(self, record: Mapping[str, Any], *, paused: bool = False) -> Token:
+        """The same after a visit."""
+        gone, written = record["deleted"], record["set"]
+        memory = {**self.memory, **written}
+        for key in gone:
+            memory.pop(key, None)
+        stamps = {**self.stamps, **dict.fromkeys([*gone, *written], self.clock)}
+        return Token(
+            self.node,
+            self.key,
+            memory,
+            self.origin,
+            stamps,
+            self.clock,
+            self.visits,
+            entered=self.entered,
+            paused=paused,
+        )
+
+    def to(self, target: str) -> Token:
+        """The branch that goes on from here to another node."""
+        return Token(target, self.key, self.memory, self.node, self.stamps, self.clock, self.visits)
+
+    def enter(self, others: Sequence[Token] = ()) -> Token:
+        """It is visited now, together with others that joined it."""
+        if self.entered:
+            return self
+        tokens = [self, *others]
+        visits = dict(self.visits)
+        for token in others:
+            for node, count in token.visits.items():
+                visits[node] = max(visits.get(node, 0), count)
+        visits[self.node] = visits.get(self.node, 0) + 1
+        way = [f"{token.origin}>{token.key}" for token in tokens]
+        key = f"{visits[self.node]}-{digest.combine(self.node, *sorted(way))[:16]}"
+        memory, stamps = merged(tokens)
+        clock = max(token.clock for token in tokens) + 1
+        return Token(self.node, key, memory, self.origin, stamps, clock, visits, entered=True)
+
+
+def merged(tokens: list[Token]) -> tuple[Written, dict[str, int]]:
+    """The memory of several branches: of each key what was written last, counted in visits.
+
+    Of two that were written at the same time, that of the later token.
+    """
+    if len(tokens) == 1:
+        return tokens[0].memory, tokens[0].stamps
+    memory: Written = {}
+    stamps: dict[str, int] = {}
+    for token in tokens:
+        for key in dict.fromkeys([*token.memory, *token.stamps]):
+            stamp = token.stamps.get(key, 0)
+            if stamp < stamps.get(key, -1):
+                continue
+            stamps[key] = stamp
+            memory.pop(key, None)
+            if key in token.memory:
+                memory[key] = token.memory[key]
+    return memory, stamps
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def copied(items: Mapping[str, Any]) -> Written:
+    """A deep copy; what cannot be copied (a client, a lock) is itself."""
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(dict(items))
+    return {key: _copied(value) for key, value in items.items()}
+
+
+def _copied(value: Any) -> Any:
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(value)
+    return value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values hold the same; of different types they never do."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if type(one) is dict:
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if type(one) in _ATOMS:
+        return bool(one == other)
+    return _print_of(one) == _print_of(other)
+
+
+_ATOMS = (str, bytes, int, bool)
+
+
+def _print_of(value: Any) -> object:
+    """What equal values have in common; an object of its own where that cannot be known."""
+    with contextlib.suppress(DigestError):
+        return digest.digest(value)
+    with contextlib.suppress(NotRecordableError):
+        return codec.encode(value, "").data
+    return object()

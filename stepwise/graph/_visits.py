@@ -1,0 +1,307 @@
+"""Visits of nodes: each attempt is one recorded step of a run, or a plain call without one.
+
+The record of an attempt holds what it changed in the memory and which nodes follow, so a resumed
+run takes the same way without asking the conditions again.  A failed attempt is recorded as well:
+a process that dies between two attempts goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from stepwise._calls.async_driver import adrive, aresume
+from stepwise._calls.driver import start
+from stepwise._calls.operations import Result
+from stepwise._calls.steps import Step, known_steps
+from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._journal.journal import Position, read
+from stepwise._journal.records import Entry, Forgotten
+from stepwise._matching.pool import Pool
+from stepwise._runtime.retries import Attempts
+from stepwise._values.preview import error_text
+from stepwise.errors import CodeChangedError
+from stepwise.graph._model import Graph, Memory, Node
+from stepwise.graph._tokens import Token, Written, copied, same
+
+__all__ = ["NodeFailedError", "Visits"]
+
+
+class NodeFailedError(Exception):
+    """A node has failed for good; never seen by users, who get what it raised.
+
+    Args:
+        calls: the attempts that are to run again when the run goes on.
+    """
+
+    def __init__(self, error: Exception, calls: list[int]) -> None:
+        super().__init__(error_text(error))
+        self.error = error
+        self.calls = calls
+
+
+@dataclass
+class _Visit:
+    node: Node
+    token: Token
+    attempts: Attempts
+    error: Exception | None = None
+    inner: list[int] = field(default_factory=list)
+    answer: Written | None = None
+
+
+class Visits:
+    """Performs the visits of one execution.
+
+    Args:
+        goal, runtime: for the nodes.
+        active: the run; ``None`` if nothing is recorded.
+
+    Attributes:
+        since: where in the journal what may be called again begins.
+        retries: how many attempts followed failed ones, by node.
+    """
+
+    def __init__(self, graph: Graph, goal: Any, runtime: Any, active: ActiveRun | None) -> None:
+        self.since = Position()
+        self.retries: dict[str, int] = {}
+        self._graph, self._goal, self._runtime = graph, goal, runtime
+        self._active = active
+        self._open: dict[str, _Visit] = {}
+        self._steps: dict[str, Step] = {}
+        self._pattern = Step(self._execute, kind="step")
+        self._answers: dict[str, Step] = {}
+
+    async def visit(self, token: Token) -> Written:
+        """Execute a node until an attempt succeeds: what it wrote, and what follows.
+
+        Raises:
+            NodeFailedError: no more attempts, and no edge to follow then.
+        """
+        node = self._node(token.node)
+        what = f"node {node.id!r}"
+        visit = _Visit(node, token, Attempts(node.retries, node.retry_on, node.backoff, what))
+        self._open[token.key] = visit
+        calls: list[int] = []
+        number = tokens = ms = 0
+        try:
+            while True:
+                number += 1
+                visit.error, visit.inner = None, []
+                record = await self._attempt(token, number)
+                tokens, ms = tokens + record["tokens"], ms + record["ms"]
+                record = {**record, "tokens": tokens, "ms": ms}  # failed attempts cost as well
+                if record["error"] is None:
+                    return record
+                calls.append(record["call"])
+                error = visit.error or self._met_again(visit, record)
+                if record["until"] is None:
+                    if record["next"]:
+                        return record
+                    raise NodeFailedError(error, calls)
+                self.retries[node.id] = self.retries.get(node.id, 0) + 1
+                self._give_back(visit.inner)
+                self._count_anew(token)
+                await asyncio.sleep(max(0.0, record["until"] - time.time()))
+        finally:
+            del self._open[token.key]
+            self._count_anew(token)
+
+    def _node(self, node_id: str) -> Node:
+        node = self._graph.get_node(node_id)
+        if node is None:
+            run_id = self._active.run_id if self._active is not None else ""
+            raise CodeChangedError(
+                f"run {run_id!r} is to go on at node {node_id!r}, which graph "
+                f"{self._graph.name!r} does not have any more. Bring it back, or start over: "
+                f"stepwise forget {run_id}",
+                run_id=run_id,
+            )
+        return node
+
+    async def _attempt(self, token: Token, number: int) -> Written:
+        scope = current_scope()
+        if self._active is None or scope is None:
+            return cast("Written", await self._execute(token.key, number))
+        step = self._steps.get(token.node) or self._step_of(token.node)
+        scope = scope._replace(branch=token.key)
+        result = await adrive(step.core(scope, (token.key, number), {}))
+        return cast("Written", result.unwrap())
+
+    def _step_of(self, node_id: str) -> Step:
+        """The step that a node is: all of them execute one function, which is looked at once."""
+        step = copy.copy(self._pattern)
+        step.name = node_id
+        step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
+        step._make_known()
+        self._steps[node_id] = step
+        return step
+
+    async def _execute(self, visit: str, attempt: int) -> Any:
+        """One attempt, on a copy of the memory."""
+        opened = self._open[visit]
+        node, token = opened.node, opened.token
+        memory = self._memory(token, copied(token.memory))
+        memory.attempt = attempt
+        begun = time.perf_counter()
+        try:
+            value = node.function(memory) if node.function is not None else None
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:
+            if self._active is not None and self._active.interrupted:
+                raise
+            return self._failed(opened, error, attempt, memory, begun)
+        if isinstance(value, Mapping):
+            memory.update(value)
+        elif value is not None:
+            memory[node.id] = value
+        record = self._record(memory, begun)
+        record["set"] = copied(
+            {
+                key: held
+                for key, held in memory.items()
+                if key not in token.memory or not same(held, token.memory[key])
+            }
+        )
+        record["deleted"] = [key for key in token.memory if key not in memory]
+        if not node.pause:
+            record["next"] = self._following(token, record)
+        return record
+
+    def _memory(self, token: Token, items: Mapping[str, Any]) -> Memory:
+        visit = token.visits.get(token.node, 1)
+        return Memory(items, self._goal, self._runtime, token.node, visit)
+
+    def _record(self, memory: Memory, begun: float) -> Written:
+        return {
+            "set": {},
+            "deleted": [],
+            "next": None,
+            "error": None,
+            "tokens": memory.tokens,
+            "ms": int((time.perf_counter() - begun) * 1000),
+        }
+
+    def _following(self, token: Token, record: Written) -> list[str] | None:
+        """What follows; ``None`` if a condition raises: the node has done its part all the same."""
+        with contextlib.suppress(Exception):  # asked again, and raised, by follow()
+            return self.follow(token.wrote(record))
+        return None
+
+    def follow(self, token: Token) -> list[str]:
+        """What follows a visit, asked now."""
+        return self._graph.following(token.node, self._memory(token, token.memory))
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _failed(
+        self, visit: _Visit, error: Exception, attempt: int, memory: Memory, begun: float
+    ) -> Written:
+        delay = visit.attempts.next_delay(error)
+        record = self._record(memory, begun)
+        visit.error = error
+        record["error"] = told = f"{type(error).__name__}: {error_text(error)}"
+        record["until"] = time.time() + delay if delay is not None else None
+        record["call"] = 0
+        if delay is None:
+            record["next"] = self._graph.following_failure(visit.node.id)
+            record["set"] = {"failure": {"node": visit.node.id, "error": told}}
+        active, scope = self._active, current_scope()
+        if active is None or scope is None or scope.call is None:
+            return record
+        encoded = active.codec.encode_error(error)
+        record["raised"], record["call"] = (encoded.data, encoded.form), scope.call.number
+        if not record["next"]:  # it will be tried again, with what its tools have returned
+            visit.inner = list(scope.inner)
+            scope.inner.clear()
+            active.unwinding.tried_again(error)
+        return record
+
+    def _met_again(self, visit: _Visit, record: Written) -> Exception:
+        """The exception of an attempt that an earlier process made; it counts as made."""
+        assert self._active is not None
+        error = self._active.codec.decode_error(*record["raised"])
+        assert isinstance(error, Exception)
+        if record["until"] is not None:
+            visit.attempts.next_delay(error)
+        return error
+
+    def _give_back(self, numbers: list[int]) -> None:
+        """What was called in a failed attempt answers the next one."""
+        active = self._active
+        if active is None or not numbers:
+            return
+        journal = active.journal
+        records = read(journal.store, journal.seal, journal.run_id, self.since)
+        pool = Pool((entry for entry, _ in records if isinstance(entry, Entry)), known_steps)
+        with active.lock:
+            for number in numbers:
+                recorded = pool.get(number)
+                if recorded is not None:
+                    active.pool.put_back(recorded)
+
+    def _count_anew(self, token: Token) -> None:
+        """Calls are numbered from 1 in each attempt, as they are when another process makes it."""
+        if self._active is not None:
+            self._active.ordinals.count_anew(token.key)
+
+    def forget(self, calls: list[int]) -> None:
+        """The run ends with these attempts: when it goes on they are made anew."""
+        if self._active is not None and calls:
+            forgotten = Forgotten(tuple(calls), time.time())
+            self._active.write((forgotten, b""), durable=False)
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    async def answer(self, token: Token, answer: Written | None) -> Written | None:
+        """What a human answered at a pause; ``None`` if nobody has yet.
+
+        Args:
+            answer: what is offered now; one that is recorded goes before.
+        """
+        node = self._node(token.node)
+        self._open[token.key] = _Visit(node, token, Attempts(0, Exception, None), answer=answer)
+        try:
+            scope = current_scope()
+            if self._active is None or scope is None:
+                return self._answered(token.key) if answer is not None else None
+            step = self._answers.get(node.id)
+            if step is None:
+                name = f"{node.id}: answer"
+                step = self._answers[node.id] = Step(self._answered, kind="step", name=name)
+            core = step.core(scope, (token.key,), {})
+            operation = start(core)
+            if not isinstance(operation, Result) and answer is None:
+                core.close()  # the journal has been asked, and nothing was done
+                return None
+            record: Written = (await aresume(core, operation)).unwrap()
+            return record
+        finally:
+            del self._open[token.key]
+
+    def _answered(self, visit: str) -> Any:
+        opened = self._open[visit]
+        assert opened.answer is not None
+        record = self._record(Memory({}), time.perf_counter())
+        record["set"] = copied(opened.answer)
+        record["next"] = self._following(opened.token, record)
+        return record
+
+    async def beginning(self, make: Callable[[], Any]) -> Any:
+        """What the execution began with: recorded, since later calls bring answers instead."""
+        scope = current_scope()
+        if self._active is None or scope is None:
+            return make()
+        self._make = make  # a captured variable would be a part of the call
+        step = Step(self._began_with, kind="step", name="began_with")
+        return (await adrive(step.core(scope, (), {}))).unwrap()
+
+    def _began_with(self) -> Any:
+        return self._make()

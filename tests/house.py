@@ -1,0 +1,154 @@
+"""Draws the rooms of ``stepwise/`` and counts what is in them: ``make map`` writes docs/house.md.
+
+Rooms and arrows come from the imports, those inside functions included; the modules that a call
+visits, from a trace of a small program.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import io
+import os
+import pathlib
+import sys
+import tempfile
+import tokenize
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "stepwise"
+
+
+def modules():
+    """Each module's name and file."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts).removesuffix(".__init__"), path
+
+
+def room(module):
+    """The room of a module, or the module itself where it stands at the top."""
+    return ".".join(module.split(".")[1:2])
+
+
+def imported(path, names):
+    """The modules of ours that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module in names:
+            inner = (f"{node.module}.{each.name}" for each in node.names)
+            yield from (each if each in names else node.module for each in inner)
+
+
+def lines_of_code(path):
+    """Lines that hold more than a comment, a docstring or nothing."""
+    text = path.read_text("utf-8")
+    skipped = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped |= set(range(node.lineno, node.end_lineno + 1))
+    nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {n for t in tokens if t.type not in nothing for n in range(t.start[0], t.end[0] + 1)}
+    return len(lines - skipped)
+
+
+# -- what one call visits ------------------------------------------------------------------------
+
+
+class Trace:
+    """Counts the modules that are entered, and the calls from one of ours into another."""
+
+    def __init__(self):
+        self.seen, self.hops = set(), 0
+
+    def watch(self, frame, event, argument):
+        """See ``sys.setprofile``."""
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            self.seen.add(frame.f_code.co_filename)
+            below = frame.f_back
+            while below is not None and not below.f_code.co_filename.startswith(str(PACKAGE)):
+                below = below.f_back
+            self.hops += below is None or below.f_code.co_filename != frame.f_code.co_filename
+
+    def __enter__(self):
+        sys.setprofile(self.watch)
+        return self
+
+    def __exit__(self, *exception):
+        sys.setprofile(None)
+
+
+def visits():
+    """Modules and hops of a step with its checkpoint, and of a resume inside the function."""
+    with tempfile.TemporaryDirectory() as home:
+        os.environ.update(STEPWISE_HOME=home, STEPWISE_QUIET="1")
+        sys.path.insert(0, str(ROOT))
+        import stepwise
+
+        call, resume, fails = Trace(), Trace(), [True]
+
+        @stepwise.step
+        def one(number):
+            return number
+
+        @stepwise.workflow
+        def flow():
+            one(0)  # whatever is made once is there
+            call.__enter__()
+            one(1)
+            call.__exit__()
+            if fails:
+                raise LookupError
+            return "done"
+
+        try:
+            flow()
+        except LookupError:
+            fails.clear()
+        with resume:
+            flow()
+    return {"a step with its checkpoint": call, "a resume, to the end of its run": resume}
+
+
+def page():
+    """The lines of docs/house.md."""
+    files = dict(modules())
+    arrows, edges, lines = collections.Counter(), 0, collections.Counter()
+    count = collections.Counter(room(name) for name in files)
+    for name, path in files.items():
+        lines[room(name)] += lines_of_code(path)
+        for other in set(imported(path, files)) - {name}:
+            edges += 1
+            if room(other) and room(name) and room(other) != room(name):
+                arrows[room(name), room(other)] += 1
+    yield "# The rooms"
+    yield ""
+    yield "Made by `make map` from the imports, those inside functions included. What each room is"
+    yield "for: [design.md](design.md), section 8."
+    yield ""
+    yield "| room | modules | lines of code | imports from |"
+    yield "|---|---:|---:|---|"
+    for each in sorted(filter(None, count), key=lambda name: (name.strip("_"), name)):
+        into = ", ".join(f"`{b}` {n}" for (a, b), n in sorted(arrows.items()) if a == each)
+        yield f"| `{each}` | {count[each]} | {lines[each]:,} | {into} |"
+    yield ""
+    total = sum(lines.values())
+    yield f"{len(files)} modules, {total:,} lines of code without docstrings, comments and blank"
+    yield f"lines, {edges} imports between modules, {len(arrows)} arrows between rooms."
+    yield ""
+    yield "| | modules visited | calls from one module into another |"
+    yield "|---|---:|---:|"
+    for what, trace in visits().items():
+        yield f"| {what} | {len(trace.seen)} | {trace.hops} |"
+    yield ""
+    yield "```mermaid"
+    yield "graph TD"
+    for a, b in sorted(arrows):
+        yield f"    {a} --> {b}"
+    yield "```"
+
+
+if __name__ == "__main__":
+    print(*page(), sep="\n")
