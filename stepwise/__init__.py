@@ -165,7 +165,7 @@ _ON_USE = {
 
 
 def __getattr__(name: str) -> object:
-    """What a program that only records its steps does not use, loaded when it is used."""
+    """Load a name that recording programs do not need, when it is first used."""
     module = _ON_USE.get(name)
     if module is None:
         raise AttributeError(f"module 'stepwise' has no attribute {name!r}")

@@ -195,7 +195,7 @@ class StoreError(RunStopped):
 
 
 class CorruptStoreError(StoreError):
-    """What the store holds does not verify: it was damaged, or written with another key."""
+    """The stored data do not verify: they were damaged, or written with another key."""
 
 
 class JournalLostError(StoreError):

@@ -1,4 +1,4 @@
-"""What makes two calls the same call, and two invocations the same run."""
+"""The identity of calls and of runs: which calls are the same call, which starts the same run."""
 
 from __future__ import annotations
 

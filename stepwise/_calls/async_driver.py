@@ -149,7 +149,7 @@ _FEW = 10  # tasks: the run's own, its caller's, and eight branches
 
 
 def _many(run: ActiveRun) -> bool:
-    """Whether so much goes on at once that flushes are worth sharing.
+    """Return whether so many calls are in progress that their flushes are worth sharing.
 
     Shared, a step's record is written while other branches go on, and a kill at that moment has the
     step run again.  Few branches get their records written before any other code runs, so that
@@ -161,7 +161,7 @@ def _many(run: ActiveRun) -> bool:
 
 
 class _Written(asyncio.Future[None]):
-    """Is not cancelled: who waits for it is, once it is known whether the record is there."""
+    """The future of a write; it ignores cancellation until the outcome of the write is known."""
 
     def cancel(self, msg: object = None) -> bool:
         return False

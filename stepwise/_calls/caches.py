@@ -20,7 +20,7 @@ _WAY_OUT = (
 
 
 def _caches(value: object) -> bool:
-    """Whether it is ``functools.lru_cache`` or alike: cachetools and async_lru name it the same.
+    """Return whether a value is a cache such as ``functools.lru_cache``, cachetools or async_lru.
 
     Values of users are asked nothing: some of them are proxies, which answer for others.
     """

@@ -49,7 +49,7 @@ Item = tuple[Record, bytes]  # with its payload
 
 @dataclass(frozen=True)
 class CompletedCall:
-    """What a ``compensate`` function gets: a side effect that happened and is to be undone.
+    """The argument of a ``compensate`` function: a completed side effect that is to be undone.
 
     Args:
         name: of the tool.
@@ -120,7 +120,7 @@ class _Effect:
 
 
 class _Effects:
-    """What a journal tells of its side effects, and of the steps around them.
+    """The side effects in a journal, and the steps around them.
 
     Attributes:
         undone: something was undone since the run's last attempt.
@@ -175,15 +175,15 @@ class _Effects:
 
     @property
     def children(self) -> bool:
-        """Whether there are child runs among them."""
+        """True if any of the side effects is a child run."""
         return any(each.call.child for each in self.effects.values())
 
     def newest_first(self) -> list[_Effect]:
-        """In the order in which they are undone."""
+        """Return the side effects in the order in which they are undone, the newest first."""
         return sorted(self.effects.values(), key=lambda each: each.last.number, reverse=True)
 
     def forgotten_with(self, number: int) -> tuple[int, ...]:
-        """The steps in which a call was made, which would answer without making it again.
+        """Return the steps around a call, which would otherwise answer without making it again.
 
         None, if one of them is a side effect: that happened, so it goes on to answer.
         """
@@ -328,7 +328,7 @@ def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) 
 
 
 def _ask(tool: Step, effect: _Effect) -> Generator[Any, Result, tuple[bool | None, Any]]:
-    """Whether a call in doubt happened, asked of the tool's ``reconcile``, and what it returned."""
+    """Ask the tool's ``reconcile`` whether a call in doubt happened, and what it returned."""
     if not callable(tool.in_doubt):
         return None, None
     call, last = effect.call, effect.last

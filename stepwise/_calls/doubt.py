@@ -57,7 +57,7 @@ class Inconclusive:
 
 @dataclass(frozen=True)
 class InDoubtCall:
-    """What a ``reconcile`` function gets: a side effect that was started and never finished.
+    """The argument of a ``reconcile`` function: a side effect that was started and never finished.
 
     Args:
         name: of the tool.
@@ -271,6 +271,6 @@ def _commands(active: ActiveRun, call: Call) -> list[str]:
 
 
 def _store_option(journal: Journal) -> str:
-    """What the command line needs to find the same store; empty for the default one."""
+    """Return the command line's ``--store`` option for a journal; empty for the default store."""
     url = journal.store.url
     return "" if url == settings.store() else f" --store {shlex.quote(url)}"

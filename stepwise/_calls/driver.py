@@ -134,7 +134,7 @@ def run(operation: Operation) -> Result:
 
 
 def gives_awaitable(function: Any) -> bool:
-    """Whether a function returns an awaitable, as far as can be seen: of what it wraps."""
+    """Return whether a function, or any function that it wraps, returns an awaitable."""
     for _ in range(_DEPTH):
         if inspect.iscoroutinefunction(function):
             return True

@@ -1,4 +1,4 @@
-"""What the journal says happened: the steps of a run, what is in doubt."""
+"""The history of a run as its journal tells it: steps, and calls in doubt."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def in_doubt(entries: Iterable[Entry]) -> list[Recorded]:
 
 
 def to_settle(entries: Iterable[Entry]) -> list[Recorded]:
-    """The same, and those that were cancelled in their course, which the workflow handled."""
+    """Return the calls in doubt, and the cancelled calls that the workflow handled."""
     return [
         each
         for each in _effects(entries)
@@ -139,7 +139,7 @@ def _effects(entries: Iterable[Entry]) -> list[Recorded]:
 
 
 def concerns_effects(entry: Entry) -> bool:
-    """Not the call of a plain step, unless it shows that the workflow acted on a failure."""
+    """Return whether a record concerns side effects, or a failure that the workflow acted on."""
     record = entry.record
     if isinstance(record, (Outcome, Intent)):
         return record.call.effect or record.call.unwinding is not None
@@ -157,7 +157,7 @@ def steps_of(run_id: str, entries: list[Entry], *, owned: bool) -> list[StepReco
 
 
 def steps_with(run_id: str, entries: list[Entry], doubtful: Iterable[int]) -> list[StepRecord]:
-    """The same, where it is known which are in doubt."""
+    """Return the steps of a run whose calls in doubt are already known."""
     calls: dict[int, Call] = {}
     last: dict[int, Entry] = {}
     undone: set[int] = set()

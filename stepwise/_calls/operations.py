@@ -1,4 +1,4 @@
-"""What a call asks its driver to do: what takes time, and what came of it."""
+"""The operations that a call asks its driver to perform, and their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Result:
-    """What came of an operation: a value, or an exception that is yet to be raised.
+    """The result of an operation: a value, or an exception that is yet to be raised.
 
     Exceptions travel as values: thrown through a generator, a ``StopIteration`` would change type.
 

@@ -1,4 +1,4 @@
-"""Whether an option is there, and can mean anything; in the same words for every decorator."""
+"""Validation of options: the same checks and messages for every decorator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
 
 
 def no_function(kind: str, given: object) -> str:
-    """What is said to somebody who decorates something else, or forgot an option's name."""
+    """Return the message for a decorator that got no function, or an option without its name."""
     if isinstance(given, type):
         way = "decorate its methods"
     elif isinstance(given, property):

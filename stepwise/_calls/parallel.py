@@ -116,11 +116,11 @@ class _Begun:
 
     @property
     def answered(self) -> bool:
-        """Whether its outcome is known already."""
+        """True if the outcome of the call is already known."""
         return isinstance(self._operation, Result)
 
     def close(self) -> None:
-        """If nobody executes it, nobody will, and nothing of it stays open.
+        """Close the call if nobody has begun to execute it.
 
         A thread may just execute it that the pool does not know of: Ctrl-C can hit between the
         start of a thread and the pool's noting it.
@@ -130,7 +130,7 @@ class _Begun:
 
 
 def _begin(step: Any, items: list[Any], executor: Any = None) -> list[_Begun] | None:
-    """Have the journal asked for each item, in order; ``None`` where there is nothing to ask."""
+    """Look up each item in the journal, in order; return ``None`` if nothing is recorded here."""
     scope, recorded = current_scope(), step_of(step)
     if scope is None or recorded is None:
         return None
@@ -148,7 +148,7 @@ def _begin(step: Any, items: list[Any], executor: Any = None) -> list[_Begun] | 
 
 
 def _send(begun: list[_Begun], executor: Any, step: Any, calls: list[tuple[Any, ...]]) -> None:
-    """Have the bodies that are still to be executed run in an executor."""
+    """Run the remaining bodies in an executor."""
     from stepwise._calls.workers import Elsewhere, ready
 
     waiting = [(each, args) for each, args in zip(begun, calls, strict=True) if not each.answered]
@@ -196,7 +196,7 @@ def _map(
 
 
 def _close(begun: list[_Begun] | None) -> None:
-    """Of the calls that were not made after all, nothing stays open."""
+    """Close the intents of calls that never started."""
     for each in begun or ():
         each.close()
 

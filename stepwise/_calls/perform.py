@@ -53,7 +53,7 @@ __all__ = ["Performer", "perform"]
 
 
 class Performer(Protocol):
-    """What is called: a step, a tool or a child workflow."""
+    """The callee of a recorded call: a step, a tool or a child workflow."""
 
     name: str
     module: str
@@ -86,7 +86,7 @@ class Performer(Protocol):
         """The type that its value is annotated with."""
 
     def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
-        """What undoing the call takes, to be recorded with its intent."""
+        """Encode the data that a compensation needs, to be recorded with the intent of the call."""
 
 
 # -- the call ------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def _completed(
     value: object,
     inner: Scope,
 ) -> tuple[Outcome, Data]:
-    """What is recorded of a call that returned.
+    """Build the record of a call that returned.
 
     Raises:
         NotRecordableError: the value cannot be.

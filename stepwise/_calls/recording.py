@@ -78,7 +78,7 @@ def record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> Recording
 
 
 def _written(active: ActiveRun, result: Result) -> tuple[int, BaseException | None]:
-    """The number of a record, or stop the run; and a cancellation that came meanwhile."""
+    """Return a record's number, and a cancellation that came meanwhile; a failure stops the run."""
     if isinstance(result.error, RunStopped):
         raise active.stop(result.error) from result.error.__cause__
     if result.value is None:

@@ -258,7 +258,7 @@ class Step:
         return bool(captured(self.function))
 
     def _is_behind(self, value: Any) -> bool:
-        """Whether this step is behind a cache: of a function, or of a method of an instance."""
+        """Return whether a value is a cache around this step: of a function or bound method."""
         inner = getattr(value, "__wrapped__", None)
         return self in (step_of(value), step_of(inner), step_of(getattr(inner, "__func__", None)))
 
@@ -276,7 +276,7 @@ class Step:
             )
 
     def _binds(self, first: object) -> bool:
-        """Whether the first argument is the instance or class that this method is bound to."""
+        """Return whether the first argument is the instance or class this method is bound to."""
         cls = first if isinstance(first, type) else type(first)
         found = self._bindings.get(cls)
         if found is None:
@@ -289,7 +289,7 @@ class Step:
         return found
 
     def _is(self, other: Step | None) -> bool:
-        """Whether it is this step, or a copy of it: of a class that was pickled by value."""
+        """Return whether ``other`` is this step, or a copy in a class pickled by value."""
         return other is not None and (other.module, other.name) == (self.module, self.name)
 
     def __getstate__(self) -> dict[str, Any]:

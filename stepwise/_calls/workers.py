@@ -113,7 +113,7 @@ class _Work(NamedTuple):
 
 
 class _NotHere:
-    """Stands for the run in a worker process, where nothing can be recorded."""
+    """A stand-in for the run in a worker process, where nothing can be recorded."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id

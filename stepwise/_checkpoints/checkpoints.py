@@ -39,7 +39,7 @@ _NEEDS_NOTHING: Mapping[str, Any] = {}
 
 
 class State(NamedTuple):
-    """What a checkpoint holds beside the local variables.
+    """The contents of a checkpoint, apart from the local variables.
 
     Args:
         position: of the last finished statement, structurally; see ``rewrite.transform``.
@@ -114,7 +114,7 @@ class Loaded(NamedTuple):
     vault: Vault
 
     def reader(self) -> Reader:
-        """What gives back the objects that it refers to."""
+        """Return a reader for the objects that the checkpoint refers to."""
         return Reader(self.vault, Needs.of(self.state.needs))
 
     def changes(self) -> dict[str, Any]:
@@ -159,13 +159,13 @@ class Checkpoints:
             yield loaded if loaded is not None else name
 
     def refuse(self, name: str) -> None:
-        """This one is of no use: it is deleted with the next that is written, and not counted."""
+        """Reject a checkpoint: the next write deletes it, and it no longer counts."""
         if name in self._names:
             self._names.remove(name)
             self._refused.append(name)
 
     def known_values(self, secrets: Secrets) -> KnownValues:
-        """What checkpoints can refer to; as yet nothing, and never a chunk with a secret."""
+        """Return an empty record of stored values, which never puts a secret into a chunk."""
         journal = self._journal
         return KnownValues(
             records=not self.prunes_journal,
@@ -177,7 +177,7 @@ class Checkpoints:
     def write(
         self, state: State, payload: Data, facts: RunFacts, references: References
     ) -> RunFacts:
-        """Keep a checkpoint, and prune; what a listing shows of the run afterwards."""
+        """Write a checkpoint and prune; return the facts of the run for its listing."""
         needs, chunks = references.needs()
         name = _name(state)
         names = [*(each for each in self._names if each != name), name]
@@ -263,7 +263,7 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
 
 
 class _Chunks:
-    """Which chunks the kept checkpoints of a run need.
+    """The chunks that the kept checkpoints of a run need.
 
     What those of an earlier attempt need is read when it matters first: when one is pruned.
 
@@ -290,7 +290,7 @@ class _Chunks:
         return self._last
 
     def read(self, kept: Iterable[str]) -> dict[str, Needs]:
-        """What each of these checkpoints needs, and what of those written since."""
+        """Return the needs of each of these checkpoints, by name."""
         if self._needs is None:
             self._needs = {each: self._vault.needs(each) for each in kept}
             self._spare.update(self._vault.numbers())

@@ -1,4 +1,4 @@
-"""What checkpoints refer to instead of holding it again: results in the journal, and chunks.
+"""Values that checkpoints store by reference: results in the journal, and chunks.
 
 A *chunk* (``chunk/N`` beside the journal) holds a block of items of a long list, one large leaf, or
 the bytes of a large buffer (of an array, say), which is known by its content.  It is written in the
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     content: bytes = b""
 
     def header(self) -> dict[str, Any]:
-        """What is sealed with the payload."""
+        """Return the header that is sealed with the payload."""
         if self.content:
             return {"content": self.content.hex()}
         return {"records": _pack(self.records), "chunks": _pack(self.chunks)}
@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a checkpoint refers to.
+    """The references of a checkpoint.
 
     Args:
         records: numbers of the records that its variables name by index.
@@ -84,7 +84,7 @@ class Needs(NamedTuple):
         return {**header, "links": self.links, "lowest": self.lowest}
 
     def along_with(self, records: list[int], buffers: list[int]) -> Needs:
-        """What names chunks alone, these records, and these of its chunks as buffers."""
+        """Add records and buffers to references that name only chunks."""
         if not records and not buffers:
             return self
         lowest = min(filter(None, (self.lowest, *records)), default=0)
@@ -108,7 +108,7 @@ def chunk_name(number: int) -> str:
 
 
 def digest_of(links: Iterable[bytes]) -> str:
-    """What a checkpoint keeps of the links of its chunks."""
+    """Return the digest that a checkpoint keeps over the links of its chunks."""
     return hashlib.sha256(b"".join(links)).hexdigest()
 
 
@@ -149,19 +149,19 @@ class Vault:
         return self._seal.open(f"{name}/{self._run_id}", sealed)
 
     def needs(self, checkpoint: str) -> Needs:
-        """What a checkpoint refers to; nothing if it does not verify."""
+        """Return the references of a checkpoint; none if it does not verify."""
         try:
             return Needs.of(self.open(checkpoint).header.get("needs", {}))
         except DamagedError:
             return Needs()
 
     def numbers(self) -> list[int]:
-        """Of the chunks that are stored."""
+        """Return the numbers of the stored chunks."""
         names = self._store.names(self._run_id, _CHUNK)
         return [int(name.removeprefix(_CHUNK)) for name in names]
 
     def holds(self, needs: Needs) -> bool:
-        """Whether all that a checkpoint refers to is there and verifies."""
+        """Return whether everything that a checkpoint refers to is stored and verifies."""
         found = [self.chunk(number) for number in needs.all_chunks]
         chunks = [each for each in found if each is not None]
         if len(chunks) < len(found):
@@ -237,7 +237,7 @@ class Known:
 
     @property
     def link(self) -> bytes:
-        """That of a chunk."""
+        """The link of the chunk; empty for a record."""
         return self.chunk.link if self.chunk is not None else b""
 
     def __init__(
@@ -284,7 +284,7 @@ class Reader:
         self._nodes: dict[int, Mapping[int, Any]] = {}  # of each value, by their numbers
 
     def load(self, reference: tuple[int, Any]) -> Any:
-        """What a reference means: a node of a value, or a long list with its parts.
+        """Resolve a reference: a node of a value, or a long list with its parts.
 
         See :meth:`stepwise._checkpoints.references.References.identity`.
         """

@@ -44,7 +44,7 @@ def raised_form(error: BaseException) -> Any:
 
 
 def _kept(error: BaseException | None) -> BaseException | None:
-    """What another exception holds on to, or its summary if that cannot be recorded."""
+    """Return an exception's cause or context, or its summary if it cannot be recorded."""
     if error is None or survives(error):
         return error
     name = type(error).__qualname__

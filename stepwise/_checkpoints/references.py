@@ -1,4 +1,4 @@
-"""What a checkpoint refers to instead of holding it, decided anew for each.
+"""The choice, made anew for each checkpoint, of the objects to store by reference.
 
 The pickler of the variables asks :meth:`References.identity` for every object.  A node of a known
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
@@ -57,11 +57,11 @@ class _LongList:
         self.met = False
 
     def begins(self, value: list[Any]) -> bool:
-        """Whether a list begins with the items of these chunks."""
+        """Return whether a list begins with the items of these chunks."""
         return same(self.items, value[: len(self.items)])
 
     def put(self, known: Known) -> None:
-        """Add a chunk."""
+        """Add a chunk to the list."""
         if len(self.parts) == len(self.first):
             if not self.first:
                 self.first, self.items = [], []
@@ -75,7 +75,7 @@ class _LongList:
         return len(self.parts) - (bool(self.parts) and isinstance(self.parts[-1], list))
 
     def group(self) -> list[Known]:
-        """Its last chunks, if they are so many of about the same size that one will do."""
+        """Return the last chunks if one chunk should replace them, or an empty list."""
         last = self.parts[max(0, self._end - _GROUP) : self._end]
         chunks = [part for part in last if not isinstance(part, list)]
         if len(chunks) < _GROUP or sum(each.tree.size for each in chunks) > _LARGEST:
@@ -84,7 +84,7 @@ class _LongList:
         return chunks if max(counts) < _GROUP * min(counts) else []
 
     def replace(self, group: list[Known], part: Known | list[Any]) -> None:
-        """Have one part in the place of that group."""
+        """Replace a group of chunks with one part."""
         end = self._end
         start = end - len(group)
         self.parts[start:end] = [part]
@@ -105,7 +105,7 @@ def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
 
 
 class _Content:
-    """Stands for a new list with the contents of a long one, among what a pickler is given."""
+    """A placeholder that gives a pickler the contents of a long list."""
 
     __slots__ = ("parts",)
 
@@ -114,7 +114,7 @@ class _Content:
 
 
 class References:
-    """Those of the checkpoints of one run in this process."""
+    """The references of one run's checkpoints in this process."""
 
     def __init__(self, known: KnownValues) -> None:
         self._known = known
@@ -138,7 +138,7 @@ class References:
     # -- before the variables are pickled --------------------------------------------------------
 
     def prepare(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
-        """Find out what of the variables need not be written again.
+        """Find the parts of the variables that need not be written again.
 
         Args:
             arguments: objects that are kept by reference, so that no known value may hold them.
@@ -163,7 +163,7 @@ class References:
         self._met, self._meeting = self._meeting, set()
 
     def prepare_none(self) -> None:
-        """The variables are written as they are: nothing of them is known any more."""
+        """Forget all known values, so that the variables are written whole."""
         self._known.clear()
         self._used, self._buffers = Names(), []
         self._lists.clear()
@@ -173,11 +173,11 @@ class References:
         self._meeting.clear()
 
     def restored(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
-        """The variables are those of a checkpoint: so are the lists that are found in them."""
+        """Remember the lists of variables that a checkpoint has just restored."""
         self._ends = _ends_of(self._find([*values, *arguments])[1])
 
     def _meet(self, lists: list[list[Any]]) -> None:
-        """Tell those that, or some of whose items, were there at the last checkpoint.
+        """Separate the lists that were there at the last checkpoint from new ones.
 
         To take a list apart costs several times what writing it does (measured), and much of what a
         program makes anew for each step is never met again.
@@ -193,7 +193,7 @@ class References:
             (self._again if again else self._once).append(each)
 
     def _hidden(self, lists: list[list[Any]]) -> list[list[Any]]:
-        """Those met once that are not found now, but something still holds: a large dict.
+        """Return lists of the last search that are missing now but still held, say by a large dict.
 
         A variable may name such a list at one checkpoint only, and all later ones contain it.
         """
@@ -310,7 +310,7 @@ class References:
             each.met = False
 
     def identity(self, value: Any) -> tuple[int, Any] | None:
-        """What stands for an object, or ``None``.
+        """Return the reference that replaces an object in the pickle, or ``None``.
 
         A node of a known value: the index of this value in the checkpoint (negative: of a chunk),
         and its own.  A long list: its key and, at first, its parts: indices, and lists of items.
@@ -327,12 +327,12 @@ class References:
         return (-1, value.parts) if type(value) is _Content else None
 
     def content(self, value: list[Any]) -> Any:
-        """What a list holds, as a value of its own, for a pickler."""
+        """Return the contents of a list as a separate value for a pickler."""
         long = self._lists.get(id(value))
         return list(value) if long is None else _Content(self._parts(long))
 
     def takes(self, raw: memoryview) -> bool:
-        """Whether the bytes of a buffer are in a chunk, so that the pickle need not hold them."""
+        """Return whether a buffer's bytes are in a chunk, so that the pickle can leave them out."""
         if len(raw) < _LEAF:
             return False
         content = hashlib.sha256(raw).digest()
@@ -359,7 +359,7 @@ class References:
     # -- afterwards ------------------------------------------------------------------------------
 
     def needs(self) -> tuple[Needs, Mapping[int, Data]]:
-        """What the variables refer to as they were pickled; the chunks that are to be stored."""
+        """Return the references of the pickled variables, and the chunks that have to be stored."""
         records, chunks = list(self._used.records), list(self._used.chunks)
         if chunks == self._last.chunks:  # mostly: all of them are stored
             return self._last.along_with(records, self._buffers), {}
@@ -378,7 +378,7 @@ class References:
         return self._next.along_with(records, self._buffers), new
 
     def stored(self, needs: Needs) -> None:
-        """The checkpoint is in the store: what it does not refer to is let go."""
+        """Release everything that the stored checkpoint does not refer to."""
         for here, long in self._lists.items():
             if not long.met and here not in self._guessed:
                 self._elsewhere[here] = long.value

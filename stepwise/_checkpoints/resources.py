@@ -1,4 +1,4 @@
-"""What is made anew when a run resumes, since it cannot be stored: resources and managers."""
+"""Resources and managers: objects that cannot be stored and are made again on resume."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def reenterable(manager: Any) -> Any:
 
 
 def is_reenterable(manager: object) -> bool:
-    """Whether a run may resume inside the block of this manager."""
+    """Return whether a run may resume inside the block of this manager."""
     if isinstance(manager, _Reenterable) or made_by(manager) is not None:
         return True
     return any(

@@ -1,4 +1,4 @@
-"""What of a run's live values is stored already.
+"""The live values of a run that are already stored, so that checkpoints can refer to them.
 
 Known are the results of steps, which the journal holds, and the chunks that checkpoints made of
 long lists, large leaves and large buffers.  Whatever was changed since it was stored is known no
@@ -24,7 +24,7 @@ _MOST = 10_000  # objects in a result that is
 _WAITING = 1 << 24  # bytes of results that wait for a checkpoint
 
 Looked = tuple[Tree, Watch]
-"""What a value looked like."""
+"""The look of a value when it was recorded."""
 
 
 def _dump(
@@ -54,14 +54,14 @@ class Names:
         self.chunks: dict[int, int] = {}
 
     def index(self, number: int) -> int:
-        """Of a known value, new if it has none."""
+        """Return the index of a known value; assign the next one if it has none."""
         if number > 0:
             return self.records.setdefault(number, len(self.records))
         return -1 - self.chunks.setdefault(-number, len(self.chunks))
 
 
 class KnownValues:
-    """Those of one run in this process.
+    """The known values of one run in this process.
 
     Args:
         records: whether checkpoints refer to records; then these are never pruned.
@@ -101,7 +101,7 @@ class KnownValues:
         return bool(self._nodes)
 
     def __contains__(self, here: int) -> bool:
-        """Whether the object with this id is a node of a known value."""
+        """Return whether the object with this id is a node of a known value."""
         return here in self._nodes
 
     @property
@@ -114,7 +114,7 @@ class KnownValues:
         return self._chunks[-number]
 
     def has(self, chunks: Iterable[Known]) -> bool:
-        """Whether these chunks are all known still."""
+        """Return whether these chunks are all still known."""
         return all(each.number in self._chunks for each in chunks)
 
     def chunks_in(self, value: list[Any], at: int) -> list[tuple[int, Known]]:
@@ -128,21 +128,21 @@ class KnownValues:
     # -- what is stored --------------------------------------------------------------------------
 
     def look(self, result: object) -> Looked | None:
-        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
         tree = walk(result, most=_MOST) if self._refers_to_records else None
         if tree is None or tree.size < _WORTH or not tree.nodes:
             return None
         return tree, Watch.over(tree.nodes)
 
     def recorded(self, number: int, looked: Looked) -> None:
-        """A result that was looked at is in the journal, under this number."""
+        """Add a captured result that is now in the journal under this number."""
         self._arrived.append((number, *looked))
         self._waiting += looked[0].size
         while self._waiting > _WAITING and len(self._arrived) > 1:
             self._waiting -= self._arrived.popleft()[1].size
 
     def adopt(self, reader: Reader) -> None:
-        """What a checkpoint was just restored from is known."""
+        """Mark the values that a restored checkpoint referred to as known."""
         if not self._refers_to_records and any(number > 0 for number in reader.found):
             return  # they are to be pruned: it is all written again, once
         for known in reader.found.values():
@@ -178,7 +178,7 @@ class KnownValues:
             self._all_loose.extend(each.watch)
 
     def drop(self, gone: Iterable[Known]) -> None:
-        """These are known no more; nor are the chunks that refer to them."""
+        """Forget known values, and the chunks that refer to them."""
         waiting, dropped = list(gone), False
         while waiting:
             known = waiting.pop()
@@ -304,7 +304,7 @@ class KnownValues:
         return number, sealed, chunk._replace(link=link, payload=b"")
 
     def keep(self, records: Container[int], chunks: Container[int] | None) -> None:
-        """A checkpoint that needs these is in the store: the rest is let go.
+        """Release what the stored checkpoint does not need.
 
         Args:
             chunks: ``None`` for the same as in the checkpoint before.

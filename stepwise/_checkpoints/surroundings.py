@@ -1,4 +1,4 @@
-"""What the variables of a frame may refer to: cells, arguments, globals, what is stored already."""
+"""The targets of a frame's references: cells, arguments, globals, stored values."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class HasSerials(Protocol):
         """The serial numbers of an object; none if it is not a subject."""
 
     def adopt(self, restored: Iterable[tuple[tuple[int, ...], object]]) -> None:
-        """These objects were loaded, with their serial numbers."""
+        """Register loaded objects with their serial numbers."""
 
 
 @dataclass(eq=False, repr=False)
 class Surroundings:
-    """What the variables of one frame may refer to.
+    """The objects that the variables of one frame may refer to.
 
     Args:
         cells: of the frame, by the name of the variable; those its function closes over under
@@ -80,7 +80,7 @@ class Surroundings:
         instance: object,
         secret: Mapping[str, Any],
     ) -> Surroundings:
-        """Those of a call of ``function``.
+        """Build the surroundings for a call of ``function``.
 
         Args:
             captured: closes over the variables of the frame that nested functions share.
@@ -116,7 +116,7 @@ class Surroundings:
                 self.assigned[name] = attributes(self.arguments[owner]).get(attribute, _MISSING)
 
     def is_fresh(self, name: str, value: object) -> bool:
-        """Whether an attribute holds what that of a fresh object does, as far as can be told."""
+        """Return whether an attribute still holds the value of a fresh object, as far as known."""
         return self.assigned.get(name, value) is value
 
     def kinds(self) -> dict[str, str]:
@@ -124,7 +124,7 @@ class Surroundings:
         return {name: _kind(value) for name, value in self.arguments.items()}
 
     def only(self, kinds: Mapping[str, str]) -> Surroundings:
-        """With those arguments alone that were there, and of that kind."""
+        """Return a copy that keeps only arguments of the same name and kind."""
         held = self.arguments.items()
         found = {name: value for name, value in held if kinds.get(name) == _kind(value)}
         return replace(self, arguments=found)

@@ -239,13 +239,13 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
 
 
 def _class_of(argument: Any) -> Any:
-    """Of what an argument would be made where there is none of its name; ``None`` if unknown."""
+    """Return the class to build a missing argument from, or ``None`` if it is unknown."""
     cls = type(argument)
     return cls if by_name(cls, cls.__module__) is not None else None
 
 
 def content_of(name: str, value: Any, around: Surroundings) -> Any:
-    """What an argument holds, as a value of its own: a copy of a collection.
+    """Return the contents of an argument as a separate value: a copy, for a collection.
 
     Of an instance: its attributes, the names of those that keep the value of the fresh object, and
     its items if it is a list or a dict as well.
@@ -314,7 +314,7 @@ class FrameUnpickler(pickle.Unpickler):
         return super().find_class(_wire.current(module), name)
 
     def persistent_load(self, pid: Any) -> Any:
-        """The argument of that name, with its contents; a secret; or what the reader knows."""
+        """Return an argument with its contents, a secret, or a value from the reader."""
         if pid[0] == secrets.REFERENCE:
             return self.secret(pid)
         if type(pid[0]) is not str:
@@ -385,7 +385,7 @@ def _cell(name: str) -> types.CellType:
 
 
 def _argument(name: str, cls: Any) -> Any:
-    """The caller's object of that name; a new one if this time he gave none of that class."""
+    """Return the caller's argument of that name, or a new instance if the caller passed none."""
     arguments = _around().arguments
     if name not in arguments and cls is not None:
         arguments[name] = cls.__new__(cls)

@@ -1,4 +1,4 @@
-"""What a run is doing, as its events tell it: for the displays of progress."""
+"""The current activity of a run, derived from its events, for progress displays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDS = {
 
 
 class Doing:
-    """What a run and its child runs are doing.
+    """The current activity of a run and its child runs.
 
     Args:
         title: the call, for who sees several of them.
@@ -44,7 +44,7 @@ class Doing:
         self._lock = threading.Lock()
 
     def hear(self, event: Event) -> bool:
-        """Take in what happened; whether it happened here."""
+        """Process an event; return whether it belongs to this run or its child runs."""
         own = event.run_id == self.run_id
         if not own and not event.run_id.startswith(f"{self.run_id}/"):
             return False

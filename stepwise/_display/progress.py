@@ -1,4 +1,4 @@
-"""What a run is doing, shown while it does it: in a notebook, or on a terminal."""
+"""The progress of a run, shown live in a notebook or on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Display"]
 
 
 class Place(Protocol):
-    """Where it is shown."""
+    """The place that shows the progress."""
 
     tick: float
 
@@ -27,10 +27,10 @@ class Place(Protocol):
         """Get ready."""
 
     def news(self) -> None:
-        """Something has happened; called by what happens, which waits for it."""
+        """React to an event; its sender waits for this call."""
 
     def ticked(self) -> None:
-        """``tick`` seconds have passed; called by a thread of its own."""
+        """React to the timer, every ``tick`` seconds, in a separate thread."""
 
     def end(self) -> None:
         """It is over."""

@@ -77,7 +77,7 @@ class Line:
                 setattr(sys, name, stream)
 
     def write_through(self, stream: Any, text: str) -> int:
-        """What the program writes, on a line without ours."""
+        """Write the program's own output, on a line without the progress display."""
         with self._lock:
             self._erase()
             written: int = stream.write(text)
@@ -134,7 +134,7 @@ class Line:
 
 
 def is_free_terminal(stream: Any) -> bool:
-    """Whether it is a terminal that shows no such line yet."""
+    """Return whether a stream is a terminal that shows no progress line yet."""
     return _is_terminal(stream) and not isinstance(stream, _Through)
 
 

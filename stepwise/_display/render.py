@@ -35,7 +35,7 @@ _GAP = 0.03  # of a timeline is the most that a time without a step takes
 
 @dataclass(frozen=True)
 class RunShown:
-    """What is shown of a run.
+    """The fields of a run that displays show.
 
     Args:
         call: ``label(arguments)``.
@@ -82,7 +82,7 @@ class RunShown:
 
     @property
     def attempt(self) -> str:
-        """What the last of several attempts did, in words; empty if there was one."""
+        """A sentence about the last attempt; empty if there was only one."""
         if self.resumed_from is None:
             return ""
         told = f"{self.executed:,} executed, {self.skipped:,} skipped"
@@ -90,14 +90,14 @@ class RunShown:
 
     @property
     def gaps(self) -> str:
-        """What was lost between attempts, in words; empty if nothing was."""
+        """A sentence about the time lost between attempts; empty if none was."""
         if not self.lost:
             return ""
         return f"{duration_text(self.lost)} from the last record of an attempt to the next attempt"
 
     @property
     def damage(self) -> str:
-        """What cannot be read, in words; empty if all can be."""
+        """A sentence about unreadable records; empty if there are none."""
         if not self.unreadable:
             return ""
         noun = "record" if self.unreadable == 1 else "records"

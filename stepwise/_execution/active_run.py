@@ -153,7 +153,7 @@ class ActiveRun:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the caller of an asynchronous run was cancelled (Ctrl-C, a shutdown).
+        """True if the caller of an asynchronous run was cancelled (Ctrl-C, a shutdown).
 
         A cancellation inside the run (a timeout, a task group) leaves the caller alone.
         """
@@ -198,7 +198,7 @@ class ActiveRun:
     # -- calls -----------------------------------------------------------------------------------
 
     def note_handled(self) -> None:
-        """Record which failed calls the workflow turns out to have gone on from."""
+        """Record the failed calls that the workflow turns out to have handled."""
         handled = self.unwinding.gone_on()
         if handled:
             self.write((Handled(handled, time.time()), b""), durable=False)
@@ -249,7 +249,7 @@ class ActiveRun:
         caller: Asks,
         alone: Callable[[], bool],
     ) -> Match:
-        """What is recorded of this call; see :meth:`Pool.match`."""
+        """Match this call with the recorded calls; see :meth:`Pool.match`."""
         with self.lock:
             return self.pool.match(
                 call,
@@ -260,7 +260,7 @@ class ActiveRun:
             )
 
     def take(self, recorded: Recorded) -> bool:
-        """Use a record; False if another task or thread was faster."""
+        """Take a record out of the pool; return False if another task or thread was faster."""
         with self.lock:
             if self.pool.get(recorded.call.number) is not recorded:
                 return False
@@ -299,7 +299,7 @@ class ActiveRun:
         return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
 
     def look(self, scope: Scope, value: Any) -> Any:
-        """What the value of a call looks like, before it is encoded."""
+        """Capture the value of a call before it is encoded."""
         frame = self.frame if scope.call is None else None
         return frame.look(value) if frame is not None else None
 
@@ -313,7 +313,7 @@ class ActiveRun:
         looked: Any = None,
         helper: Helper | None = None,
     ) -> None:
-        """How a call ended is on record.
+        """Update the run after the record of a call's outcome was written.
 
         Args:
             number: of the record.
@@ -342,7 +342,7 @@ class ActiveRun:
     def write(
         self, *items: tuple[Record, Data], durable: bool = True, head: RunFacts | None = None
     ) -> list[int]:
-        """Append to the journal, and give the records' numbers; if that fails, the run stops."""
+        """Append records and return their numbers; a failed write stops the run."""
         try:
             numbers = self.journal.append(*items, durable=durable, head=head)
             self.written(numbers, *items)
@@ -351,7 +351,7 @@ class ActiveRun:
             raise self.stop(error) from error.__cause__
 
     def written(self, numbers: list[int], *items: tuple[Record, Data]) -> None:
-        """These records are in the journal, under these numbers."""
+        """Add records to the summary after they were written under these numbers."""
         self._summary.note(numbers, items)
 
     def tell(
@@ -363,7 +363,7 @@ class ActiveRun:
         step: int = 0,
         duration: float | None = None,
     ) -> None:
-        """Tell who listens what has happened, which is on record."""
+        """Notify listeners of a recorded event."""
         if not heard():
             return
         emit(
@@ -415,7 +415,7 @@ class ActiveRun:
         self.tell("run_completed" if error is None else "run_failed", detail=record.preview)
 
     def is_over(self) -> bool:
-        """Whether the workflow's code is certainly no longer running, though nobody closed it."""
+        """Return whether the workflow's code has certainly ended though nobody closed the run."""
         if self.task is not None:
             return bool(self.task.done())
         if self.thread != threading.get_ident():
@@ -426,7 +426,7 @@ class ActiveRun:
         return frame is None
 
     def close(self) -> None:
-        """Nothing more is recorded; the lease is given up."""
+        """Close the run: stop recording and give up the lease."""
         if self.begun and self.facts.status == "running" and not self.ended:
             detail = self.secrets.preview(self.stopped) if self.stopped else ""
             self.tell("run_stopped", detail=detail)

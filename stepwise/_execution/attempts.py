@@ -108,5 +108,5 @@ class Course:
             self.skipped = record.skipped
 
     def _is_own(self, at: float) -> bool:
-        """Whether a record of that time is not one that a fork shares."""
+        """Return whether a record from that time is the run's own, not shared by a fork."""
         return not self.forked or at > self.born

@@ -36,11 +36,11 @@ class Worker:
         self.flow = 0
 
     def enter(self) -> None:
-        """It runs now, in this flow."""
+        """Mark the worker as running in this flow."""
         self.flow = asyncio_state.who()
 
     def leave(self) -> None:
-        """It makes no more calls."""
+        """Mark the worker as finished: it makes no more calls."""
         self.flows.end(self)
 
 
@@ -74,7 +74,7 @@ class Flows:
         return self._changes
 
     def change(self) -> None:
-        """Something happened."""
+        """Count a change and ring the bells of waiting calls."""
         with self._mutex:
             self._changes += 1
             bells = tuple(self._bells)
@@ -83,7 +83,7 @@ class Flows:
 
     @contextmanager
     def watching(self, ring: Callable[[], None]) -> Iterator[None]:
-        """Have ``ring`` called at every change."""
+        """Call ``ring`` at every change while the block runs."""
         with self._mutex:
             self._bells.append(ring)
         try:
@@ -119,7 +119,7 @@ class Flows:
         self.change()
 
     def block(self, call: object, around: tuple[int, ...], match: object = None) -> None:
-        """A call waits, in this flow, for what others do.
+        """Mark a call as waiting, in this flow, for the work of others.
 
         Others that wait are told, once: they may now be waiting for one another.
 
@@ -139,12 +139,12 @@ class Flows:
             return [(call, match) for _, _, call, match in self._blocked.values()]
 
     def unblock(self, call: object) -> None:
-        """It waits no longer."""
+        """Mark a call as no longer waiting."""
         with self._mutex:
             self._blocked.pop(id(call), None)
 
     def others_working(self, among: Container[int] | None = None) -> bool:
-        """Whether another flow executes a body, other than one that itself waits for its parts."""
+        """Return whether another flow executes a body and is not waiting for its own parts."""
         if not self._working:
             return False
         here = asyncio_state.who()
@@ -156,7 +156,7 @@ class Flows:
             )
 
     def busy(self, enough: int) -> bool:
-        """Whether at least so many flows execute bodies, as far as the oldest calls tell.
+        """Return whether at least ``enough`` flows execute bodies, judging by the oldest calls.
 
         It takes the same time however many there are; steps that call steps are several of a flow.
         """
@@ -182,7 +182,7 @@ class Flows:
             ]
 
     def idle(self) -> set[int]:
-        """The flows that make no call before this one's does: itself, and those that wait."""
+        """Return the flows that cannot make a call now: this one, and those that wait."""
         with self._mutex:
             return {asyncio_state.who(), *(flow for flow, *_ in self._blocked.values())}
 

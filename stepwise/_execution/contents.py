@@ -52,7 +52,7 @@ def with_contents(
 
 
 def is_data(change: Delta) -> bool:
-    """Whether a change can be recorded as data."""
+    """Return whether a change can be recorded as data."""
     try:
         dump_tagged(change)
     except NotDataError:

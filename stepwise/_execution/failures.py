@@ -51,12 +51,12 @@ class Unwinding:
         self._made: dict[int, list[tuple[int, list[BaseException]]]] = {}
 
     def enter(self) -> None:
-        """The workflow's code runs in this flow of control."""
+        """Mark this flow of control as the one that runs the workflow's code."""
         self.main = asyncio_state.who()
         self._ambient = sys.exc_info()[1]
 
     def failed(self, number: int, error: BaseException, *, pending: bool = True) -> None:
-        """A call ends with ``error``; ``pending`` unless that is known to be its outcome."""
+        """Note that a call failed with ``error``; ``pending`` while its outcome is unknown."""
         calls = error.__dict__.get(_ATTRIBUTE, ())
         error.__dict__[_ATTRIBUTE] = (*calls, (self._run_id, number))
         if pending:
@@ -65,7 +65,7 @@ class Unwinding:
                 self._cancelled.add(number)
 
     def tried_again(self, error: BaseException) -> None:
-        """What ended with ``error`` is tried again, so the calls that raised it are not handled."""
+        """Mark the calls that raised ``error`` for retry."""
         for number in self.numbers(error):
             self._pending.pop(number, None)
 
@@ -84,7 +84,7 @@ class Unwinding:
         return None if error is self._ambient else error
 
     def label(self) -> int | None:
-        """What a call made now belongs to; see ``Call.unwinding``."""
+        """Return the failure that a call made now belongs to; see ``Call.unwinding``."""
         error = self.handling()
         if error is None:
             return None
@@ -102,7 +102,7 @@ class Unwinding:
         return None
 
     def gone_on(self) -> tuple[int, ...]:
-        """The failed calls that the workflow turns out to have handled; each is told once.
+        """Return the failed calls that the workflow turns out to have handled, each only once.
 
         A failure in a task or thread of its own is told when the workflow's own flow goes on.
         """
@@ -131,7 +131,7 @@ class Unwinding:
         return handled
 
     def made(self, number: int) -> None:
-        """A call was made or answered; note if it was while an exception is being handled.
+        """Note a call that was made or answered while an exception is being handled.
 
         With it, those during whose handling that one arose: the run may yet end with one of them.
         """
@@ -141,7 +141,7 @@ class Unwinding:
             self._made.setdefault(asyncio_state.who(), []).append((number, errors))
 
     def spent(self, error: BaseException) -> tuple[int, ...]:
-        """The calls made while ``error``, with which the run ends, unwound."""
+        """Return the calls that were made while the run's final ``error`` unwound."""
         ending = {id(each) for each in chain(error, self._ambient)}
         return tuple(
             sorted(

@@ -22,16 +22,16 @@ _MANY = 1000  # call sites that a run remembers
 
 
 class WatchesSteps(Protocol):
-    """The workflow function's frame."""
+    """The interface of a workflow function's frame."""
 
     def look(self, result: object) -> Any:
-        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
 
     def recorded(self, number: int, record: Record, looked: Any) -> None:
-        """It is in the journal."""
+        """Process a result that was written to the journal."""
 
     def done(self, *, effect: bool, helper: Helper | None) -> None:
-        """A step of the workflow's own code, or of a helper that it calls, ended."""
+        """Process the end of a step of the workflow's own code, or of a helper that it calls."""
 
 
 class Helper(NamedTuple):
@@ -65,7 +65,7 @@ class Origin(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """What is always the same of an instruction that makes calls.
+    """The constant facts about an instruction that makes calls.
 
     Args:
         code: that it is part of, held so that no other gets its id.
@@ -181,7 +181,7 @@ def _caller() -> tuple[FrameType | None, bool]:
 
 
 def _column(frame: FrameType) -> str:
-    """What tells two calls on one line apart; as good as the Python version allows."""
+    """Return a text that tells two calls on one line apart, as well as this Python can."""
     code, at = frame.f_code, frame.f_lasti
     if sys.version_info >= (3, 11):
         for index, position in enumerate(code.co_positions()):

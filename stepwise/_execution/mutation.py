@@ -1,4 +1,4 @@
-"""What a call did to the objects that it was given, so that answering it does the same."""
+"""The changes a call made to the objects it was given, so that a replay repeats them."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def replay_changed(
 
 
 class Did(NamedTuple):
-    """What a call did to its subject, as far as it can be recorded.
+    """The changes a call made to its subject, as far as they can be recorded.
 
     Args:
         deltas: by the name of the attribute (``self.history``) or variable (``closure.seen``).
@@ -220,7 +220,7 @@ class Did(NamedTuple):
 
 
 def did_to_subject(active: HasSubjects, call: Call, identity: Identity) -> Did | None:
-    """What a call in flight did to its instance or its captured variables; ``None`` if nothing.
+    """Return the changes of a call in flight to its instance or captured variables, or ``None``.
 
     What cannot be put back when the call is answered is warned about now, not on resume.
     """

@@ -1,4 +1,4 @@
-"""Who else, beside the code that asks, could make a call of a run: its other tasks and threads."""
+"""The other tasks and threads of a run that could make a call."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def tasks_of(run: ActiveRun) -> list[Any]:
 
 
 def _is_within(run: ActiveRun | None, other: ActiveRun) -> bool:
-    """Whether a run is ``other`` or was called by it, at any distance."""
+    """Return whether a run is ``other``, or a direct or indirect child of it."""
     while run is not None and run is not other:
         run = run.parent
     return run is other
 
 
 def others_alive(run: ActiveRun) -> bool:
-    """Whether another task or thread of the run, beside its main one, could make a call."""
+    """Return whether a task or thread other than the run's main one could make a call."""
     return run.flows.others_working() or bool(run.flows.others()) or _others_in_tasks(run)
 
 
 def others_may_claim(run: ActiveRun) -> bool:
-    """The same, where a call waits: the main thread may, others that wait may not."""
+    """Return whether a task or thread other than the waiting ones could make a call."""
     idle = run.flows.idle()
     main_thread = run.task is None and run.thread not in (0, *idle)
     threads = run.flows.others_working() or bool(run.flows.others(claiming=True))
@@ -49,7 +49,7 @@ def _others_in_tasks(run: ActiveRun, idle: Container[int] = ()) -> bool:
 
 
 def name_of_another(run: ActiveRun) -> str:
-    """What is still running, in words; empty for what only closes a generator, and soon ends."""
+    """Describe another running task or thread; return an empty text if none will make calls."""
     for task in tasks_of(run):
         if not asyncio_state.closes_generator(task):
             what = getattr(task.get_coro(), "__qualname__", type(task.get_coro()).__qualname__)

@@ -1,4 +1,4 @@
-"""What is recorded of how a call or a run ended, or how a call was settled.
+"""Records of how a call or a run ended, or how a call was settled.
 
 Each function makes a record with its payload; whoever calls it writes them.
 """
@@ -146,7 +146,7 @@ def reached(
 
 
 def _then(call: Call) -> str:
-    """What follows where its exception cannot be recorded."""
+    """Describe the consequence of an exception that cannot be recorded."""
     if call.effect:
         return f"Should the run stop, {call.name!r} is in doubt when it resumes"
     return f"Should the run stop, {call.name!r} runs again when it resumes"
@@ -155,7 +155,7 @@ def _then(call: Call) -> str:
 def settled(
     codec: Codec, call: Call, *, landed: bool, value: Any = None, kind: Any = Any
 ) -> tuple[Settled, Data]:
-    """What somebody who looked says of a call in doubt: that it happened, and what it returned.
+    """Build the record of a person's answer for a call in doubt: that it happened, and its value.
 
     Raises:
         NotRecordableError: its value cannot be recorded.

@@ -17,7 +17,7 @@ __all__ = ["background", "carrier", "warn_if_unseen"]
 
 
 def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | None:
-    """The workflow's own code starts a thread; those of a step are the step's business."""
+    """Register a thread that the workflow's own code starts; ignore threads of steps."""
     if scope is None or scope.call is not None:
         return None
     return scope.run.flows.start(name, daemon=daemon)
@@ -67,7 +67,7 @@ def warn_if_unseen(what: str) -> None:
 
 @contextmanager
 def background() -> Iterator[None]:
-    """What is called, and the tasks and threads that are started, in here are not part of the run.
+    """Keep code, tasks and threads that are started in this block out of the run.
 
     For a tracer, a client's keep-alive, a metrics thread: steps called there are plain functions,
     and nobody waits for them.

@@ -1,4 +1,4 @@
-"""What this process remembers of the runs it executed.
+"""The memory of this process about the runs it executed.
 
 Some things decide which run a call means and are in no store: how many runs with equal arguments
 have completed here (a loop that calls a workflow five times means five runs), which objects a run
@@ -33,7 +33,7 @@ class Given(NamedTuple):
     instance: Any
 
     def same_as(self, other: Given) -> bool:
-        """Whether these are the very same objects."""
+        """Return whether these are the very same objects."""
         return (
             self.name == other.name
             and self.instance is other.instance
@@ -56,7 +56,7 @@ class Memory:
         self._completed: dict[tuple[str, str], tuple[int, object]] = {}
         self.resumed: str = ""  # the run that STEPWISE_RESUME named, once it has been taken up
         self.globals: dict[tuple[str, str], object] = {}
-        """What stands for the value of a global, by module and name; see ``module_state``."""
+        """Stand-ins for the values of globals, by module and name; see ``module_state``."""
         self.runs: dict[str, dict[str, object]] = {}
         """The same for the globals as runs left them whose functions were entered here."""
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
@@ -65,23 +65,23 @@ class Memory:
         self._said: set[str] = set()
 
     def executes(self, store: str, run_id: str) -> None:
-        """A run is executed here."""
+        """Remember that a run is executed in this process."""
         with self._mutex:
             self._executed[store, run_id] = None
             while len(self._executed) > _EXECUTED:
                 self._executed.popitem(last=False)
 
     def has_executed(self, store: str, run_id: str) -> bool:
-        """Whether a run was executed here, not long ago."""
+        """Return whether a run was recently executed in this process."""
         return (store, run_id) in self._executed
 
     def takes(self, store: str, run_id: str, base: str) -> None:
-        """Calls that are counted by ``base`` were given a run whose id is not derived from it."""
+        """Assign a run to the calls counted by ``base``, from which its id is not derived."""
         with self._mutex:
             self._taken[store, run_id] = base
 
     def is_taken(self, store: str, run_id: str, base: str) -> bool:
-        """Whether calls that are counted otherwise were given that run."""
+        """Return whether another group of equal calls already has that run."""
         return self._taken.get((store, run_id), base) != base
 
     def is_first(self, about: str) -> bool:
@@ -97,7 +97,7 @@ class Memory:
             return self._completed.get((store, base), _NONE)[0]
 
     def completed(self, store: str, base: str, run_id: str) -> None:
-        """A run has completed, or its result was recalled.
+        """Count a run that completed, or whose result was recalled.
 
         Where a Ctrl-C comes in here, nobody gets the result: the next call is to get it.
         """
@@ -115,7 +115,7 @@ class Memory:
             raise
 
     def stopped(self, store: str, run_id: str, given: Given, digest: Callable[[], str]) -> None:
-        """A run has failed or was interrupted; ``digest`` tells how it left its arguments."""
+        """Remember a run that failed or was interrupted, with a ``digest`` of its arguments."""
         try:
             now = digest()
         except DigestError:
@@ -127,7 +127,7 @@ class Memory:
                 self._stopped.popitem(last=False)
 
     def recognise(self, store: str, given: Given, digest: str) -> str | None:
-        """The stopped run that was given these objects, if they are as it left them."""
+        """Return the id of the stopped run that left these objects as they are, or ``None``."""
         with self._mutex:
             for (where, run_id), (before, left) in reversed(self._stopped.items()):
                 if where == store and left == digest and before.same_as(given):

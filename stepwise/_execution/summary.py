@@ -1,4 +1,4 @@
-"""What the records of a run come to, so that looking at a long one need not read them all.
+"""Running totals of a journal, so that looking at a long run need not read it whole.
 
 The process that executes a run keeps an object beside its records, sealed like them and replaced
 every ``EVERY`` records: which calls there are, how those that did not complete ended, which may be
@@ -57,7 +57,7 @@ class _NotFollowedError(Exception):
 
 @dataclass(eq=False, repr=False)
 class Summary:
-    """What the records of a run come to, up to one of them.
+    """Running totals of a run's records, up to one of them.
 
     Args:
         position: of that one, as a checkpoint holds it.
@@ -145,7 +145,7 @@ class Summary:
         ]
 
     def is_small(self) -> bool:
-        """Whether it is worth keeping."""
+        """Return whether the summary is small enough to be worth keeping."""
         return max(len(self.others), len(self.unclear), len(self.calls)) <= _OTHERS
 
     def header(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _from_header(header: dict[str, Any]) -> Summary:
 
 
 def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
-    """The one that is kept; ``None`` if there is none, or none that verifies."""
+    """Return the stored summary, or ``None`` if there is none or it does not verify."""
     data = store.get(run_id, NAME)
     if data is None:
         return None

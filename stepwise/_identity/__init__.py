@@ -1,4 +1,4 @@
-"""What tells calls and runs apart: arguments, attributes, captured variables.
+"""Identities of calls and runs: arguments, attributes, captured variables.
 
 The modules, each importing only from those before it::
 

@@ -27,7 +27,7 @@ _GROWS = (list, dict, set, bytearray, collections.deque)
 
 
 class Parts:
-    """What tells a call from others, part by part.
+    """The identity of a call, part by part.
 
     Attributes:
         recorded: a short digest of each part, by its name.
@@ -203,7 +203,7 @@ class CallParts(Parts):
         return list(dict.fromkeys(ids))
 
     def of_instance_of(self, module: str) -> bool:
-        """Whether its instance is of a class that a module of this name defines."""
+        """Return whether its instance is of a class that a module of this name defines."""
         cls = self._instance if isinstance(self._instance, type) else type(self._instance)
         return self._instance is not None and cls.__module__ == module
 
@@ -236,7 +236,7 @@ class CallParts(Parts):
 
     @property
     def is_certain(self) -> bool:
-        """Whether equal runs have equal ids: no part of it is one that never excludes."""
+        """True if equal runs have equal ids: none of the parts is one that never excludes."""
         return not (self._momentary or self._defaulted or self._captured)
 
 

@@ -1,4 +1,4 @@
-"""What a workflow function captured from the functions around it, as part of its identity.
+"""Captured variables of a workflow function, as part of its identity.
 
 A captured number or text counts as it is at the call.  What the workflow or one of its steps may
 change (a list, an object, a ``nonlocal`` variable) counts as it was when the function was called
@@ -140,7 +140,7 @@ class _Teller:
         return digest.encode(("object", own_name(type(value), self._of), stays))
 
     def _is_beside(self, value: Any, variable: str) -> bool:
-        """Whether a variable holds what a function around this one defines by that name."""
+        """Return whether a function around this one defines the value under that name."""
         scope = value.__qualname__.removesuffix(variable)
         return (
             value.__name__ == variable

@@ -101,14 +101,14 @@ def field(value: Any, name: str) -> Any:
 
 
 def is_client(cls: type) -> bool:
-    """Whether a class is that of a client of an SDK, which is as good when it is made again."""
+    """Return whether a class is an SDK's client, which can be made again without loss."""
     root = cls.__module__.partition(".")[0]
     return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
 
 
 @functools.lru_cache(maxsize=4096)
 def is_foreign(cls: type) -> bool:
-    """Whether a class is of an installed package, the standard library or the interpreter."""
+    """Return whether a class comes from an installed package, the standard library or Python."""
     root = cls.__module__.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
         return True

@@ -1,4 +1,4 @@
-"""What tells runs of given functions apart: what the nodes of a graph, or an agent function, hold.
+"""The identity of given functions: the values that a graph's nodes or an agent function hold.
 
 ``of:node 'ask':model`` is a captured variable, a default or an attribute ``model`` of the function
 (or bound method, partial, callable object) of the node ``ask``.  Only texts, numbers and the like,
@@ -52,7 +52,7 @@ class HeldParts(Parts):
         return f"ignore={names!r}" if names else ""
 
     def note_assigned(self) -> None:
-        """The run has ended: attributes that it assigned are state from now on."""
+        """Mark attributes that the ended run assigned as state from now on."""
         for name, value, attribute in list(self._held()):
             if attribute is not None and self._values.get(name) != value:
                 _assigned.add(attribute)

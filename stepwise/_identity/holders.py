@@ -73,7 +73,7 @@ class Holder:
         return self.function if self.cells else self._left_out
 
     def key(self, part: str) -> tuple[str, str]:
-        """What a part is called among those that are state."""
+        """Return the key of a part in the collection of state."""
         if self.cls is not None and part.startswith("self."):
             return class_text(self.cls), part
         return ("" if part.startswith("self.") else self.family), part
@@ -136,7 +136,7 @@ class Holder:
             object.__setattr__(self.instance, name, value)  # it may be frozen
 
     def changeable(self, part: str, value: Any) -> object:
-        """What holds the state of a part: the value if it can be changed inside, else its place."""
+        """Return the object that holds a part's state: its value if mutable, else its place."""
         return value if value is not MISSING and type(value) not in _ATOMS else self.place(part)
 
     def others(self, text: str) -> Iterator[tuple[object, Holder]]:
@@ -172,7 +172,7 @@ _SELF = _Names()
 
 @functools.lru_cache(maxsize=1000)
 def _is_simple(cls: type) -> bool:
-    """Whether all that its instances hold is in their ``__dict__``."""
+    """Return whether instances of a class keep all their contents in ``__dict__``."""
     return cls.__dictoffset__ != 0 and not slots_of(cls) and reader_of(cls) is None
 
 

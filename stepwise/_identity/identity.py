@@ -1,4 +1,4 @@
-"""What makes two calls the same call, and two invocations the same run.
+"""Equality of calls and runs: when two calls are the same call, two invocations the same run.
 
 A call is its step's name and the digest of its arguments, bound to the signature, those equal to
 their default left out: ``f(1, 2)``, ``f(1, b=2)`` and ``f(b=2, a=1)`` are one, and a new parameter
@@ -246,7 +246,7 @@ class Parameters:
 
     @property
     def is_computed(self) -> bool:
-        """Whether a function of the arguments says what tells two calls apart."""
+        """True if a user's function of the arguments tells two calls apart."""
         return self._key is not None
 
     def in_force(self, bound: Mapping[str, Any]) -> tuple[dict[str, bytes], list[str]]:
@@ -461,7 +461,7 @@ _READERS: dict[type, Callable[[Any], Any]] = {
 
 
 def attributes(instance: object) -> dict[str, Any]:
-    """What an instance holds, in ``__dict__`` and in slots."""
+    """Return the attributes of an instance, from ``__dict__`` and from slots."""
     state = dict(getattr(instance, "__dict__", _NO_ATTRIBUTES))
     cls: Any = type(instance)
     for name in slots_of(cls):

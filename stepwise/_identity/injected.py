@@ -70,7 +70,7 @@ def _is_known(cls: type) -> bool:
 
 
 class _Names(dict[str, Any]):
-    """What the names in an annotation mean; one imported for the type checker only has no value."""
+    """The namespace of an annotation, with placeholders for names that have no value here."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         super().__init__({**vars(builtins), **namespace})
@@ -86,7 +86,7 @@ class _Unknown:
         self._name = name
 
     def is_injected(self) -> bool:
-        """Whether that name can only mean a class that is injected."""
+        """Return whether that name can only mean a class that is injected."""
         root, last = self._name.partition(".")[0], self._name.rpartition(".")[2]
         configured = settings.injected()
         return (

@@ -1,4 +1,4 @@
-"""What a module is called in the names of workflows and steps, however its file was started.
+"""Module names of workflows and steps, independent of how their file was started.
 
 A script is named by its path, a module by its dotted name; ``python agent.py``, ``python -m agent``
 and an import of it are the same file all the same.  Imports nothing of ours.
@@ -34,7 +34,7 @@ def file_of(module: str) -> str:
 
 
 def other_places(module: str) -> list[str]:
-    """What else :func:`place_of` gives where the same file is started or imported another way.
+    """Return the other values of :func:`place_of` if the file is started or imported another way.
 
     A dotted name alone proves nothing: many files may be imported by it.
     """

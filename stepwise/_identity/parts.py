@@ -96,11 +96,11 @@ class Part(NamedTuple):
 
     @property
     def volatile(self) -> bool:
-        """Whether the value itself is a time or a UUID."""
+        """True if the value itself is a time or a UUID."""
         return self.digest == _VOLATILE
 
     def same(self, other: Part) -> bool:
-        """Whether both may be digests of one value, times and UUIDs aside."""
+        """Return whether both may be digests of one value, times and UUIDs aside."""
         return (
             self.volatile
             or other.volatile
@@ -310,7 +310,7 @@ def _by_class(cls: type) -> bytes:
 
 
 def _wraps(cls: Any) -> bool:
-    """Whether the objects of a class may stand for a function: functions, and wrapt's proxies."""
+    """Return whether objects of a class may stand for a function: functions and wrapt's proxies."""
     return cls is types.FunctionType or cls.__module__ in ("wrapt", "stepwise")
 
 
@@ -328,7 +328,7 @@ _MOMENTS = {dt.datetime, dt.time, dt.date, dt.timedelta}
 
 
 def _meet_uuids() -> None:
-    """UUIDs count once their module is loaded: to import it here would cost every start."""
+    """Register UUIDs once their module is loaded; importing it here would slow every start."""
     uuid = sys.modules.get("uuid")
     if uuid is not None and uuid.UUID not in _TESTS:
         _TESTS[uuid.UUID] = lambda _: True

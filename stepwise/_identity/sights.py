@@ -1,4 +1,4 @@
-"""What instances and captured variables held when they were looked at last, with its digests.
+"""The last seen contents of instances and captured variables, with their digests.
 
 A step of an agent looks at the agent twice, before its body and after it.  Mostly nothing has
 changed, and that is proved (see ``trees``) in a fraction of the time that the digests would take.
@@ -61,7 +61,7 @@ class Part:
         self.looks = 0  # at a value that had this digest before
 
     def stands(self, value: Any) -> bool:
-        """Whether it is the digest of a value, as far as that can be told without digesting."""
+        """Return whether the digest is still that of a value, as far as known without digesting."""
         if self.value is not value:
             return False
         return self.fixed or (self.watch is not None and self.watch.holds())
@@ -71,11 +71,11 @@ class Holds(Protocol):
     """Tells whether a value is what it was."""
 
     def holds(self) -> bool:
-        """Whether nothing has changed."""
+        """Return whether nothing has changed."""
 
 
 class Sight:
-    """What a subject held.
+    """The contents of a subject when it was looked at.
 
     Args:
         raw: names and values as the subject has them.
@@ -118,7 +118,7 @@ class Sight:
         self.state = -1  # so much state
 
     def is_of(self, raw: Raw) -> bool:
-        """Whether the subject holds the very same objects; they may have changed inside."""
+        """Return whether the subject holds the very same objects; they may have changed inside."""
         (names, values), (before, held) = raw, self.raw
         return names == before and len(values) == len(held) and all(map(is_, values, held))
 
@@ -221,7 +221,7 @@ class _Flat:
         self._items = list(value.values()) if type(value) is dict else list(value)
 
     def holds(self) -> bool:
-        """Whether it holds the very same objects under the same names."""
+        """Return whether a container holds the very same objects under the same names."""
         value, names, items = self._value, self._names, self._items
         if len(value) != len(items):
             return False
@@ -234,7 +234,7 @@ class _Stays:
     """Watches what cannot change."""
 
     def holds(self) -> bool:
-        """Whether it is as it was."""
+        """Return True: the value cannot change."""
         return True
 
 
@@ -261,7 +261,7 @@ def _watch(value: Any, inside: object) -> Holds | None:
 
 
 def shape_of(value: Any) -> str | None:
-    """What of a large value is looked at each time; ``None`` for one that is not large."""
+    """Summarize a large value for a check on each look; return ``None`` if it is not large."""
     if type(value) in (list, dict, set, tuple, frozenset):
         return f"{len(value)}" if len(value) >= _LONG else None
     if type(value) in (str, bytes, bytearray):

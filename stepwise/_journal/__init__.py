@@ -1,4 +1,4 @@
-"""What is recorded: sealed, chained, append-only; one owner for each run.
+"""The journal of runs: sealed, chained, append-only, with one owner for each run.
 
 The modules, each importing only from those before it::
 

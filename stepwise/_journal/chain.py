@@ -66,7 +66,7 @@ def read(
 
 
 def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
-    """Whether the journal goes at least to this position, and there is what it was."""
+    """Return whether the journal reaches this position, with the same record there."""
     for number, data in store.read(run_id, after=at.last - 1):
         try:
             return number == at.last and seal.open(identity(run_id, number), data).link == at.link
@@ -89,12 +89,12 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None
 
 
 def identity(run_id: str, number: int) -> str:
-    """What a record is sealed as."""
+    """Return the name under which a record is sealed."""
     return f"record/{number}/{run_id}"
 
 
 def _knows(store: Store, seal: Seal, run_id: str) -> bool:
-    """Whether the run's head is under this key: then the key id of a record is what is damaged."""
+    """Return whether this key verifies the run's head; a record's key id is then damaged."""
     return read_head(store, seal, run_id) is not None
 
 

@@ -1,4 +1,4 @@
-"""What an attempt of a run counts: its calls, by name, and its steps."""
+"""Counters of an attempt: its calls, by name, and its steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def turn(call: Call) -> int:
 
 
 class Progress:
-    """What this attempt did so far.
+    """The progress of this attempt so far.
 
     Args:
         executed, skipped: steps that it executed; that it did not, since they were done.
@@ -79,7 +79,7 @@ class Ordinals:
                 del self._calls[counted]
 
     def kept(self) -> tuple[dict[str, int], list[list[object]]]:
-        """What a checkpoint keeps: the calls by name, and name, digest and count of the children.
+        """Return the counts for a checkpoint: calls by name, and children by name and digest.
 
         No branch of a graph is alive where one is taken.
         """

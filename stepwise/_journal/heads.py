@@ -33,7 +33,7 @@ def seal_head(seal: Seal, facts: RunFacts) -> Head:
 
 
 def open_head(seal: Seal, head: Head) -> RunFacts | None:
-    """What a head says; ``None`` if it does not verify."""
+    """Return the facts in a head, or ``None`` if the head does not verify."""
     try:
         return RunFacts(**seal.open(f"head/{head.run_id}", head.data).header)
     except (DamagedError, TypeError):
@@ -41,19 +41,19 @@ def open_head(seal: Seal, head: Head) -> RunFacts | None:
 
 
 def read_head(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
-    """What the head of a run says; ``None`` if there is none, or it is not that of this run."""
+    """Return the facts in a run's head, or ``None`` if the head is missing or of another run."""
     head = store.head(run_id)
     return open_head(seal, head) if head is not None and head.run_id == run_id else None
 
 
 def is_ready(facts: RunFacts) -> bool:
-    """Whether it is a fork that nobody has executed yet."""
+    """Return whether a run is a fork that nobody has executed yet."""
     # Whoever executes it writes when that began.
     return bool(facts.forked_from) and facts.updated_at <= facts.created_at
 
 
 def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
-    """What the records of a run say of it; ``None`` if they do not tell how it began."""
+    """Derive a run's facts from its records; return ``None`` if they do not show how it began."""
     facts: RunFacts | None = None
     for entry in entries:
         record = entry.record

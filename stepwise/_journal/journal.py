@@ -306,7 +306,7 @@ class Journal:
             return self.calls
 
     def _catch_up(self) -> None:
-        """After a write that raised: whether it was done is read, not guessed."""
+        """Read the journal after a failed write, to learn whether the write was done."""
         for entry, at in read(self.store, self.seal, self.run_id, self._at):
             if isinstance(entry, Entry):
                 self._count(entry.record)
@@ -392,7 +392,7 @@ def seal_for(store: Store) -> Seal:
 
 
 def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
-    """What a listing shows of a run: from its head, or, if that is damaged, from its records.
+    """Return a run's facts for a listing: from its head, or from its records if that is damaged.
 
     ``None`` if there is no such run.
     """

@@ -58,7 +58,7 @@ class Lease:
         return self
 
     def __del__(self) -> None:
-        """A lease that Ctrl-C kept from reaching anybody is free again."""
+        """Release a lease that a Ctrl-C kept from its caller."""
         if not sys.is_finalizing():
             self.release()
 

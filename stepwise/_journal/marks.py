@@ -46,7 +46,7 @@ def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
 def is_another_history(
     store: Store, seal: Seal, run_id: str, marked: Mark, at: Position | None = None
 ) -> bool:
-    """Whether the marked record is another one than the database holds under its number.
+    """Return whether the database holds another record than the marked one under its number.
 
     So it is where an older database lies beside newer marks: that of a run which was deleted and
     begun again, say.  What is missing or damaged proves nothing.

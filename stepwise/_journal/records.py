@@ -1,4 +1,4 @@
-"""What the journal is made of: frozen facts, and their form as a header.
+"""Records of the journal: frozen facts, and their form as a header.
 
 A record has a header (JSON, this module) and at most one payload (an encoded value or exception).
 Everything that a listing shows is in the header, so that looking at a run never unpickles.
@@ -311,18 +311,18 @@ Record = (
 )
 
 ANNOUNCES = (Intent, Compensating)
-"""What tells of an outside change before it is made; the envelope counts these."""
+"""Records that announce an outside change before it is made; the envelope counts these."""
 
 
 def holds_plainly(record: Record) -> bool:
-    """Whether its payload is nothing but a pickle, without code, of what a call returned."""
+    """Return whether a record's payload is just the pickle, without code, of a returned value."""
     if isinstance(record, Outcome):
         return record.status == "completed" and not record.changed and record.form is None
     return isinstance(record, Settled) and record.landed and record.form is None
 
 
 class RunFacts(NamedTuple):
-    """What a listing shows of a run; kept in the store's head, derived from the journal.
+    """The facts that a listing shows of a run; kept in the store's head, derived from the journal.
 
     Args:
         workflow: its full name (``/path/agent.py:agent``).
@@ -367,7 +367,7 @@ class RunFacts(NamedTuple):
     restored: bool = False
 
     def reopened(self, at: float) -> "RunFacts":
-        """The run has no end any more; one that somebody stopped stays so until it is called."""
+        """Return the facts without an end; an interrupted run stays so until it is called."""
         status: Any = "interrupted" if self.status == "interrupted" else "running"
         return self._replace(status=status, end=0, updated_at=at)
 

@@ -159,7 +159,7 @@ class Seal:
         return Opened(header, data[end:], previous, effects, mac[:16])
 
     def index(self, name: str) -> str:
-        """What stands for a name where a store must find it: itself, or nothing that tells it."""
+        """Return the index key for a name: the name itself, or a tag that does not reveal it."""
         return (
             self.tag("index", name.encode("utf-8", "surrogatepass")).hex()
             if self.encrypts
@@ -171,7 +171,7 @@ class Seal:
         return _mac(self.keys[0], identity, data)[:16]
 
     def is_tag(self, identity: str, data: bytes, tag: bytes) -> bool:
-        """Whether ``tag`` was made for ``data``, with any of the keys."""
+        """Return whether ``tag`` was made for ``data``, with any of the keys."""
         made = (_mac(key, identity, data)[:16] for key in self.keys)
         return any(hmac.compare_digest(each, tag) for each in made)
 

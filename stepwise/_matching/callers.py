@@ -61,27 +61,27 @@ def of_subject(names: Iterable[str]) -> list[str]:
 
 
 class Asks(Protocol):
-    """Who makes a call, as far as it matters for which record answers it."""
+    """The caller of a call, as far as it decides which record answers the call."""
 
     has_twins: bool
 
     def owns(self, serial: int) -> bool:
-        """Whether a serial number is one of its own."""
+        """Return whether a serial number is one of the caller's own."""
 
     def accepts(self, serial: int) -> bool:
-        """Whether it may have made a record with this serial number."""
+        """Return whether the caller may have made a record with this serial number."""
 
     def is_only(self) -> bool:
-        """Whether no other instance or function could have made the recorded calls."""
+        """Return whether no other instance or function could have made the recorded calls."""
 
     def another_fits(self, recorded: Call, call: Call) -> bool:
-        """Whether another live subject has all parts of a recorded call, which differs in one."""
+        """Return whether another live subject fits a recorded call that differs in one part."""
 
     def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
-        """Whether it cannot be told who made the record; ``made`` are recorded equal calls."""
+        """Return whether the record's maker is ambiguous; ``made`` are recorded equal calls."""
 
     def twins_text(self) -> str:
-        """What is said if so."""
+        """Return the message about twins."""
 
 
 class _Nobody:
@@ -157,7 +157,7 @@ class Caller:
         return self._is_any(recorded.parts.get(CLASS, ""), fits)
 
     def _is_fixed(self, name: str, recorded: Call, call: Call) -> bool:
-        """Whether a part has not changed since the run first saw the subject.
+        """Return whether a part has not changed since the run first saw the subject.
 
         Another call that is in flight, or another function that captured the variable, may have
         changed it before that.
@@ -191,7 +191,7 @@ class Caller:
         return self.has_twins
 
     def _has_recorded_twin(self, call: Call, made: Iterable[Call]) -> bool:
-        """Whether one attempt recorded calls of several subjects that this one equals."""
+        """Return whether one attempt recorded equal calls of several different subjects."""
         held: dict[int, dict[int, Mapping[str, tuple[int, ...]]]] = {}  # by attempt and subject
         for each in made:
             if not of_subject(differences(each, call, self._subjects.state)):
@@ -202,7 +202,7 @@ class Caller:
         return any(each != first for first, *others in one_attempt for each in others)
 
     def _is_any(self, class_text: str, fits: Callable[[_Other], bool]) -> bool:
-        """Whether another live subject fits.
+        """Return whether another live subject fits.
 
         What nothing refers to any more cannot be called, so garbage is collected before one counts
         that was never seen to outlive that: once for each, since it is dear in a large process.
@@ -234,7 +234,7 @@ class Caller:
         )
 
     def _begins(self, name: str, other: _Other) -> bool:
-        """Whether of two lists one begins the other: then they do not tell subjects apart."""
+        """Return whether one of two lists begins the other, so they tell no subjects apart."""
         mine, theirs = self._identity.values.get(name), other.values.get(name)
         if type(mine) is not type(theirs) or not isinstance(mine, (list, tuple)):
             return False

@@ -38,7 +38,7 @@ __all__ = ["FRESH", "Match", "Pool", "Verdict"]
 
 
 class Verdict(enum.Enum):
-    """What is to be done with a call."""
+    """The decision on how to handle a call."""
 
     ANSWER = "return the recorded outcome"
     CHANGED = "return the recorded outcome, and warn that the arguments changed"
@@ -123,7 +123,7 @@ class Pool:
 
     @property
     def unused(self) -> list[Recorded]:
-        """What no call used, in order; calls made inside an unused completed one left out.
+        """The unused records, in order; calls inside an unused completed one are left out.
 
         So are those of a clean-up that is over: that nobody meets them is no wonder.
         """
@@ -135,11 +135,11 @@ class Pool:
 
     @property
     def all(self) -> list[Recorded]:
-        """What no call used, in order."""
+        """The records that no call used, in order."""
         return list(self._unused.values())
 
     def holds(self, name: str, digest: str) -> bool:
-        """Whether a call of this name with these arguments is unused."""
+        """Return whether a call of this name with these arguments is unused."""
         return bool(self._by_key.get((name, digest)))
 
     def get(self, number: int) -> Recorded | None:
@@ -296,7 +296,7 @@ class Pool:
         return Match(Verdict.BLOCKED, tuple(rivals))
 
     def _as_ruled(self, call: Call) -> Match | None:
-        """What follows from what somebody said of this call; ``None`` if nobody did.
+        """Apply a person's ruling on this call; return ``None`` if there is none.
 
         The recorded call that it is (blocked if another call has taken that); or ``FRESH``, with
         the recorded calls that it is not.  Nobody spoke of a call that differs in a part in which
@@ -373,17 +373,17 @@ class Pool:
             index.setdefault(arguments, OrderedDict())[number] = None
 
     def _is_same(self, recorded: Call, call: Call, caller: Asks) -> bool:
-        """Whether all parts that both know are equal, state aside."""
+        """Return whether all parts that both calls know are equal, state aside."""
         if not recorded.parts and CLASS in call.parts:
             return caller.is_only()  # a version that knew no parts made it
         return caller.accepts(recorded.serial) and not differences(recorded, call, self._state)
 
     def _fits(self, recorded: Recorded, call: Call) -> bool:
-        """Whether it could be this very call, its parts aside."""
+        """Return whether the record could be this very call, its parts aside."""
         return recorded.call.unwinding == call.unwinding and self._fits_code(recorded, call)
 
     def _fits_in_doubt(self, recorded: Recorded, call: Call) -> bool:
-        """The same for what was left in doubt by one unwinding and is met in another.
+        """Return whether a record left in doubt by one unwinding can answer a call in another.
 
         The tool can then say what is to be done, and the answer of somebody who looked counts.
         """
@@ -398,7 +398,7 @@ class Pool:
         return other.scope == call.scope or other.number not in self._covered
 
     def _is_of_other_code(self, other: Call, call: Call) -> bool:
-        """Whether another function of the same name made a record, and is still there."""
+        """Return whether an existing function of the same name, but other code, made a record."""
         if other.module != call.module and (other.module, other.name) in self._known:
             return True
         theirs, mine = other.parts.get(FUNCTION, ""), call.parts.get(FUNCTION, "")
@@ -440,12 +440,12 @@ class Pool:
         return next((each for each in numbers if each not in self._covered), 0)
 
     def put_back(self, recorded: Recorded) -> None:
-        """This call may be met again: what made it is tried again."""
+        """Put a record back into the pool: its caller is retried."""
         self._unused[recorded.call.number] = recorded
         self._index(recorded)
 
     def take(self, recorded: Recorded) -> None:
-        """A call uses this record; what was called inside it is used with it."""
+        """Take a record out of the pool, with the records of the calls inside it."""
         self._remove(recorded.call.number)
         outcome = recorded.outcome
         if outcome is not None and recorded.answers:

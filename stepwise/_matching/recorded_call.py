@@ -42,7 +42,7 @@ class Recorded:
 
     @property
     def flags(self) -> tuple[bool, bool, bool]:
-        """What a checkpoint keeps of it."""
+        """The flags that a checkpoint keeps of the call."""
         return self.handled, self.retry, self.spent
 
     @property
@@ -53,7 +53,7 @@ class Recorded:
 
     @property
     def answers(self) -> bool:
-        """Whether its outcome answers a call."""
+        """True if the recorded outcome answers a call."""
         if self.undoing:
             return False
         if self.status in (Status.FAILED, Status.CANCELLED):
@@ -62,19 +62,19 @@ class Recorded:
 
     @property
     def cancelled(self) -> bool:
-        """Whether that is how it ended."""
+        """True if the call ended by cancellation."""
         return self.status is Status.CANCELLED
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it is not known if its side effect happened."""
+        """True if it is unknown whether the side effect happened."""
         if not self.call.effect or self.call.child or self.answers:
             return False
         return self.undoing or self.status is Status.OPEN or self._unclean
 
     @property
     def over(self) -> bool:
-        """Whether nobody need meet it again: a clean-up made it, and it is known what became of it.
+        """True if the record may stay unmatched: a clean-up made it, and its result is known.
 
         Where the same failure is cleaned up after again, it still answers.
         """
@@ -82,12 +82,12 @@ class Recorded:
 
     @property
     def settled(self) -> bool:
-        """Whether somebody who looked said that it happened, and what it returned."""
+        """True if a person confirmed that the call happened, and gave its value."""
         return isinstance(self.entry.record, Settled) and self.status is Status.COMPLETED
 
     @property
     def may_have_happened(self) -> bool:
-        """Whether its effect is, or may be, out in the world."""
+        """True if the side effect happened or may have happened."""
         if not self.call.effect:
             return False
         return self.status in (Status.OPEN, Status.COMPLETED) or self._unclean

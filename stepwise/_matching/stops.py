@@ -55,7 +55,7 @@ def stops_in(entries: Iterable[Entry]) -> list[Stop]:
 
 
 def is_over(at: float, entry: Entry) -> bool:
-    """Whether a record shows that the run went on after it had stopped at that time."""
+    """Return whether a record shows that the run continued after it had stopped at that time."""
     record = entry.record
     if isinstance(record, (Intent, Outcome)):  # one in flight at the stop began before it
         return record.call.at > at
@@ -63,7 +63,7 @@ def is_over(at: float, entry: Entry) -> bool:
 
 
 class Rulings:
-    """What somebody said of stopped calls, for the calls of this attempt."""
+    """The rulings of people on stopped calls, for the calls of this attempt."""
 
     def __init__(self) -> None:
         self._ruled: dict[tuple[str, str, int], tuple[int, Ruled]] = {}
@@ -82,14 +82,14 @@ class Rulings:
         self._ruled[_key(record.call)] = entry.number, record
 
     def forget(self, steps: Iterable[int]) -> None:
-        """No call is any of these any more."""
+        """Forget the rulings that identify a call with one of these steps."""
         gone = set(steps)
         for key, (_, ruled) in list(self._ruled.items()):
             if ruled.same and gone.intersection(ruled.steps):
                 del self._ruled[key]
 
     def of(self, call: Call) -> tuple[int, Ruled] | None:
-        """What was said of this call, and the number of the record that holds it."""
+        """Return the ruling on this call, and the number of the record that holds it."""
         if _key(call) not in self._ruled:
             return None
         near = [each for each in self._ruled.values() if _is_at(each[1].call, call)]
@@ -114,7 +114,7 @@ def _key(call: Call) -> tuple[str, str, int]:
 
 
 def _is_at(one: Call, other: Call) -> bool:
-    """Whether calls of the same name are made at the same place of the code.
+    """Return whether calls of the same name are made at the same place in the code.
 
     A structural place outlives edits above it; it is not known to every thread.
     """
@@ -139,7 +139,7 @@ def differing(call: Call, other: Call) -> list[str]:
 
 
 def agrees(call: Call, stopped: Call, recorded: Call) -> bool:
-    """Whether a call equals the stopped one in all parts in which that was the recorded one.
+    """Return whether a call equals the stopped one wherever that matched the recorded one.
 
     Serial numbers of what has no digest are given anew by every process.
     """
@@ -151,5 +151,5 @@ def agrees(call: Call, stopped: Call, recorded: Call) -> bool:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two texts of a part may be of one value, whatever serial numbers they name."""
+    """Return whether two texts of a part may be of one value, whatever their serial numbers."""
     return one == other or parse(one).same(parse(other))

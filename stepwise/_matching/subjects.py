@@ -1,4 +1,4 @@
-"""Who is called: instances with methods that are steps, and functions that captured variables.
+"""Subjects of calls: instances with step methods, and functions with captured variables.
 
 Each that a run meets is a *subject* and gets a serial number in the run.  For each call the subject
 gives its identity in parts (see ``parts``).  What the body of a call changes is *state*: it stays
@@ -39,7 +39,7 @@ __all__ = [
 FIRST = "@"
 """Behind the name of a part: what it was when the run first saw the subject."""
 UNKNOWN = "."
-"""What it was then is not known: the subject came back from a checkpoint."""
+"""The first value is not known: the subject came back from a checkpoint."""
 
 _SIZED = (list, dict, set)
 _NUMBERS = 1_000_000  # that one attempt may give
@@ -59,7 +59,7 @@ def attempt_of(serial: int) -> int:
 
 
 class Identity:
-    """What tells a call from others.
+    """The identity of a call.
 
     Args:
         digest: of the arguments.
@@ -86,12 +86,12 @@ class Identity:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """What its subject held, by the names of the parts."""
+        """The values that the subject held, by the names of the parts."""
         return self.sight.values if self.sight is not None else _NOTHING
 
     @property
     def unknown(self) -> Mapping[str, Sequence[object]]:
-        """What of that has no digest."""
+        """The objects among these values that have no digest."""
         return self.sight.unknown if self.sight is not None else _NOTHING
 
     def as_older(self, call: Call) -> Call | None:
@@ -163,7 +163,7 @@ class Held:
         self.groups: dict[int, _Group] | None = None  # once another call is in flight
 
     def ids(self) -> set[int]:
-        """Of the subject, and of what it holds that can be changed inside."""
+        """Return the ids of the subject and of everything mutable that it holds."""
         holder = self.holder
         found = set(map(id, holder.cells.values()))
         if holder.instance is not None:
@@ -172,7 +172,7 @@ class Held:
         return found
 
     def shared(self, name: str) -> bool:
-        """Whether another call may have changed this attribute or variable."""
+        """Return whether another call may have changed this attribute or variable."""
         if not self.groups:
             return False
         value = self.sight.values.get(name)
@@ -181,7 +181,7 @@ class Held:
 
 
 class Effects(NamedTuple):
-    """What a call did to its subject.
+    """The changes that a call made to its subject.
 
     Args:
         deltas: by the name of the part.
@@ -197,7 +197,7 @@ class Effects(NamedTuple):
 
 
 class Called(Protocol):
-    """What is called: a step, or a workflow as a child."""
+    """The callee: a step, or a workflow as a child."""
 
     name: str
 
@@ -211,7 +211,7 @@ class Called(Protocol):
 
 
 class _Left(NamedTuple):
-    """What an attempt that stopped leaves in this process.
+    """Leftovers of a stopped attempt in this process.
 
     Args:
         state: what it found to be state.
@@ -246,7 +246,7 @@ class Subjects:
         self._lock = threading.RLock()
 
     def go_on_after(self, highest: int) -> None:
-        """Give numbers that no earlier attempt of the run has given."""
+        """Start serial numbers above those of earlier attempts."""
         if highest:
             self.last = (attempt_of(highest) + 1) * _NUMBERS
 
@@ -268,7 +268,7 @@ class Subjects:
             identity.parts.update(sight.recorded)
 
     def _recorded(self, known: Subject, sight: Sight, holder: Holder) -> dict[str, str]:
-        """What a record holds of a subject: its parts, and what those were that changed since."""
+        """Build the recorded parts of a subject, with first values for the changed ones."""
         known.first = {**sight.texts, **known.first}
         recorded = {**sight.texts}
         for part, text in sight.texts.items():
@@ -281,32 +281,32 @@ class Subjects:
         return recorded
 
     def has_outlived(self, obj: object) -> bool:
-        """Whether an object was seen to be alive when garbage had just been collected."""
+        """Return whether an object was seen alive right after a garbage collection."""
         reference = self._alive.get(id(obj))
         return reference is not None and reference() is obj
 
     def outlives(self, obj: object) -> None:
-        """Garbage has just been collected, and this is none."""
+        """Note an object that is alive right after a garbage collection."""
         here = id(obj)
         self._alive[here] = _reference(obj, lambda _: self._alive.pop(here, None))
 
     def let_go(self) -> None:
-        """Hold nothing that was only looked at: then what nobody else holds is garbage."""
+        """Release the looked-at values, so that unused objects become garbage."""
         with self._lock:
             for known in list(self._known.values()):
                 known.sights.let_go()
 
     def first(self, identity: Identity, part: str) -> str | None:
-        """What a part of a subject was when the run first saw it."""
+        """Return the text that a part of a subject had when the run first saw it."""
         return identity.subject.first.get(part) if identity.subject is not None else None
 
     def first_of(self, obj: object) -> dict[str, str]:
-        """What the parts of an object were, if it is a subject of this run."""
+        """Return the first texts of an object's parts, if it is a subject of this run."""
         known = self._known.get(id(obj))
         return known.first if known is not None and known.reference() is obj else {}
 
     def _numbered(self, unknown: Sequence[object]) -> str:
-        """What stands in the text of a part for objects that have no digest."""
+        """Return the text that replaces objects without a digest in a part."""
         return "?" + ",".join(map(str, sorted({self._serial_of(each) for each in unknown})))
 
     def _subject(self, obj: object) -> Subject:
@@ -342,7 +342,7 @@ class Subjects:
         return known.serial, *sorted(known.serials - {known.serial})
 
     def accepts(self, subject: Subject, serial: int) -> bool:
-        """Whether a subject may have made a record with this serial number.
+        """Return whether a subject may have made a record with this serial number.
 
         Not one of another subject that a checkpoint knew; and a subject that a checkpoint knew made
         none with a number that was given out after it.
@@ -357,7 +357,7 @@ class Subjects:
         )
 
     def met(self, identity: Identity, recorded: Call) -> None:
-        """A call is a recorded one: the number of its subject is from now on the subject's, too."""
+        """Give a subject the serial number of the recorded call that it matched."""
         subject = identity.subject
         if subject is not None and recorded.serial:
             with self._lock:
@@ -369,7 +369,7 @@ class Subjects:
         return len(self._known)
 
     def adopt(self, restored: Iterable[tuple[tuple[int, ...], object]]) -> None:
-        """These objects were loaded from a checkpoint, with their serial numbers."""
+        """Register objects from a checkpoint, with their serial numbers."""
         with self._lock:
             for serials, obj in restored:
                 known = self._add(obj, serials[0], restored=True)
@@ -406,7 +406,7 @@ class Subjects:
             group.members.append(held)
 
     def _note_others(self, identity: Identity, around: Collection[int]) -> None:
-        """What a call in flight has changed of the same subject is state already.
+        """Mark as state the parts that a call in flight has already changed in the same subject.
 
         Else what is called in it would not be met again if it dies.
         """
@@ -441,7 +441,7 @@ class Subjects:
                     del self._groups[here]
 
     def effects(self, identity: Identity) -> Effects | None:
-        """What a call in flight did to its subject until now; ``None`` if nothing."""
+        """Return the changes of a call in flight to its subject so far, or ``None``."""
         held = identity.held
         if held is None:
             return None
@@ -500,7 +500,7 @@ class Subjects:
     def around(
         self, identity: Identity, recorded: Call, around: Surroundings, changed: Collection[str]
     ) -> Surroundings:
-        """What an answered call changed as a whole: of its arguments and of its subject.
+        """Return the objects that an answered call changed as a whole: arguments, own parts.
 
         Of what an attempt in this process left changed already it is a copy, which is let go.
         """
@@ -512,7 +512,7 @@ class Subjects:
         return replace(around, arguments=arguments)
 
     def _is_kept(self, identity: Identity, recorded: Call, part: str, value: Any) -> bool:
-        """Whether an attempt in this process changed a part, and nothing has put it back since."""
+        """Return whether an attempt in this process changed a part that is still changed."""
         assert identity.holder is not None
         holds = identity.holder.changeable(part, value)
         kept = self._kept.get(id(holds))
@@ -539,7 +539,7 @@ class Subjects:
                     holder.put(part, after)
 
     def leave(self, *, completed: bool) -> None:
-        """The attempt is over; an unfinished run may be taken up again in this process."""
+        """End the attempt; keep what is needed to resume an unfinished run in this process."""
         with self._lock:
             _left.pop(self._run_id, None)
             touched = {**self._kept, **self._touched}

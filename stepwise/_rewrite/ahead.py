@@ -1,4 +1,4 @@
-"""What a statement names and calls, so that somebody can say whether it may call a step.
+"""The names and calls of a statement, to decide whether it may call a step.
 
 Only read off the text: what a name stands for is known when the statement is about to be executed.
 Operators, properties, iteration and the methods of context managers are not asked.
@@ -57,14 +57,14 @@ class Ahead(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether there is anything to be looked at."""
+        """True if there is anything to look at."""
         names = bool(self.called or self.used)
         flags = self.unknown or self.generates or self.ends or self.escapes
         return names or flags or self.inner is not None
 
 
 def ahead_of(stmts: list[ast.stmt], key: str | int = "") -> Ahead | None:
-    """What happens from the point before statements to the next one; ``None`` if nothing matters.
+    """Describe the code between statements and the next point; return ``None`` if none matters.
 
     Args:
         stmts: a single one, or several that contain no call.
@@ -77,7 +77,7 @@ def ahead_of(stmts: list[ast.stmt], key: str | int = "") -> Ahead | None:
 
 
 def each_pass(stmt: ast.stmt, iterator: str = "") -> Ahead | None:
-    """What a loop calls before it begins another pass.
+    """Describe the calls that a loop makes before another pass.
 
     Args:
         iterator: its hidden name.
@@ -104,7 +104,7 @@ _RECORDED = frozenset(
 
 
 def head_of(iterable: ast.expr) -> Ahead | None:
-    """What a loop iterates over, if that consists of calls, names and constants alone."""
+    """Describe the iterable of a loop, if it consists only of calls, names and constants."""
     if not isinstance(iterable, ast.Call):
         return None
     for each in ast.walk(iterable):
@@ -118,7 +118,7 @@ def head_of(iterable: ast.expr) -> Ahead | None:
 
 
 def _opened(stmt: ast.stmt, key: str | int) -> Ahead:
-    """Of a statement in which there are points: until the first of them."""
+    """Describe a statement that contains points, up to the first of them."""
     if isinstance(stmt, (ast.If, ast.While)):
         return _of([stmt.test])
     if isinstance(stmt, (ast.For, ast.AsyncFor)):

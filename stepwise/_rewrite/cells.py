@@ -38,7 +38,7 @@ class Cell(NamedTuple):
     awaits: bool
 
     def parts(self, tree: Any, *, quiet: bool) -> list[tuple[Any, str]]:
-        """What is compiled, and how; an expression at the end shows its value, unless ``quiet``."""
+        """Return the parts to compile, each with its mode; ``quiet`` hides the last value."""
         body = tree.body
         if quiet or not body or not isinstance(body[-1], ast.Expr):
             return [(tree, "exec")]
@@ -254,7 +254,7 @@ def _free(scope: Any) -> dict[str, None]:
 
 
 def _around(node: Any) -> list[ast.AST]:
-    """What of a nested scope is evaluated outside of it."""
+    """Return the parts of a nested scope that are evaluated outside of it."""
     arguments = getattr(node, "args", None)
     defaults = [*arguments.defaults, *arguments.kw_defaults] if arguments is not None else []
     outside = [*getattr(node, "decorator_list", ()), *getattr(node, "bases", ()), *defaults]

@@ -1,4 +1,4 @@
-"""What a rewritten function asks while it runs: the protocol between it and whoever resumes it.
+"""The protocol between a rewritten function and the code that resumes it.
 
 The base class saves nothing; a function that runs under it behaves as the original, guards and all.
 Imports nothing of ours.
@@ -23,7 +23,7 @@ enter: Callable[[], Frame | None] = pending.get
 
 
 def visible(function: Callable[..., Any], names: Any) -> Any:
-    """What ``locals()``, ``vars()`` or ``dir()`` gave, without the hidden names.
+    """Return the result of ``locals()``, ``vars()`` or ``dir()`` without the hidden names.
 
     A dictionary of its own for each call, as everywhere since Python 3.13.
 

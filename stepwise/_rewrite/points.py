@@ -39,7 +39,7 @@ _REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lam
 
 
 def calls(node: ast.AST) -> bool:
-    """Whether executing this node may call something (operators and attributes are not asked)."""
+    """Return whether executing a node may call something (operators, attributes excluded)."""
     if isinstance(node, _CALLS):
         return True
     if isinstance(node, _SCOPES):
@@ -50,7 +50,7 @@ def calls(node: ast.AST) -> bool:
 
 
 def _evaluated_now(node: ast.AST) -> Iterator[ast.AST]:
-    """Of a nested function: its decorators and defaults, not its body."""
+    """Yield the decorators and defaults of a nested function, not its body."""
     arguments = node.args  # type: ignore[attr-defined]
     yield from getattr(node, "decorator_list", ())
     yield from arguments.defaults
@@ -68,7 +68,7 @@ def yields(function: FunctionNode) -> Iterator[int]:
 
 
 def any_calls(nodes: Iterable[ast.AST]) -> bool:
-    """Whether executing any of these may call something."""
+    """Return whether executing any of these nodes may call something."""
     return any(calls(node) for node in nodes)
 
 
@@ -84,7 +84,7 @@ def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
 
 
 def opens(node: ast.stmt) -> bool:
-    """Whether there are resume points inside this statement; otherwise it is one piece."""
+    """Return whether this statement has resume points inside; otherwise it is one piece."""
     if isinstance(node, ast.While) and calls(node.test):
         return True
     return any(any_calls(block) for block in _inner_blocks(node))
@@ -281,7 +281,7 @@ class _Texts:
         return self.heads[id(node)]
 
     def opens(self, node: ast.stmt) -> bool:
-        """Whether the statement is executed piece by piece."""
+        """Return whether the statement is executed piece by piece."""
         if id(node) not in self.opened:
             self.opened[id(node)] = opens(node)
         return self.opened[id(node)]

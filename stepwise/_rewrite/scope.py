@@ -83,7 +83,7 @@ def hoist(node: FunctionNode) -> list[ast.stmt]:
 
 
 def released(node: FunctionNode) -> set[str]:
-    """What ``with`` statements bind and nothing outside of them mentions: over when they are."""
+    """Return the names that ``with`` statements bind and that nothing outside of them mentions."""
     bound: set[str] = set()
     mentioned: set[str] = set()
 

@@ -99,7 +99,7 @@ class With(NamedTuple):
 
 
 class Transformed(NamedTuple):
-    """What became of a function.
+    """A function after its transformation.
 
     Args:
         declarations: its ``global`` and ``nonlocal`` statements.
@@ -156,7 +156,7 @@ def _names_bound(targets: Iterable[ast.expr | None]) -> tuple[str, ...]:
 
 
 class _Around(NamedTuple):
-    """What a statement is inside of."""
+    """The blocks that surround a statement."""
 
     withs: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What the code of a step or workflow can ask about itself."""
+"""Functions that tell the code of a step or workflow about its own run."""
 
 from __future__ import annotations
 

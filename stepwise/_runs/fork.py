@@ -178,7 +178,7 @@ def _items(
 
 
 def _handled_later(source: Source, shared: list[Entry]) -> tuple[int, ...]:
-    """The shared calls whose failure the workflow went on from, as only later records tell."""
+    """Return the shared calls whose failures were handled, according to later records."""
     made = {call.number for entry in shared if (call := call_of(entry)) is not None}
     numbers: set[int] = set()
     for entry in source.entries:
@@ -204,7 +204,7 @@ def _started(source: Source, started: Started | None, now: float) -> Started:
 
 
 def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
-    """A shared call: if it will be made again, it is another call than that of the source."""
+    """Return a shared call for the fork, under a new key if it will be made again."""
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
         return call

@@ -29,7 +29,7 @@ __all__ = ["Change", "Source", "point_of"]
 
 @dataclass(frozen=True)
 class Change:
-    """What is different in a fork.
+    """The differences between a fork and its source.
 
     Args:
         at: the step up to which records are shared; ``None`` for the newest checkpoint.
@@ -156,7 +156,7 @@ def _end_of(source: Source, at: int) -> int:
 
 
 def _has_used(source: Source, state: State, results: Mapping[int, Any]) -> bool:
-    """Whether the variables at a checkpoint already depend on one of these steps."""
+    """Return whether the variables at a checkpoint already depend on one of these steps."""
     unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
     waiting = {
         call.number for each in source.entries if each.number in unused and (call := call_of(each))

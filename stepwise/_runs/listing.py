@@ -33,7 +33,7 @@ class Runs(list[Run]):
         printer.text(repr(self))
 
     def _few(self) -> tuple[list[RunShown], int]:
-        """What is shown of the first ones, and how many there are more."""
+        """Return the first runs for display, and the number of remaining ones."""
         shown = []
         for run in self[:_SHOWN]:
             try:
@@ -91,7 +91,7 @@ class Listed:
 def listed(
     workflow: Any = None, status: RunStatus | None = None, store: Any = None
 ) -> list[Listed]:
-    """What :func:`runs` gives, with what was read for it."""
+    """Return the runs for :func:`runs`, with the facts that were read for them."""
     opened = open_store(store if store is not None else settings.store())
     seal = seal_for(opened)
     wanted = getattr(workflow, "full_name", workflow)

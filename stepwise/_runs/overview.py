@@ -1,4 +1,4 @@
-"""What is to be said of a run without reading all of it: its newest steps, counts, attempts.
+"""A short view of a long run: its newest steps, counts and attempts.
 
 The summary that a long run keeps counts what came before; a run without one is read whole.
 """
@@ -62,7 +62,7 @@ SHOWN = 50  # steps of a long run
 
 @dataclass(frozen=True)
 class Overview:
-    """What is to be said of a run.
+    """The overview of a run for displays.
 
     Args:
         steps: the newest ones, in order.
@@ -107,7 +107,7 @@ def overview(
 def _stops(
     store: Store, seal: Seal, run_id: str, numbers: list[int]
 ) -> list[tuple[Stop, list[Call]]]:
-    """What these records tell of calls at which a run stopped."""
+    """Return the stops of a run that these records hold, each with its calls."""
 
     def records(numbers: Iterable[int]) -> list[Entry]:
         found = (read_one(store, seal, run_id, number) for number in numbers)
@@ -245,7 +245,7 @@ def status_of(facts: RunFacts, *, owned: bool) -> RunStatus:
 
 
 def shown(facts: RunFacts, owner: Owner | None, seen: Overview | None) -> RunShown:
-    """What is shown of a run, with its steps if they were looked at."""
+    """Build the display form of a run, with its steps if they were read."""
     about = RunShown(
         facts.run_id,
         f"{facts.label}({facts.arguments})",

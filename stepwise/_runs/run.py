@@ -227,12 +227,12 @@ class Run:
 
     @property
     def result(self) -> Any:
-        """What it returned; ``None`` while it has not completed."""
+        """The returned value, or ``None`` while the run has not completed."""
         return result_of(self.store, self._seal, self._facts())
 
     @property
     def error(self) -> BaseException | None:
-        """What it raised, if it failed."""
+        """The raised exception, or ``None`` if the run did not fail."""
         return error_of(self.store, self._seal, self._facts())
 
     @property

@@ -1,4 +1,4 @@
-"""What somebody who looked outside says of a step or of a stopped call, and which one is meant."""
+"""A person's answer for a step in doubt or a stopped call, and the choice of the call."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def said_of(
 def to_record(
     run_id: str, step: int | str, entries: list[Entry], said: Said, codec: Codec
 ) -> list[tuple[Record, Data]]:
-    """What is recorded of what somebody said of a step; nothing, if it is recorded already.
+    """Build the records of a person's answer for a step; none, if it is recorded already.
 
     Raises:
         StepNotFoundError: no such step is in doubt, or no stopped call could be it.
@@ -108,7 +108,7 @@ def to_record(
 def _ruling(
     run_id: str, step: int | str, entries: list[Entry], same: bool, wanted: int | None
 ) -> Ruled | None:
-    """Which act a stopped call is; ``None`` if that is said already."""
+    """Build a ruling on a stopped call; return ``None`` if it is recorded already."""
     stops = stops_in(entries)
     if not stops:
         raise StepNotFoundError(

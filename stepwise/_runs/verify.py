@@ -29,7 +29,7 @@ _MARKS = 4  # appends after which no older mark is left, whatever a store does w
 
 @dataclass(frozen=True)
 class Verification:
-    """What of a run verifies.
+    """The result of verifying a run.
 
     Args:
         records, checkpoints: how many verify.
@@ -53,12 +53,12 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether all of it verifies."""
+        """True if everything verifies."""
         return not self.problems
 
     @property
     def problems(self) -> list[str]:
-        """What does not, and what that means."""
+        """The problems found, each with its consequence."""
         found = []
         if self.lost:
             numbers = ", ".join(map(str, self.lost[:10])) + ", ..." * (len(self.lost) > 10)
@@ -181,7 +181,7 @@ def _raw(journal: Journal, before: Verification) -> list[tuple[int, bytes]]:
 
 
 def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> None:
-    """Record that what is lost is known to be lost, so that it is not told of at every start."""
+    """Record that damaged records are known to be lost, so that no later start reports them."""
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
         facts = facts.reopened(time.time())

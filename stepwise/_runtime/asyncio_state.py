@@ -1,4 +1,4 @@
-"""What asyncio is doing, asked without importing it: a synchronous program never pays for it.
+"""The state of asyncio, read without importing it: a synchronous program never pays for it.
 
 Imports nothing of ours.
 """
@@ -32,19 +32,19 @@ def current() -> Any:
 
 
 def loop_runs() -> bool:
-    """Whether an event loop is running in this thread."""
+    """Return whether an event loop is running in this thread."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def who() -> int:
-    """What tells this flow of control from the others: the task, else the thread."""
+    """Return an id of this flow of control: of its task, else of its thread."""
     task = current()
     return id(task) if task is not None else threading.get_ident()
 
 
 def is_cancellation(error: BaseException | None) -> bool:
-    """Whether ``error`` is asyncio's ``CancelledError``."""
+    """Return whether ``error`` is asyncio's ``CancelledError``."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
@@ -56,7 +56,7 @@ def cancellation() -> BaseException:
 
 
 def closes_generator(task: Any) -> bool:
-    """Whether asyncio made a task, to close an asynchronous generator that was left half-way."""
+    """Return whether asyncio made a task to close an asynchronous generator left half-way."""
     return type(task.get_coro()).__name__ == "async_generator_athrow"
 
 

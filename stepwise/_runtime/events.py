@@ -1,4 +1,4 @@
-"""Who wants to hear of what happens in the runs of this process: hooks, logs, progress.
+"""Registry of event listeners: user callbacks, logging, progress display.
 
 The logger ``stepwise`` gets every event too, as the attribute ``stepwise`` of its records: runs at
 level INFO, steps and checkpoints at DEBUG.  Where nobody listens, nothing is made.
@@ -49,7 +49,7 @@ def on_event(callback: Listener) -> Callable[[], None]:
 
 
 def heard() -> bool:
-    """Whether anybody listens; asked before an event is made."""
+    """Return whether there is any listener; asked before an event is made."""
     return bool(_listeners) or _logger.isEnabledFor(logging.INFO)
 
 

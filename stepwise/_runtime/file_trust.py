@@ -81,7 +81,7 @@ def _check(path: pathlib.Path, found: os.stat_result, mode: str) -> None:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether it is the group of this user alone, which many systems make for each."""
+    """Return whether a group belongs to this user alone, as many systems arrange it."""
     import grp  # on use
     import pwd
 

@@ -1,4 +1,4 @@
-"""What a forked child can still use: locks of the whole process, and values computed once.
+"""Resources that a forked child can still use: process-wide locks, values computed once.
 
 A child has the one thread that forked.  A lock that another thread held stays held in it for ever.
 """

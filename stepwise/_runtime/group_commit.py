@@ -29,7 +29,7 @@ __all__ = ["Group", "Share"]
 
 
 class Share:
-    """What one caller wants written; a subclass says what that is.
+    """One caller's part of a group commit; a subclass defines its contents.
 
     Args:
         future: of the event loop that waits for it, if one does.
@@ -130,7 +130,7 @@ class Group(Generic[ShareT]):
                 share.bell.acquire()
 
     def _hand_over(self) -> bool:
-        """Another leads from now on; whether it is one who does not do so by itself."""
+        """Hand leadership to another waiter. Return whether it has to be woken."""
         with self._mutex:
             self._waiting = [share for share in self._waiting if not share.done]
             # The last: if its thread waits for two, for one in a signal handler, that is this one.

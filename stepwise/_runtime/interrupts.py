@@ -16,7 +16,7 @@ __all__ = ["Ending", "SigtermWatch", "Uninterrupted", "ending", "sigterms"]
 
 
 class Ending:
-    """Whether the interpreter is ending, and whether because of a Ctrl-C."""
+    """The end of the interpreter: whether it has begun, and whether a Ctrl-C caused it."""
 
     begun = False
     by_ctrl_c = False
@@ -63,7 +63,7 @@ class SigtermWatch:
 
 
 sigterms = SigtermWatch()
-"""Of this process."""
+"""The one of this process."""
 
 
 def _in_main_thread() -> bool:

@@ -192,7 +192,7 @@ def store() -> Any:
 
 
 def strict() -> bool:
-    """Whether argument digests are compared before and after each step."""
+    """Return whether argument digests are compared before and after each step."""
     return _settings.strict
 
 
@@ -202,7 +202,7 @@ def test_home() -> str:
 
 
 def fresh() -> bool:
-    """Whether every workflow called from outside a run starts a new run."""
+    """Return whether every workflow called from outside a run starts a new run."""
     return _flag("STEPWISE_FRESH")
 
 
@@ -222,22 +222,22 @@ def resume() -> str:
 
 
 def progress() -> bool | None:
-    """Whether runs show what they are doing, on a terminal or in a notebook; if it is said."""
+    """Return whether runs show progress, on a terminal or in a notebook; ``None`` if unset."""
     return _flag("STEPWISE_PROGRESS") if os.environ.get("STEPWISE_PROGRESS", "").strip() else None
 
 
 def debug() -> bool:
-    """Whether tracebacks show the library's own frames."""
+    """Return whether tracebacks show the library's own frames."""
     return os.environ.get("STEPWISE_DEBUG", "0") not in ("", "0")
 
 
 def encrypt() -> bool:
-    """Whether what is stored is encrypted."""
+    """Return whether stored data are encrypted."""
     return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
 
 
 def quiet() -> bool:
-    """Whether notices stay off stderr."""
+    """Return whether notices stay off stderr."""
     return _flag("STEPWISE_QUIET") if _settings.quiet is None else _settings.quiet
 
 

@@ -45,26 +45,26 @@ def call_at_exit(callback: Callable[[], None]) -> None:
 
 @functools.cache
 def works_for_a_run() -> bool:
-    """Whether this is a worker process that was started anew while a run was in progress."""
+    """Return whether this is a worker process that was started anew while a run was in progress."""
     processes = sys.modules.get("multiprocessing.process")
     parent = processes.parent_process() if processes is not None else None
     return parent is not None and _handed_down().get(_IN_RUN) == parent.pid
 
 
 def _handed_down() -> dict[str, Any]:
-    """What this process hands down to those that ``multiprocessing`` starts from now on."""
+    """Return the data that this process passes to later ``multiprocessing`` processes."""
     processes = sys.modules.get("multiprocessing.process")
     return processes.current_process()._config if processes is not None else {}
 
 
 class Told(Protocol):
-    """Is told of a thread or job that carries the variable."""
+    """The listener for threads and jobs that carry the context."""
 
     def enter(self) -> None:
-        """It runs now, in this thread."""
+        """Called in the thread when the thread or job starts."""
 
     def leave(self) -> None:
-        """It has ended, or will never begin; may be told again."""
+        """Called when the thread or job has ended, or will never begin; may be called again."""
 
 
 class Carrier:

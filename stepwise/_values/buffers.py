@@ -44,7 +44,7 @@ Data = bytes | Pieces
 
 
 def collected(views: list[memoryview]) -> Data:
-    """What was written in pieces: joined if it is little."""
+    """Return the data of these views: joined if small, else in pieces."""
     if sum(view.nbytes for view in views) < _LARGE:
         return b"".join(views)
     return Pieces([stable(view) for view in views])

@@ -1,4 +1,4 @@
-"""What tells classes apart that share a name: a function made them, or ``type()``.
+"""The identity of classes that share a name because a function or ``type()`` made them.
 
 A class that its name leads to is told by its name alone; what it consists of is the program's text.
 """

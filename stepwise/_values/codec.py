@@ -76,12 +76,12 @@ class Codec(NamedTuple):
 
     @property
     def data_only(self) -> bool:
-        """Whether values are recorded as JSON."""
+        """True if values are recorded as JSON."""
         return self.name != ""
 
     @property
     def trusting(self) -> bool:
-        """Whether pickles are loaded, once they verify."""
+        """True if pickles that verify are loaded."""
         return self.name != "data"
 
     def encode(self, value: object, what: str, kind: Any = Any) -> Encoded:
@@ -348,7 +348,7 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def survives(error: BaseException) -> bool:
-    """Whether an exception can be recorded as it is."""
+    """Return whether an exception can be recorded as it is."""
     return type(error) in _GROUPS or _surviving(error, NO_SECRETS)[0] is not None
 
 

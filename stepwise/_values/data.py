@@ -192,7 +192,7 @@ def _pydantic() -> Any:
 
 
 def _adapter(kind: Any) -> Any:
-    """What pydantic makes of a type; ``None`` where plain JSON does."""
+    """Return pydantic's adapter for a type, or ``None`` where plain JSON is enough."""
     if kind in (Any, None, type(None), *_ATOMS) or _pydantic() is None:
         return None
     try:

@@ -314,7 +314,7 @@ class Encoder:
         return join(b"d", [part for pair in sorted([*pairs, *self.pairs(kept)]) for part in pair])
 
     def subclass(self, value: Any) -> bytes:
-        """Of a builtin container whose pickle holds more than ``==`` compares, or its set order."""
+        """Encode an instance of a subclass of a builtin container, with its own state."""
         form = next(form for base, form in _SUBCLASSED if isinstance(value, base))
         state = _reduce(value)[2]
         return join(

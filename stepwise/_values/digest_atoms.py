@@ -71,11 +71,11 @@ def framed(part: bytes | str) -> bytes:
 
 
 main_name: ContextVar[str] = ContextVar("stepwise_main_name", default="__main__")
-"""What ``__main__`` is called in the names of classes and functions."""
+"""The name of ``__main__`` in the names of classes and functions."""
 
 
 def called(module: str) -> str:
-    """What a module is called in the names of what it defines."""
+    """Return a module's name as it is used in the names of its definitions."""
     return main_name.get() if module == "__main__" else module
 
 

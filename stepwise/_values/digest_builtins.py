@@ -42,7 +42,7 @@ def _function(_: Any, value: Any) -> bytes:
 
 
 def named(value: Any, name: str) -> bytes:
-    """What is its own name, if that name leads back to it."""
+    """Encode a value by its own name, if that name leads back to it."""
     from stepwise._values.digest_types import leads_to
 
     # Functions know their module; singletons live beside their class.

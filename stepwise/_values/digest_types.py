@@ -32,7 +32,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not set for classes compiled into th
 
 
 class Encoder(Protocol):
-    """What a form asks for its parts."""
+    """The encoder as the forms of values see it, to encode their parts."""
 
     def encode(self, value: Any) -> bytes: ...
 
@@ -55,7 +55,7 @@ def _at(piece: str) -> Iterator[None]:
 
 
 def leads_to(module: str | None, name: str, value: object) -> bool:
-    """Whether a dotted name in a module leads to this very object, or to a decorated form of it."""
+    """Return whether a dotted name leads to this very object, or to a decorated form of it."""
     found: Any = sys.modules.get(module or "builtins")
     for part in name.split("."):
         found = getattr(found, part, None)

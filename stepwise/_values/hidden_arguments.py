@@ -1,4 +1,4 @@
-"""What of the arguments of a call is not stored, and what is not shown."""
+"""Arguments of a call that are not stored, and arguments that are not shown."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def by_name(value: Any, module: str = "__main__") -> str | None:
 
 
 class Kind(Protocol):
-    """What is known of the objects of one class."""
+    """The knowledge about instances of one class."""
 
     constant: bool
     """They never change, and one is as good as an equal one."""
@@ -71,7 +71,7 @@ class Kind(Protocol):
 
 
 def kind_of(cls: Any) -> Kind | None:
-    """What is known of the objects of a class, if it can be part of a pickle by its name."""
+    """Return the kind of a class's objects, if the class can be pickled by its name."""
     if by_name(cls, cls.__module__) is None:
         return None
     if issubclass(cls, enum.Enum):
@@ -130,7 +130,7 @@ def _ids(values: Sequence[Any]) -> set[int]:
 
 
 def _is_whole_state(value: Any, inside: Sequence[Any]) -> bool:
-    """Whether what pickle takes of an instance is made of these objects and nothing else."""
+    """Return whether the pickled state of an instance consists of exactly these objects."""
     held = _ids(inside)
     for each in inside:
         if type(each) is dict:  # attributes that a class keeps in a slot of its own
@@ -156,7 +156,7 @@ def _is_whole_state(value: Any, inside: Sequence[Any]) -> bool:
 
 
 def _pickled_by_state(cls: type) -> bool:
-    """Whether its instances are pickled as a new one that is given its state."""
+    """Return whether instances are pickled as a new object that receives its state."""
     return (
         all(getattr(cls, name) is getattr(object, name) for name in _LEFT_TO_PYTHON)
         and not any(hasattr(cls, name) for name in _OWN_ARGUMENTS)

@@ -27,7 +27,7 @@ _grown: dict[tuple[int, object], _Grown] = {}
 
 
 class _Grown:
-    """What was digested of a list: its items, with what they hold, and the hash of them."""
+    """The digested part of a list: its items, their contents, and the hash over them."""
 
     __slots__ = ("classes", "hash", "items", "state", "value", "watch")
 
@@ -40,7 +40,7 @@ class _Grown:
         self.hash = hashlib.sha256(front)
 
     def stands(self) -> bool:
-        """Whether the list begins with the items as they were."""
+        """Return whether the list still begins with the same, unchanged items."""
         return same(self.items, self.value[: len(self.items)]) and self.watch.holds()
 
 

@@ -25,7 +25,7 @@ _FORMS = ("%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%
 
 
 def is_momentary(value: object) -> bool:
-    """Whether a value is a random UUID, or a time since this process began, by type or text."""
+    """Return whether a value is a random UUID or a time since this process began."""
     cls: Any = type(value)  # not isinstance: the __class__ of a proxy may raise
     if cls in (int, float):
         return is_clock(value)  # type: ignore[arg-type]

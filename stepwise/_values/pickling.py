@@ -56,7 +56,7 @@ _DEEP_RECURSION = 400_000  # frames
 
 
 def from_module(module: str, name: str) -> Any:
-    """What a dotted name in a module leads to."""
+    """Return the object that a dotted name in a module leads to."""
     return attrgetter(name)(sys.modules[module])
 
 
@@ -73,7 +73,7 @@ class Reducers:
         return NotImplemented
 
     def identity(self, obj: Any) -> Any:
-        """What stands for an object that is kept by reference, or ``None``.
+        """Return the reference that replaces the object in the pickle, or ``None``.
 
         Asked only if ``identifies`` is set, and not for numbers and short strings unless
         ``identifies_all`` is.
@@ -84,7 +84,7 @@ class Reducers:
     identifies_all = False
 
     def takes(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a large buffer is kept elsewhere, and comes back when it is loaded."""
+        """Return whether a large buffer is kept elsewhere, and comes back when it is loaded."""
         return False
 
     def reduce(self, obj: Any) -> Any:
@@ -121,7 +121,7 @@ def _dump_once(value: object, reducers: Reducers) -> Data:
 
 
 class _Sink:
-    """What a pickler writes into: it hands over large buffers as they are."""
+    """The output of a pickler, which receives large buffers without copying them."""
 
     __slots__ = ("_written", "write")
 
@@ -299,7 +299,7 @@ def load_tree(
 
 
 def too_deep(error: BaseException) -> bool:
-    """Whether a value could not be pickled because it is nested too deeply."""
+    """Return whether a value could not be pickled because it is nested too deeply."""
     # cloudpickle makes a PicklingError of it.
     return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
 
@@ -402,7 +402,7 @@ def with_deep_stack(function: Callable[[], T]) -> T:
 
 
 def pickled_by_value() -> bool:
-    """Whether it is a cloudpickle (a framework's own copy of it, too) that asks."""
+    """Return whether cloudpickle, or a framework's own copy of it, is the caller."""
     frame = sys._getframe(2)
     while frame is not None:
         if "cloudpickle" in str(frame.f_globals.get("__name__")):

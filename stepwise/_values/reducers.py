@@ -47,7 +47,7 @@ class Forms:
         self._shared: frozenset[int] = frozenset()
 
     def shares(self) -> bool:
-        """Whether arrays of what was taken apart share memory; then take it apart once more."""
+        """Return whether arrays of the pickled value share memory; then pickle it once more."""
         if not self._viewed:
             return False
         self._shared = frozenset(each for each, count in self._views.items() if count > 1)
@@ -56,7 +56,7 @@ class Forms:
         return bool(self._shared)
 
     def of(self, obj: Any) -> Any:
-        """What ``reducer_override`` of a pickler returns for this object."""
+        """Return the result of a pickler's ``reducer_override`` for this object."""
         cls = type(obj)
         if issubclass(cls, BaseException):
             return _exception(obj, cls)

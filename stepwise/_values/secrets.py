@@ -19,7 +19,7 @@ from stepwise._values.preview import preview
 __all__ = ["HIDDEN", "NO_SECRETS", "REFERENCE", "References", "Secrets", "restored"]
 
 HIDDEN = "<secret>"
-"""What stands for the text of a secret."""
+"""The mark in place of the text of a secret."""
 
 _SHORT, _SHORT_INSIDE = 4, 8  # characters of a text that is looked for, at least
 _DEPTH = 6
@@ -107,7 +107,7 @@ class Secrets:
         return value
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is one of the secrets."""
+        """Return whether a value is one of the secrets."""
         known = self._objects.get(id(value))
         if known is not None and known[0] is value:
             return True
@@ -151,7 +151,7 @@ _Reference = tuple[str, str, Any]
 
 
 class References:
-    """What stands for the secrets of one call in a pickle: the names of their parameters.
+    """Placeholders for the secrets of one call in a pickle: the names of their parameters.
 
     Args:
         secret: the values by name.

@@ -92,7 +92,7 @@ def held_as(value: Any) -> tuple[str, str] | None:
 
 
 def _has_name(cls: type) -> bool:
-    """Whether its module holds a class under its name."""
+    """Return whether the module of a class holds it under its name."""
     return _leading_to(cls.__module__, cls.__qualname__) is cls
 
 
@@ -121,7 +121,7 @@ def _in_class(value: object) -> tuple[str, str] | None:
 
 
 def _leading_to(module: str, name: str) -> object:
-    """What a dotted name in a module stands for; ``None`` if for nothing."""
+    """Return the object that a dotted name in a module stands for, or ``None``."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -154,7 +154,7 @@ def _state_of(value: Any) -> dict[str, Any] | None:
 
 
 def form_of(value: Any) -> Any:
-    """What stands for a sentinel in a pickle, as a reduced form; ``NotImplemented`` for others."""
+    """Return a sentinel in reduced form for a pickle, or ``NotImplemented`` for other values."""
     held = held_as(value)
     if held is None:
         return NotImplemented

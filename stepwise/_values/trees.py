@@ -109,7 +109,7 @@ def walk(
 
 
 def _inside(value: Any, cls: type, kinds: dict[type, Kind | None]) -> Collection[Any] | None:
-    """What an object holds; ``None`` if it cannot be in a tree."""
+    """Return the objects that a value holds, or ``None`` if it cannot be in a tree."""
     if cls is list or cls is tuple:
         contents: Collection[Any] = value
         return contents
@@ -140,7 +140,7 @@ _ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
 
 
 def few(values: Iterable[Any]) -> bool:
-    """Whether these are few objects of plain data, little in all, or iterators over such.
+    """Return whether these are few small objects of plain data, or iterators over such objects.
 
     Any pickler does for them, and none of it is worth a reference.
     """
@@ -183,12 +183,12 @@ def _shows(mapping: dict[Any, Any]) -> bool:
 
 
 def changes(node: Any) -> bool:
-    """Whether a node can be changed in place."""
+    """Return whether a node can be changed in place."""
     return type(node) not in _IMMUTABLE
 
 
 class Watch:
-    """What mutable objects held when it was made: lengths, keys and the objects in each slot.
+    """A snapshot of mutable objects: lengths, keys and the objects in each slot.
 
     The garbage collector shows what a container holds, and of a dict its values: exactly as many
     objects as it is long, and never fewer, so that none can stand in the place of another.  Of an
@@ -230,7 +230,7 @@ class Watch:
             mine.extend(its)
 
     def holds(self) -> bool:
-        """Whether nothing has changed: what :meth:`_look` finds, as far as there is any of it."""
+        """Return whether nothing has changed: what :meth:`_look` finds, if there is any of it."""
         lengths, inside, held, attributes, keys, hidden = self._seen
         return (
             list(map(len, self._sized)) == lengths
@@ -246,12 +246,12 @@ class Watch:
 
     @classmethod
     def over(cls, nodes: Collection[Any]) -> Watch:
-        """Of these; always the same where none of them can be changed, not to be extended."""
+        """Return a watch over these nodes; a shared one, not to be extended, if none is mutable."""
         return cls(nodes) if any(map(changes, nodes)) else _unchanging
 
     @classmethod
     def of_classes(cls, classes: Iterable[type]) -> Watch:
-        """Of what classes and those that they inherit from define."""
+        """Return a watch over the definitions of classes and their bases."""
         every = {base for each in classes for base in each.__mro__[:-1]}
         return cls(chain.from_iterable(gc.get_referents(vars(base)) for base in every))
 
@@ -267,7 +267,7 @@ _unchanging = Watch()
 
 
 def same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two lists hold the very same objects."""
+    """Return whether two lists hold the very same objects."""
     if len(one) < _MANY:
         return len(one) == len(other) and all(map(is_, one, other))
     if len(one) != len(other):
@@ -298,7 +298,7 @@ _slowly = _Slowly()
 
 @functools.cache
 def _reader_of_addresses() -> Callable[[list[Any]], bytes] | None:
-    """What gives the addresses of a list's items; ``None`` where that is not to be had."""
+    """Return a function that reads the addresses of a list's items; ``None`` if unavailable."""
     if sys.implementation.name != "cpython":
         return None
     import ctypes  # on use: it takes long to import

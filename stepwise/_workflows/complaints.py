@@ -37,7 +37,7 @@ def why_shut(manager: Any, *, calls: bool) -> str:
 
 
 class Complaints:
-    """What was said about the checkpoints of one execution of a workflow function.
+    """Warnings about the checkpoints of one execution of a workflow function.
 
     Args:
         file: of the function, for messages.
@@ -123,7 +123,7 @@ class Complaints:
         )
 
     def _named(self, name: str) -> str:
-        """What a value of a checkpoint is called; some names are ours."""
+        """Return a readable name for a value in a checkpoint; some names are internal."""
         if name in self._rewritten.loops:
             return f"the iterable of the loop at {self._where(self._rewritten.loops[name])}"
         if name[:1] == "@":

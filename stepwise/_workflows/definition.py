@@ -1,4 +1,4 @@
-"""What is known of a workflow when its decorator has run: its function, its options, its source."""
+"""The definition of a workflow by its decorator: its function, its options, its source."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ _defined: set[tuple[str, str]] = set()  # module and label
 
 
 def is_defined(module: str, label: str) -> bool:
-    """Whether this process came to know a workflow of that name in a module."""
+    """Return whether this process has defined a workflow of that name in a module."""
     return (module, label) in _defined
 
 
@@ -282,7 +282,7 @@ class Definition:
 
 
 def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Whether two functions are one: a class that is pickled by value may come more than once."""
+    """Return whether two functions are one, as in a class that was pickled by value twice."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 

@@ -160,7 +160,7 @@ async def _in_task(opened: Opened[Awaited]) -> Any:
 
 
 async def _held(opened: Opened[Awaited]) -> tuple[Any, BaseException | None]:
-    """What ends the process leaves the event loop from the caller's task, and once."""
+    """Run the call and return its result, or the exception that ends the process, unraised."""
     try:
         # Made in here: a task that is cancelled before it begins would leave it unawaited.
         return await _inline(opened), None

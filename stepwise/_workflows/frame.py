@@ -47,7 +47,7 @@ class RestoreFailedError(BaseException):
 
 
 class Workplace(NamedTuple):
-    """What a frame needs to know of the workflow that is called.
+    """The workflow call that a frame belongs to.
 
     Args:
         bound, instance: the arguments by name, and ``self``.
@@ -210,7 +210,7 @@ class WorkflowFrame(Frame):
         return named
 
     def look(self, result: object) -> Looked | None:
-        """What a result looks like before it is recorded; ``None`` if it is not referred to."""
+        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
         return self.known.look(result)
 
     def recorded(self, number: int, record: Record, looked: Looked | None) -> None:
@@ -292,7 +292,7 @@ class WorkflowFrame(Frame):
         self._weigh(kept)
 
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
-        """Whether a checkpoint is to be taken before the statement that comes next.
+        """Return whether to take a checkpoint before the next statement.
 
         Before what certainly calls a step, or did before: what was executed since the last
         checkpoint flows into that.  One that is due need not wait for that where nothing does.
@@ -430,13 +430,13 @@ class WorkflowFrame(Frame):
         )
 
     def remakes(self, name: str) -> bool:
-        """Whether a variable is to be made again."""
+        """Return whether a variable has to be made again."""
         return type(self.values.get(name)) is Remade
 
     # -- loops -----------------------------------------------------------------------------------
 
     def anew(self, iterator: Any) -> bool:
-        """Whether the iterator of a resumed loop is to be made again."""
+        """Return whether the iterator of a resumed loop has to be made again."""
         return isinstance(iterator, Skipped)
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:

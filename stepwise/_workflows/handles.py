@@ -69,7 +69,7 @@ class StartedRun(abc.ABC):
     @property
     @abc.abstractmethod
     def done(self) -> bool:
-        """Whether the run goes on no more in this process: it ended, or it stopped."""
+        """True if the run no longer runs in this process: it ended, or it stopped."""
 
     def _late(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it goes on")
@@ -86,7 +86,7 @@ class Handle(StartedRun, Generic[R]):
 
     @property
     def done(self) -> bool:
-        """Whether the run goes on no more in this process: it ended, or it stopped."""
+        """True if the run no longer runs in this process: it ended, or it stopped."""
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -121,7 +121,7 @@ class AsyncHandle(StartedRun, Generic[R]):
 
     @property
     def done(self) -> bool:
-        """Whether the run goes on no more in this process: it ended, or it stopped."""
+        """True if the run no longer runs in this process: it ended, or it stopped."""
         return self._task.done()
 
     async def wait(self, timeout: float | None = None) -> bool:

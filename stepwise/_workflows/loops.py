@@ -46,7 +46,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
 
 
 class Skipped(NamedTuple):
-    """What is recorded of an iterator: how many items it had given."""
+    """The record of an iterator: how many items it had given."""
 
     items: int
 
@@ -154,7 +154,7 @@ def _is_of_pandas(cls: type) -> bool:
 
 
 def _held_by(value: Any) -> Any:
-    """What a value holds directly; a digest of all of it where that cannot be told."""
+    """Return the direct contents of a value, or a digest of all of it where those are unknown."""
     if type(value) is dict:
         return [*value, *value.values()]
     if type(value) in (list, tuple):
@@ -175,7 +175,7 @@ def _are_atoms(held: Any) -> bool:
 
 
 def _is_recordable(iterator: Any) -> bool:
-    """Whether an iterator pickles, with those that it takes its items from."""
+    """Return whether an iterator pickles, with the iterators that it takes its items from."""
     cls: Any = type(iterator)
     if cls is types.GeneratorType or cls.__reduce__ is object.__reduce__:
         return False

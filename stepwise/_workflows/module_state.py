@@ -31,12 +31,12 @@ _MISSING = object()
 
 
 def is_global(name: str) -> bool:
-    """Whether a value of a checkpoint by this name is that of a global."""
+    """Return whether a checkpoint's value by this name is a global variable."""
     return name.startswith(_GLOBAL)
 
 
 class ModuleState:
-    """What one execution of a workflow function has to do with the variables of its module.
+    """The module variables that one execution of a workflow function reads and changes.
 
     Args:
         assigned: names of the globals that the function assigns.
@@ -182,7 +182,7 @@ def _held(cell: types.CellType) -> Any:
 
 
 def _is_another(cell: types.CellType, before: Any) -> bool:
-    """Whether a captured variable was given another value."""
+    """Return whether a captured variable was given another value."""
     now = _held(cell)
     return now is not before and _mark(now) != _mark(before)
 

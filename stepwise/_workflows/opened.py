@@ -19,7 +19,7 @@ __all__ = ["Awaited", "Called", "NothingGiven", "Opened"]
 
 
 class _Given(Protocol):
-    """What a run executes, seen from the objects that it was given."""
+    """The callee of a run, seen from the objects that it was given."""
 
     def arguments(self) -> Surroundings:
         """The mutable objects that it was called with."""

@@ -1,4 +1,4 @@
-"""Whether a statement that is about to be executed may call a step.
+"""The prediction whether a statement that is about to be executed may call a step.
 
 What it names is looked up without calling anything (``isinstance`` would, of a proxy): a step, a
 workflow, something that certainly calls no step (builtins, and the parts of the standard library
@@ -27,7 +27,7 @@ __all__ = ["Outlook", "Outlooks", "Reach", "outlook"]
 
 
 class Reach(enum.IntEnum):
-    """What a statement may call."""
+    """The furthest effect that a statement may have."""
 
     NOTHING = 0
     UNSURE = 1
@@ -38,7 +38,7 @@ class Reach(enum.IntEnum):
 
 
 class Outlook(NamedTuple):
-    """What is to be expected of the code after a point, before it reaches the next one.
+    """The expected effect of the code between a point and the next one.
 
     Args:
         drawn: executed again, it may come to other values.
@@ -64,7 +64,7 @@ _SAME = frozenset(
         *("statistics", "string", "textwrap", "typing", "unicodedata"),
     )
 )
-"""What they return depends only on what they are given, but for the functions below."""
+"""Modules whose results depend on the arguments alone, but for the functions below."""
 
 _DRAWING = frozenset(("frozenset", "getattr", "globals", "hash", "id", "input", "open", "set"))
 
@@ -75,7 +75,7 @@ _PLAIN = _SAME - {"itertools"} | frozenset(
         *("warnings", "zoneinfo"),
     )
 )
-"""What they return can be recorded, but for what opens or iterates."""
+"""Modules whose results can be recorded, but for those that open or iterate."""
 
 _OPEN = frozenset(
     (
@@ -132,7 +132,7 @@ def outlook(
     rewritten: Rewritten,
     entered: Collection[str | int],
 ) -> Outlook:
-    """What is to be expected of the code after a point, before it reaches the next one.
+    """Predict the effect of the code between a point and the next one.
 
     Args:
         values: the local variables.
@@ -174,7 +174,7 @@ class Outlooks:
         return found
 
     def _stands(self, seen: tuple[_Seen, ...], values: Mapping[str, Any]) -> bool:
-        """Whether all names stand for objects of the same kind as when they were looked at."""
+        """Return whether all names still stand for objects of the same kind as when last seen."""
         for is_local, root, kind, itself, attribute, held in seen:
             value = (values if is_local else self._namespace).get(root, _MISSING)
             if type(value) is not kind or (itself is not _ANY and value is not itself):
@@ -257,7 +257,7 @@ class _Look:
         self.drawn = self.drawn or drawn
 
     def value(self, name: str) -> Any:
-        """What a name stands for."""
+        """Return the value of a name."""
         if name in self.values:
             return self.values[name]
         if self.is_local(name):
@@ -341,7 +341,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _perhaps(value: Any, cls: type, *, called: bool) -> bool:
-    """Whether what is neither a step nor plain data may call one."""
+    """Return whether a value that is neither a step nor plain data may call a step."""
     if cls is types.FunctionType:
         return not _is_of(_PURE, value)
     if issubclass(cls, _C_FUNCTIONS):
@@ -357,7 +357,7 @@ def _is_workflow(cls: type) -> bool:
 
 
 def _is_of(modules: Collection[str], value: Any) -> bool:
-    """Whether a class or function is of one of these modules."""
+    """Return whether a class or function is of one of these modules."""
     module = getattr(value, "__module__", None)
     return isinstance(module, str) and module.partition(".")[0].lstrip("_") in modules
 

@@ -22,7 +22,7 @@ _ATOMS = (str, bytes, int, float, bool, type(None))
 
 
 class Remade(NamedTuple):
-    """What is recorded of a client.
+    """The record of a client that is made again on resume.
 
     Args:
         cls: its class.

@@ -1,4 +1,4 @@
-"""Whether a run is of a workflow that has another name by now, or is in another file.
+"""Runs of workflows that were renamed, or moved to another file.
 
 A run belongs to a workflow by its name: the script's path, and the function's.  A name that is gone
 is told, since the new one begins from the start.
@@ -26,7 +26,7 @@ def place_of_run(facts: RunFacts) -> str:
 
 
 def is_call_of(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
-    """Whether a run is of this call of a workflow, which may have been moved.
+    """Return whether a run is of this call of a workflow, which may have been moved.
 
     Args:
         workflow: its full name.
@@ -39,7 +39,7 @@ def is_call_of(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
 
 
 def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
-    """Whether a run is of the workflow that a file defines, and was started or imported otherwise.
+    """Return whether a run's workflow is defined in a file, however that was started or imported.
 
     Args:
         names: the full names that the workflow may have had.
@@ -56,7 +56,7 @@ def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], f
 
 
 def was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
-    """Whether a run is of the same call of the same code in a script that is there no more."""
+    """Return whether a run is of the same call of the same code, in a script that is gone."""
     place = place_of_run(old)
     return (
         bool(code)
@@ -68,7 +68,7 @@ def was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
 
 
 def was_renamed(old: RunFacts, digest: str, module: str) -> bool:
-    """Whether a run is of an equal call of a workflow that its script or module no longer has.
+    """Return whether a run is of an equal call of a workflow that its module no longer has.
 
     Not in a notebook, whose other cells may not have been executed yet.
 

@@ -1,4 +1,4 @@
-"""What is said when a run begins beside another, or ends without meeting what is recorded."""
+"""Messages about runs that begin beside another, or end with unmatched records."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class Body:
         )
 
     def _replay(self) -> None:
-        """From the top, answered by the journal."""
+        """Replay the run from the top, answered by the journal."""
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(
@@ -321,7 +321,7 @@ def _is_pickle(record: Record) -> bool:
 
 
 def _redoes(state: State, entries: list[Entry]) -> bool:
-    """Whether a step done before the checkpoint is to be done again."""
+    """Return whether a step done before the checkpoint has to be done again."""
     tried_again: set[int] = set()  # as the last attempt that ended says
     forgotten: set[int] = set()  # for good: made anew, a call gets another number
     for entry in entries:

@@ -77,7 +77,7 @@ class Starting:
 
     @property
     def base(self) -> str:
-        """What equal calls are counted by, and their run ids begin with."""
+        """The key by which equal calls are counted, and the prefix of their run ids."""
         return self._workflow.options.run_id or self._bases[0]
 
     @property
@@ -90,7 +90,7 @@ class Starting:
 
     @property
     def is_said(self) -> bool:
-        """Whether somebody said so, and it is no default."""
+        """True if the start mode was set explicitly, not by default."""
         return bool(self._workflow.options.start or settings.start())
 
     def runs(self) -> Iterator[Meant]:
@@ -126,7 +126,7 @@ class Starting:
         return memory.recognise(self._store.url, self._given, digest)
 
     def _is_resumed(self, run_id: str, mode: Start) -> bool:
-        """Whether this is the call of a run that the environment says is to be resumed.
+        """Return whether the environment names this call's run as the one to resume.
 
         One of a derived id is found as ever, at its place among equal calls.
         """
@@ -138,7 +138,7 @@ class Starting:
         return self._is_call(facts)
 
     def is_derived(self, run_id: str) -> bool:
-        """Whether an id is that of a call which is counted with this one."""
+        """Return whether an id is of a call that is counted with this one."""
         return any(_is_numbered(run_id, base) for base in self._bases)
 
     def _is_call(self, facts: RunFacts) -> bool:

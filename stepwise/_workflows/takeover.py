@@ -1,4 +1,4 @@
-"""What an attempt takes over from those before it: what answers its calls, where it counts from."""
+"""The takeover from earlier attempts: the records that answer calls, and the counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["go_on_at", "go_on_from_the_top", "is_undone", "record_resumed", "sta
 
 
 def state_of(active: ActiveRun, **place: Any) -> State:
-    """What a checkpoint holds of the run; ``place`` is what it holds of the frame."""
+    """Return a checkpoint's state of the run; ``place`` is the state of the frame."""
     at, (ordinals, children) = active.journal.position, active.ordinals.kept()
     with active.lock:
         return State(
@@ -41,7 +41,7 @@ def state_of(active: ActiveRun, **place: Any) -> State:
 
 
 def go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
-    """Be where a checkpoint was taken; the records after it answer the calls that follow."""
+    """Continue at a checkpoint; the records after it answer the calls that follow."""
     journal = active.journal
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
     flags = {entry.number: known for entry, known in earlier}
@@ -59,7 +59,7 @@ def go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
 
 
 def is_undone(state: State, entries: Iterable[Entry]) -> bool:
-    """Whether a call made before a checkpoint was undone after it, so that it is to be made anew.
+    """Return whether a call made before a checkpoint was undone later and has to be made again.
 
     A tool is announced before it is undone; of a child run it is recorded afterwards.
     """
@@ -70,7 +70,7 @@ def is_undone(state: State, entries: Iterable[Entry]) -> bool:
 
 
 def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None) -> int:
-    """Be where the run began; all that is recorded answers the calls that follow.
+    """Continue from the top; all records answer the calls that follow.
 
     Args:
         entries: the journal, if it is loaded.

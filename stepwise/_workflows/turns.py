@@ -136,7 +136,7 @@ def _until_free(
 
 @contextmanager
 def _noted(run_id: str) -> Iterator[None]:
-    """The run that the caller is in waits for another one."""
+    """Note that the caller's run waits for another run while the block runs."""
     scope = current_scope()
     entry = (scope.run, run_id) if scope is not None else None
     if entry is not None:
@@ -193,7 +193,7 @@ def _held_up_by(owner: ActiveRun) -> Iterator[ActiveRun]:
 
 
 def _awaits(future: Any, task: Any) -> bool:
-    """Whether an asyncio future waits for a task: directly, or by ``gather``."""
+    """Return whether an asyncio future waits for a task: directly, or by ``gather``."""
     while future is not None and future is not task:
         if any(_awaits(each, task) for each in getattr(future, "_children", ())):
             return True

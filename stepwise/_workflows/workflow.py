@@ -80,7 +80,7 @@ def _resume(workflow: Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
 
 
 class _Offers(TakesOptions, Generic[P, R_co]):
-    """What a workflow offers, bound or not; and it is never taken for its function."""
+    """The common interface of a bound or unbound workflow, never mistaken for its function."""
 
     __slots__ = ()  # a __dict__ of its own would stand before that of the wrapper
 
@@ -319,7 +319,7 @@ def _unbound(held: Any) -> Any:
 
 
 def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
-    """Whether a workflow of this function is a class method of ``owner``."""
+    """Return whether a workflow of this function is a class method of ``owner``."""
     if not isinstance(owner, type):
         return False
     for base in owner.__mro__:  # to the end: super() calls those that are overridden

@@ -42,7 +42,7 @@ __all__ = ["Checkpoint", "CheckpointStore", "RecoverableAgent", "StepContext"]
 
 @dataclass
 class StepContext:
-    """What a step function gets.
+    """The argument of a step function.
 
     Args:
         task: what the agent is to do.
@@ -257,7 +257,7 @@ class RecoverableAgent:
         }
 
     def _should_checkpoint(self, step: int) -> bool:
-        """Whether a checkpoint is saved after this step."""
+        """Return whether to save a checkpoint after this step."""
         return step % self.checkpoint_every_n == 0
 
     def _checkpoint(self, ctx: StepContext) -> None:

@@ -51,7 +51,7 @@ def _now() -> str:
 
 @dataclass
 class Checkpoint:
-    """What an agent knew after a step.
+    """The knowledge of an agent after a step.
 
     Args:
         checkpoint_id: unique; made if empty.

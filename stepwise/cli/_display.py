@@ -217,7 +217,7 @@ def call_text(run: Run | RunFacts) -> str:
 
 
 def error_text(run: Run) -> str | None:
-    """What a run raised, whatever its text raises or holds."""
+    """Return the text of a run's exception, even if its ``__str__`` fails."""
     error = run.error
     if error is None:
         return None
@@ -229,7 +229,7 @@ def error_text(run: Run) -> str | None:
 
 
 def owned_by(run: Run) -> str:
-    """Who executes a run."""
+    """Describe the process that executes a run; return an empty text if there is none."""
     owner = run.owner
     return f"  by process {owner.pid} on {owner.host}" if owner is not None else ""
 

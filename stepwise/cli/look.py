@@ -145,7 +145,7 @@ def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
 
 
 def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
-    """What ``show`` says, for JSON."""
+    """Return everything that ``show`` prints, for JSON."""
     unfinished = shown.status in _UNFINISHED
     where, line = run._goes_on() if unfinished else ("", "")
     return {
@@ -305,7 +305,7 @@ def stop_facts(stop: Stop, others: list[Call]) -> dict[str, Any]:
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """What a listing says of a run, for JSON."""
+    """Return the facts of a run in a listing, for JSON."""
     return _facts(run._facts(), run.status)
 
 
@@ -322,7 +322,7 @@ def _facts(facts: RunFacts, status: str) -> dict[str, Any]:
 
 
 def step_facts(step: StepRecord) -> dict[str, Any]:
-    """What a listing says of a step, for JSON."""
+    """Return the facts of a step in a listing, for JSON."""
     fields = [field.name for field in dataclasses.fields(step) if not field.name.startswith("_")]
     return {name: getattr(step, name) for name in fields}
 

@@ -228,5 +228,5 @@ def _says_equal(one: Any, other: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """What a value shows, without the places in memory."""
+    """Return the text of a value, without memory addresses."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", shown_value(value, 1 << 40))

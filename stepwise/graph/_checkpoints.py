@@ -27,7 +27,7 @@ __all__ = ["CheckpointConfig", "CheckpointManager", "ExecutorType", "GraphCheckp
 
 
 class ExecutorType(str, enum.Enum):
-    """Who wrote a checkpoint."""
+    """The kind of executor that wrote a checkpoint."""
 
     GRAPH = "graph"
     FLEXIBLE = "flexible"
@@ -165,7 +165,7 @@ class GraphCheckpoint:
         return values
 
     def to_session_state(self) -> dict[str, Any]:
-        """What ``execute(..., session_state=...)`` goes on with."""
+        """Return the session state that lets ``execute(..., session_state=...)`` continue."""
         return {
             **self.context,
             "run_id": self.run_id,
@@ -320,7 +320,7 @@ class CheckpointManager:
         return self._store.delete(run_id)
 
     def should_checkpoint(self, step_number: int) -> bool:
-        """Whether a checkpoint is saved after so many nodes."""
+        """Return whether to save a checkpoint after so many nodes."""
         every = self.config.n_nodes if self.config.save_frequency == "every_n_nodes" else 1
         return self.config.enabled and step_number % every == 0
 

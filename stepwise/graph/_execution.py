@@ -81,7 +81,7 @@ class Execution:
         return result
 
     def beginning(self) -> Written:
-        """What a new execution begins with: a memory, or a state."""
+        """Return the initial data of a new execution: a memory, or a state."""
         if self.session.get("frontier") is not None:
             return dict(self.session)
         return {"memory": copied({**self.session.get("memory", {}), **self.data})}
@@ -215,7 +215,7 @@ def begin(walk: Walk, beginning: Written) -> None:
 def result_of(
     walk: Walk, run_id: str, error: Exception | None, recovered: int | None = None
 ) -> ExecutionResult:
-    """What came of an execution that has ended, or paused."""
+    """Build the result of an execution that has ended or paused."""
     paused = walk.paused_at.node if walk.paused_at is not None and error is None else None
     status: Literal["completed", "failed", "paused"] = "paused" if paused else "completed"
     retries = walk.retries
@@ -240,7 +240,7 @@ def result_of(
 
 
 def session_of(walk: Walk, run_id: str) -> Written:
-    """What another call goes on with."""
+    """Return the session state from which another call continues."""
     paused = walk.paused_at
     return {
         **walk.state(),
@@ -278,7 +278,7 @@ class _Body(NothingGiven):
         return dict(vars(self.result()))
 
     def result(self, error: Exception | None = None) -> ExecutionResult:
-        """What came of it."""
+        """Return the result of the execution."""
         return result_of(self._walk, self._active.run_id, error, self._recovered)
 
     def _beginning(self) -> Written:

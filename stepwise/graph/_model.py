@@ -18,7 +18,7 @@ __all__ = ["Edge", "Graph", "Memory", "Node"]
 
 
 class Memory(dict[str, Any]):
-    """What the nodes of a graph share, as one attempt of a node sees it: a copy of its own.
+    """The shared memory of a graph's nodes, as one attempt of a node sees it: its own copy.
 
     What the node writes counts once it has returned; what a failed attempt wrote is gone.
 
@@ -195,7 +195,7 @@ class Graph:
         )
 
     def reaches(self, source: str, target: str) -> bool:
-        """Whether the second node may be visited after the first."""
+        """Return whether the second node may be visited after the first."""
         found = self._reach.get(source)  # only a join asks
         if found is None:
             found = self._reach[source] = self._reachable(source)

@@ -1,4 +1,4 @@
-"""What came of the execution of a graph.
+"""The result of executing a graph.
 
 Imports nothing of ours.
 """
@@ -13,7 +13,7 @@ __all__ = ["ExecutionResult"]
 
 @dataclass
 class ExecutionResult:
-    """What came of an execution.
+    """The result of an execution.
 
     Args:
         success: no node has failed for good.  A paused execution counts as a success, too.
@@ -51,7 +51,7 @@ class ExecutionResult:
 
     @property
     def had_partial_failures(self) -> bool:
-        """Whether an attempt of any node failed."""
+        """True if an attempt of any node failed."""
         return bool(self.nodes_with_failures)
 
     @property

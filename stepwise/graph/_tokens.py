@@ -121,7 +121,7 @@ def _copied(value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values hold the same; of different types they never do."""
+    """Return whether two values are equal; values of different types never are."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -139,7 +139,7 @@ _ATOMS = (str, bytes, int, bool)
 
 
 def _print_of(value: Any) -> object:
-    """What equal values have in common; an object of its own where that cannot be known."""
+    """Return a key that equal values share; a new object where equality is unknown."""
     with contextlib.suppress(DigestError):
         return digest.digest(value)
     with contextlib.suppress(NotRecordableError):

@@ -190,13 +190,13 @@ class Visits:
         }
 
     def _following(self, token: Token, record: Written) -> list[str] | None:
-        """What follows; ``None`` if a condition raises: the node has done its part all the same."""
+        """Return the next nodes, or ``None`` if a condition raises although the node is done."""
         with contextlib.suppress(Exception):  # asked again, and raised, by follow()
             return self.follow(token.wrote(record))
         return None
 
     def follow(self, token: Token) -> list[str]:
-        """What follows a visit, asked now."""
+        """Evaluate the conditions after a visit and return the next nodes."""
         return self._graph.following(token.node, self._memory(token, token.memory))
 
     # -- failures --------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Visits:
         return error
 
     def _give_back(self, numbers: list[int]) -> None:
-        """What was called in a failed attempt answers the next one."""
+        """Let the calls of a failed attempt answer those of the next one."""
         active = self._active
         if active is None or not numbers:
             return
@@ -261,7 +261,7 @@ class Visits:
     # -- answers ---------------------------------------------------------------------------------
 
     async def answer(self, token: Token, answer: Written | None) -> Written | None:
-        """What a human answered at a pause; ``None`` if nobody has yet.
+        """Return a human's answer at a pause, or ``None`` if there is none yet.
 
         Args:
             answer: what is offered now; one that is recorded goes before.
@@ -295,7 +295,7 @@ class Visits:
         return record
 
     async def beginning(self, make: Callable[[], Any]) -> Any:
-        """What the execution began with: recorded, since later calls bring answers instead."""
+        """Return the recorded initial data; later calls bring answers instead."""
         scope = current_scope()
         if self._active is None or scope is None:
             return make()

@@ -26,7 +26,7 @@ class Paused(BaseException):
 
 
 class Answer:
-    """What a human answered, and the visit of a pause that it is meant for, by its key."""
+    """A human's answer, and the key of the pause's visit that it is meant for."""
 
     def __init__(self, data: Written, visit: str) -> None:
         self.data, self.visit = data, visit
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass
 class _Finished:
-    """What came of a visit: what it wrote, what was answered, what it raised."""
+    """The result of a visit: its writes, its answer, its exception."""
 
     record: Written | None = None
     answer: Written | None = None
@@ -126,7 +126,7 @@ class Walk:
 
     @property
     def quiet(self) -> bool:
-        """Whether all that was done is in the state: no visit has begun without an end."""
+        """True if the state holds all that was done: no visit has begun without an end."""
         return not (self._tasks or self._failed or self._halted)
 
     @property
@@ -166,7 +166,7 @@ class Walk:
 
     @property
     def memory(self) -> Written:
-        """That of all branches together."""
+        """The merged memory of all branches."""
         tokens = sorted([*self._ended, *self._frontier()], key=self._place)
         return dict(merged(tokens)[0]) if tokens else {}
 

@@ -1,4 +1,4 @@
-"""What an execution of hive's graph records: its visits of nodes, and what its tools returned."""
+"""Records of an execution of hive's graph: its visits of nodes, and results of its tools."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class HiveExecution(NothingGiven):
                     self._give_back(call)
 
     def _give_back(self, call: int) -> None:
-        """What was called in a visit that an earlier process made answers the next attempt."""
+        """Let the calls of a visit by an earlier process answer those of the next attempt."""
         active = self.active
         entries = active.journal.load(Position())
         pool = Pool(entries, known_steps)

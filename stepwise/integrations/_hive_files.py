@@ -45,14 +45,14 @@ class StrangeFileError(DamagedFileError):
 
 
 def sealed(model: Any) -> bytes:
-    """What hive would write, with a checksum."""
+    """Return a model as hive would write it, with a checksum."""
     text: str = model.model_dump_json(indent=2, exclude={_FIRST, _LAST})
     rest = b'",' + text[1:-1].rstrip().encode() + _TAIL
     return _HEAD + hashlib.sha256(rest).hexdigest().encode() + rest
 
 
 def read(path: Path, model: Any) -> tuple[Any, bool]:
-    """What a file holds, and whether a checksum says so.
+    """Read a model from a file, and return whether a checksum confirms it.
 
     Raises:
         DamagedFileError: it is not what was written.

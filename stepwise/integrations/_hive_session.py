@@ -113,7 +113,7 @@ def _read(store: Store, run_id: str, name: str) -> Any:
 
 
 class Session:
-    """What one execution knows of the session states of its run."""
+    """The session states of a run, as one execution knows them."""
 
     def __init__(
         self,

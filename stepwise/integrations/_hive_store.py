@@ -140,7 +140,7 @@ class HiveCheckpointStore:
     async def verify_checkpoint(
         self, checkpoint_id: str
     ) -> Literal["verified", "unverified", "damaged"] | None:
-        """What is known of a checkpoint's file; ``None`` if there is none.
+        """Return the condition of a checkpoint's file, or ``None`` if there is no file.
 
         ``"unverified"``: hive wrote it, without a checksum, and it can be read.
         """
@@ -183,7 +183,7 @@ class HiveCheckpointStore:
         return await asyncio.to_thread(self._delete, old) if old else 0
 
     async def checkpoint_exists(self, checkpoint_id: str) -> bool:
-        """Whether there is a file for a checkpoint, damaged or not."""
+        """Return whether there is a file for a checkpoint, damaged or not."""
         return await asyncio.to_thread(lambda: self._path(checkpoint_id).exists())
 
     # -- one checkpoint --------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def executor_class() -> Any:
 
 
 class _Recorded:
-    """What goes before hive's own class."""
+    """The mixin that precedes hive's own class."""
 
     def __init__(
         self,

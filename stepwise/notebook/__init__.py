@@ -120,7 +120,7 @@ class _Looks:
 
 @contextmanager
 def _as_usage() -> Iterator[None]:
-    """What stepwise has to say, without a traceback."""
+    """Show errors of stepwise without a traceback."""
     try:
         yield
     except StepwiseError as error:

@@ -1,4 +1,4 @@
-"""What the inputs of a notebook's cell were: digests of values, and of functions and classes.
+"""Inputs of a notebook's cell: digests of values, and of functions and classes.
 
 A function or class that a cell of the notebook defines counts by its code and by what that reads
 in its turn, so that an edited helper runs again the cells that use it.
@@ -82,7 +82,7 @@ def _function(held: Any) -> FunctionType | None:
 
 
 def _parts(value: Any) -> Iterator[bytes | str]:
-    """What tells two functions or classes apart."""
+    """Yield the parts that tell two functions or classes apart."""
     yield digest.class_name(type(value))
     if isinstance(value, FunctionType):
         yield value.__qualname__

@@ -33,7 +33,7 @@ except ImportError as error:
 __all__ = ["ATTRIBUTE", "StepMagic", "UsageError"]
 
 ATTRIBUTE = "_stepwise_cells"
-"""Of the shell: what a cell with ``await`` calls."""
+"""The method of the shell that a cell with ``await`` calls."""
 
 _MAGIC = re.compile(r"%%step(?=\s|$)")
 _OUTPUT = "(shown)"  # the key of what was shown, among the variables
@@ -239,7 +239,7 @@ class StepMagic:
     # -- outputs ---------------------------------------------------------------------------------
 
     def _outputs(self, job: _Job, recorder: Recorder) -> dict[str, Any]:
-        """What is recorded of a cell that has just been executed."""
+        """Build the record of an executed cell."""
         variables = self._variables
         names = job.outputs if job.outputs is not None else self._changed(job)
         missing = [name for name in names if name not in variables]

@@ -1,4 +1,4 @@
-"""What a notebook's cell shows: recorded while it runs, shown again when it is skipped.
+"""Outputs of a notebook's cell: recorded while it runs, shown again when it is skipped.
 
 Text goes on to where it went, and everything is shown as it comes: recording only listens.
 """
@@ -24,7 +24,7 @@ Item = tuple[Any, ...]
 
 
 class Shown:
-    """What a cell left behind beside its variables.
+    """The leftovers of a cell beside its variables.
 
     Args:
         items: what it showed; see :class:`Recorder`.

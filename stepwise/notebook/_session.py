@@ -100,7 +100,7 @@ class Notebook:
         return _NotebookRun(found.store, found.id, self)
 
     def as_seen(self, shown: RunShown) -> RunShown:
-        """What is shown of it: which cells this kernel has skipped is not recorded."""
+        """Return the display form of the run, with the cells that this kernel skipped."""
         executed, skipped = self._progress.executed, self._progress.skipped
         if not executed + skipped:
             return shown
@@ -153,7 +153,7 @@ class Notebook:
         return read_one(self.store, seal, self.run_id, max(found)) if found else None
 
     def load(self, entry: Entry) -> dict[str, Any]:
-        """What a cell that is skipped gave.
+        """Load the variables and outputs of a skipped cell.
 
         Raises:
             UnreadableValueError: it cannot be loaded here.
@@ -244,7 +244,7 @@ class Notebook:
         self._tell(active, is_new=is_new)
 
     def _tell(self, active: ActiveRun, *, is_new: bool) -> None:
-        """That the run is in progress; for the first cell of a kernel that it goes on."""
+        """Record that the run is in progress; for a kernel's first cell, that it resumes."""
         now = time.time()
         active.facts = active.facts._replace(status="running", end=0, error="", updated_at=now)
         first, self._begun = not self._begun, True
@@ -280,7 +280,7 @@ class _Piece(Opened["_Body"]):
 
 
 class _Body(NothingGiven):
-    """What is executed of the run: one cell."""
+    """The part of the run that is executed: one cell."""
 
     def __init__(self, notebook: Notebook, active: ActiveRun, cell: Cell, *, is_new: bool) -> None:
         self._notebook, self._active, self._cell = notebook, active, cell

@@ -120,7 +120,7 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
             return {}  # it is new
 
     def _is_told(self, statement: str, values: tuple[Any, ...]) -> bool:
-        """Whether a statement would write a setting that is there."""
+        """Return whether a statement would write a setting that is already stored."""
         if "INTO Settings VALUES" in statement:
             key, value = values
         elif statement.startswith("UPDATE Settings SET value"):

@@ -51,7 +51,7 @@ class Copy:
                 break
 
     def is_current(self) -> bool:
-        """Whether the database is as it was when it was copied."""
+        """Return whether the database is unchanged since it was copied."""
         return self._seen == self._state()
 
     def _state(self) -> list[tuple[int, int, int] | None]:

@@ -140,7 +140,7 @@ def sync(folder: str) -> None:
 
 
 def inode(path: str) -> tuple[int, int] | None:
-    """What tells a file from another one that took its name; ``None`` if there is none."""
+    """Return an id that tells a file from a later one of the same name, or ``None`` without one."""
     try:
         there = os.stat(path)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def inode(path: str) -> tuple[int, int] | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of that id on this machine."""
+    """Return whether there is a process of that id on this machine."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -190,7 +190,7 @@ _HINTS = {
 
 
 def store_error(path: str, error: Exception) -> StoreError:
-    """What SQLite or the system raised, as an error of ours that names path, cause and way out."""
+    """Convert an error of SQLite or the system to ours, which names path, cause and way out."""
     if isinstance(error, OSError):
         code, text = error.errno, error.strerror or str(error)
         path = error.filename if isinstance(error.filename, str) else path

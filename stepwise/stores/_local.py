@@ -74,7 +74,7 @@ _Wanted = tuple[str, int, Batch]  # by a run, under an epoch
 
 
 class _Waiting(Share):
-    """What a run wants written, and others are before it."""
+    """A run's writes that wait for the writes of others."""
 
     __slots__ = ("wanted",)
 
@@ -226,7 +226,7 @@ class FolderStore(abc.ABC):
         self._drafts[run_id] = batch
 
     def _is_draft(self, run_id: str, epoch: int, batch: Batch) -> bool:
-        """Whether a batch is one small object, or a later form of it, not to be durable yet."""
+        """Return whether a batch is one small object, or its next form, that may wait."""
         more = batch.records or batch.durable or batch.prune or batch.head or batch.mark
         if more or len(batch.put) != 1 or self._epochs.get(run_id) != epoch:
             return False

@@ -1,4 +1,4 @@
-"""Who holds a lease on this machine: one lock file for a store, one byte of it for each run.
+"""Locks for leases on this machine: one file for a store, one byte of it for each run.
 
 The kernel frees a record lock when its process dies, however it dies.  Where the system has them,
 locks of *open file descriptions* (OFD, Linux) are taken.  A POSIX lock has a trap: *all* locks of a
@@ -48,7 +48,7 @@ _FLOCK = struct.Struct("@hhqqi0q" if _LINUX else "@qqihh")
 
 @functools.cache
 def has_ofd() -> bool:
-    """Whether locks stay when this process reads the locked file, and closes it."""
+    """Return whether locks survive when this process reads and closes the locked file."""
     if not _LINUX or not hasattr(fcntl, "F_OFD_GETLK"):
         return False
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -127,7 +127,7 @@ class LockFile:
 
     @property
     def busy(self) -> bool:
-        """Whether this process holds any lock of the file."""
+        """True if this process holds any lock of the file."""
         return bool(self._held)
 
     def close(self) -> None:

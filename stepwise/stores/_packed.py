@@ -1,4 +1,4 @@
-"""What stands in a row for a name, for the head of a run and for its lease."""
+"""Encodings of a row: of a name, of a run's head and of its lease."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EPOCH = 24  # bytes: its check sum, and itself
 
 @functools.lru_cache(maxsize=256)
 def hashed(name: str) -> str:
-    """What stands for an id or a name, whatever characters that has."""
+    """Return the hash that replaces an id or a name, whatever its characters."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -47,7 +47,7 @@ def pack_lease(epoch: int, owner: Owner) -> bytes:
 
 
 def epoch_of(row: bytes | None) -> int:
-    """The epoch of a lease; 0 where there is none.
+    """Return the epoch of the lease, or 0 if there is none.
 
     Of a damaged row it is more than any count has come to, so that nobody before is still let in.
     """
@@ -61,7 +61,7 @@ def epoch_of(row: bytes | None) -> int:
 
 
 def owner_of(row: bytes) -> Owner | None:
-    """Who has a lease; ``None`` if that cannot be read."""
+    """Return the owner of a lease, or ``None`` if the row cannot be read."""
     try:
         owner = Owner(**json.loads(row[_EPOCH:]))
     except (ValueError, TypeError):
@@ -97,7 +97,7 @@ def unpack(row: bytes, run: str) -> Head | None:
 
 
 def unpack_of(row: bytes | None, run_id: str) -> Head | None:
-    """The head of a run; one that does not verify, if there is a row that holds none of it."""
+    """Return a run's head; an unreadable row gives a head that does not verify."""
     if row is None:
         return None
     return unpack(row, hashed(run_id)) or Head(run_id, "", False, b"")

@@ -1,4 +1,4 @@
-"""What a database in a folder keeps: rows of leases, records, objects and heads."""
+"""The tables of a database in a folder: rows of leases, records, objects and heads."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Transactions:
         return sum(os.path.getsize(each) for each in files if os.path.exists(each))
 
     def undo(self) -> None:
-        """What the transaction did beside the database is undone."""
+        """Undo the effects of a transaction that are outside the database."""
         self.values.undo()
 
     def close(self) -> None:

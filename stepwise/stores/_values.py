@@ -59,7 +59,7 @@ class Values:
             self._remove(self._doomed.pop())
 
     def undo(self) -> None:
-        """The transaction was rolled back: only now it is known that no row names its files."""
+        """Undo a transaction: delete its new value files, and keep the replaced ones."""
         self._doomed = []
         while self._fresh:
             self._remove(self._fresh.pop())

@@ -1,4 +1,4 @@
-"""What a store is: bytes under a run, written in atomic batches by the one owner of the run.
+"""The store protocol: bytes under a run, written in atomic batches by the run's one owner.
 
 A store knows nothing of steps or pickles.  It keeps, for each run,
 
@@ -28,7 +28,7 @@ __all__ = ["Batch", "Head", "Owner", "Store"]
 
 
 class Owner(NamedTuple):
-    """Who executes a run: process, machine, since when (seconds since 1970), thread or task."""
+    """The owner of a run: process, machine, start (seconds since 1970), thread or task."""
 
     pid: int
     host: str
@@ -52,7 +52,7 @@ _NO_OBJECTS: Mapping[str, Data] = {}
 
 
 class Batch(NamedTuple):
-    """What one transaction writes.  Either all of it is there afterwards, or none.
+    """The contents of one transaction.  Either all of it is there afterwards, or none.
 
     Args:
         records: (sequence number, bytes).  Large ones come in pieces, which ``bytes()`` joins.
@@ -89,7 +89,7 @@ class Store(Protocol):
 
     @property
     def persistent(self) -> bool:
-        """Whether it outlives the process."""
+        """True if the store outlives the process."""
 
     def acquire(self, run_id: str, owner: Owner) -> int:
         """Take the lease of a run, which need not exist yet; returns the new epoch (1, 2, ...).
@@ -104,7 +104,7 @@ class Store(Protocol):
         """Give the lease up.  Giving up what is no longer held is no error."""
 
     def owner(self, run_id: str) -> Owner | None:
-        """Who holds the lease now and is alive; ``None`` if nobody does."""
+        """Return the living owner of the lease, or ``None`` if nobody has it."""
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         """Write a batch.

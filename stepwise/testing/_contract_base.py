@@ -1,4 +1,4 @@
-"""What the tests of the contract share: stores to test, what to write, and what is then there."""
+"""Helpers for the tests of the contract: stores to test, data to write, contents to compare."""
 
 from __future__ import annotations
 

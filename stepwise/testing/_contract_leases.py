@@ -26,12 +26,12 @@ __all__ = ["LeaseContract"]
 
 
 class LeaseContract(ContractBase):
-    """Who may write to a run, and until when."""
+    """The rules of leases: which owner may write to a run, and until when."""
 
     # -- the lease -------------------------------------------------------------------------------
 
     def test_one_owner(self, tmp_path: Path) -> None:
-        """Only one can have the lease of a run; who asks for it next is told who has it."""
+        """Only one owner can have the lease; the error for the next one names the owner."""
         store, epoch = self._begin(tmp_path)
         error = refused(RunOwnedError, lambda: store.acquire("run", OTHER))
         assert (error.run_id, error.owner, store.owner("run")) == ("run", ME, ME)
@@ -42,7 +42,7 @@ class LeaseContract(ContractBase):
         assert store.owner("run") == OTHER
 
     def test_one_owner_of_many_threads(self, tmp_path: Path) -> None:
-        """Of threads that ask for a lease at once, one gets it."""
+        """If many threads ask for a lease at once, one of them gets it."""
         store, start = self._store(tmp_path), threading.Barrier(8)
 
         def ask(number: int) -> int | None:
@@ -70,7 +70,7 @@ class LeaseContract(ContractBase):
         assert store.acquire("run2", ME) == 1
 
     def test_an_old_epoch_writes_nothing(self, tmp_path: Path) -> None:
-        """Who lost the lease can neither write nor delete anything of the run."""
+        """A former owner can neither write nor delete anything of the run."""
         store, old = self._begin(tmp_path)
         first = Batch(((1, b"1"),), {"a": b"1"}, head=head_of("run"), mark=b"m" * 40)
         store.write("run", old, first)

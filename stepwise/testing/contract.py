@@ -40,7 +40,7 @@ _NOT_UTF8 = "caf\udce9"  # how an argument or a file name that is not UTF-8 reac
 
 
 class StoreContract(LeaseContract):
-    """What every store promises, as tests; inherit it under a name that begins with ``Test``.
+    """The promises of every store, as tests; inherit it under a name that begins with ``Test``.
 
     Define :meth:`make_store`, and :meth:`reopen` if the store is persistent.  What a power cut, a
     killed process or a fork does to a store depends on what it is made of: test these yourself.
@@ -132,7 +132,7 @@ class StoreContract(LeaseContract):
         assert [n for n, _ in store.read("run")] == [1, 2]
 
     def test_a_batch_appears_as_a_whole(self, tmp_path: Path) -> None:
-        """Who reads while batches are written never sees a part of one."""
+        """A reader during writes never sees a part of a batch."""
         store, epoch = self._begin(tmp_path)
         done = threading.Event()
 

@@ -33,7 +33,7 @@ _RESTARTS = 20  # of one trial; each settles one doubt at least
 
 @dataclass
 class CrashReport:
-    """What :func:`crash_everywhere` did.
+    """The results of :func:`crash_everywhere`.
 
     Args:
         points: the places at which the workflow was killed, as text.
