@@ -689,7 +689,8 @@ def test_killed_while_undoing(tmp_path, place, answer):
 DIES_BETWEEN = """
 import os, signal, sys
 import stepwise
-from stepwise import _compensation, step, tool, workflow
+from stepwise import step, tool, workflow
+from stepwise._calls import compensation as _compensation
 
 def undo(call):
     print("undo")

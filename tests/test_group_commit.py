@@ -362,7 +362,8 @@ asyncio.run(run()) if "{kind}" == "tasks" else run()
 # Acknowledged 50 steps before they are written, more than there are threads: a broken promise.
 HASTY = """
 from collections import deque
-from stepwise import _adrive, _drive
+from stepwise._calls import async_driver as _adrive
+from stepwise._calls import driver as _drive
 from stepwise._calls.operations import Result
 late = deque()
 def hasty(operation):

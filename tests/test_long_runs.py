@@ -323,7 +323,8 @@ def test_killed(start):
 
 PROGRAM = """
 import os
-from stepwise import _summary, step, workflow
+from stepwise import step, workflow
+from stepwise._execution import summary as _summary
 
 summary.EVERY = 20
 

@@ -55,7 +55,8 @@ def agent():
 main(agent)
 """
 UNCHECKED = """
-from stepwise import _codec, _resume
+from stepwise._values import codec as _codec
+from stepwise._workflows import resume as _resume
 _codec.PYTHON = _resume.PYTHON = "any"
 """
 

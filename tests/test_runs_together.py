@@ -339,7 +339,8 @@ def test_a_fork_while_a_store_is_being_opened_does_not_hang():
 
 STARTING = """
 import os, signal, threading
-from stepwise import _definition, workflow
+from stepwise import workflow
+from stepwise._workflows import definition as _definition
 
 began, go, file_of = threading.Event(), threading.Event(), _definition.file_of
 

@@ -2,7 +2,8 @@
 
 _BOTH = """
 import re
-from stepwise import _digest, _steps
+from stepwise._values import digest as _digest
+from stepwise._calls import steps as _steps
 from stepwise._matching.subjects import Identity
 
 def _identify(self, *args, right=_steps.Step.identify):
