@@ -324,7 +324,7 @@ def test_killed(start):
 PROGRAM = """
 import os
 from stepwise import step, workflow
-from stepwise._execution import summary as _summary
+from stepwise._execution import summary
 
 summary.EVERY = 20
 
