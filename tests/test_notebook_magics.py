@@ -64,7 +64,7 @@ def test_notices_do_not_look_like_errors(notebook):
         for _ in range(2):
             one.options(run_id="one")("<b>")
     """
-    step = "%%step tells\nstepwise._notices.notice('by the way')\nprint('done')"
+    step = "%%step tells\nstepwise._runtime.messages.notice('by the way')\nprint('done')"
     kernel = notebook.start()
     shown = kernel.run(cell)
     assert [each.partition(" at ")[0] for each in shown.notices] == [

@@ -578,7 +578,7 @@ def test_other_pythons(version, tmp_path):
     """Another version of Python finds the same positions and fingerprints in the same source."""
     names = [tmp_path / "agent.py"]
     names[0].write_text(BEFORE, "utf-8")
-    names += sorted(pathlib.Path(stepwise.__file__).parent.glob("_*.py"))
+    names += sorted(pathlib.Path(stepwise.__file__).parent.rglob("_*/*.py"))
     said = [
         subprocess.run(
             [python, "-B", "-c", PRINT_ALL, *map(str, names)],
