@@ -230,7 +230,8 @@ def _file_of(iterator: Any) -> Any:
     file = found[0]
     try:
         named = isinstance(file.name, (str, bytes, os.PathLike))  # not a descriptor
-        regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        status = os.fstat(file.fileno())
+        regular = stat.S_ISREG(status.st_mode) and status.st_size  # those of /proc have none
         again = named and regular and file.mode in _MODES and file.tell() == 0
     except (AttributeError, OSError, ValueError):
         return None
