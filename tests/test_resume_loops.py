@@ -201,6 +201,7 @@ def test_a_loop_over_a_data_frame(head):
 
 FILE = """
     import csv
+    import gc
     import pathlib
     {bar}
 
@@ -208,6 +209,10 @@ FILE = """
     if not MADE.exists():
         MADE.touch()
         DATA.write_bytes({data!r})
+
+    def still_open():
+        files = [each for each in gc.get_objects() if type(each).__name__ == "FileIO"]
+        return [str(each) for each in files if not each.closed and each.name in (DATA, str(DATA))]
 
     @workflow{options}
     def run():
@@ -220,7 +225,7 @@ FILE = """
             work(f"first {{len(seen)}} {{each[0]}}")
             log("between")
             work(f"second {{len(seen)}}")
-        log("end")
+        log(f"end, open: {{still_open()}}")
         return [work("end"), seen]
 """
 

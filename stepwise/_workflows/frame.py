@@ -474,6 +474,8 @@ class WorkflowFrame(Frame):
 
     def anew(self, iterator: Any) -> bool:
         """Return whether the iterator of a resumed loop has to be made again."""
+        if isinstance(iterator, Counted):  # the loop alone holds its file
+            self.values = {n: value for n, value in self.values.items() if value is not iterator}
         return isinstance(iterator, Skipped)
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
