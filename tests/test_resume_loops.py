@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 
@@ -195,4 +196,223 @@ def test_a_loop_over_a_data_frame(head):
         assert "'frame' changed since it began" in second.text
         assert "skips 2 items" in lab.run().text
         assert lab.result == expected
+        assert {*lab.did.values()} == {1}
+
+
+FILE = """
+    import csv
+    import gc
+    import pathlib
+    {bar}
+
+    MADE, DATA = (pathlib.Path(__file__).with_name(name) for name in ("made", "data"))
+    if not MADE.exists():
+        MADE.touch()
+        DATA.write_bytes({data!r})
+
+    def still_open():
+        files = [each for each in gc.get_objects() if type(each).__name__ == "FileIO"]
+        return [str(each) for each in files if not each.closed and each.name in (DATA, str(DATA))]
+
+    @workflow{options}
+    def run():
+        path, there = str(DATA), DATA
+        work("begin")
+        seen = []
+        {block}
+            seen.append(str(each))
+            log(f"pass {{len(seen)}}")
+            work(f"first {{len(seen)}} {{each[0]}}")
+            log("between")
+            work(f"second {{len(seen)}}")
+        log(f"end, open: {{still_open()}}")
+        return [work("end"), seen]
+"""
+
+TEXT = 'a, "b\nc"\r\n\xe4b,"d\r\n""e"" \xe4",\nlast,'.encode()
+
+IN_HEAD = [
+    "open(path)",
+    "open(there, newline='', encoding='utf-8')",
+    "open(path, 'rb')",
+    "open(path, mode='rt', errors='replace')",
+    "there.open('r')",
+    "csv.reader(open(path, newline=''))",
+    "enumerate(tqdm(open(path)), 1)",
+]
+
+IN_WITH = [
+    ("open(path, newline='')", "csv.reader(file, skipinitialspace=True)"),
+    ("open(path, 'rb')", "file"),
+    ("there.open()", "enumerate(file)"),
+]
+
+
+def reading(head, opening="", data=TEXT, options=""):
+    """A program with a loop over that, in which a file may be opened before."""
+    block = f"for each in {head}:"
+    if opening:
+        inside = block.replace("\n", "\n  ")
+        block = f"with {opening} as file:\n         {inside}"
+    return FILE.format(bar=BAR, block=block, data=data, options=options)
+
+
+@pytest.mark.parametrize("program", [*map(reading, IN_HEAD), *(reading(b, a) for a, b in IN_WITH)])
+def test_a_loop_over_a_file(program):
+    """A loop over a file that is only read goes on behind the items that it had given."""
+    said = survives(program)
+    for call, text in said.items():
+        assert "cannot resume" not in text
+        assert (f"of the loop at {line_of(program, 'for each in')}" in text) == (
+            call != "work(end)"
+        )
+
+
+NOT_TWICE = {
+    "written to": reading("open(path, 'r+')"),
+    "two of them": reading("zip(open(path), open(path))"),
+    "named twice": reading("file", "open(path)").replace("log(", "file.name; log(", 1),
+    "read before": reading("file", "open(path)").replace(
+        "for each in", "next(file)\n         for each in"
+    ),
+    "in a loop": reading("file", "open(path)").replace(
+        "for each in file:", "for _ in 'ab':\n          for each in file:"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_TWICE)
+def test_a_file_that_is_not_skipped(case):
+    """A kill in a loop over a file that may not be what it was sets it back to before the loop."""
+    said = survives(NOT_TWICE[case], exactly=False)
+    *inside, _ = said
+    assert not [call for call in said if "skips" in said[call]]
+    assert any("cannot resume inside the" in said[call] for call in inside)
+
+
+def grows(data):
+    """Something is appended."""
+    with data.open("ab") as file:
+        file.write(b"x\n")
+
+
+def is_rewritten(data):
+    """The part that was read holds something else, and its size and time are as before."""
+    before = data.stat()
+    with data.open("r+b") as file:
+        file.write(b"A")
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def is_touched(data):
+    """Its time is another."""
+    os.utime(data, ns=(0, 0))
+
+
+def is_replaced(data):
+    """Another file with the same contents and time is in its place."""
+    before, other = data.stat(), data.with_name("other")
+    other.write_bytes(data.read_bytes())
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(data)
+
+
+CHANGES = {
+    grows: "it had 6 bytes and has 8",
+    is_rewritten: "what was read of it is no longer what it was",
+    is_touched: "it was written to",
+    is_replaced: "it is another file",
+}
+OPTIONS = ["", "(keep=1)", "(prune_journal=True)"]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("opening", ["", "open(path)"])
+def test_a_file_that_changes(change, opening, options):
+    """Once its file is another, a run goes back to before the loop, and reads it as it is now."""
+    program = reading("file" if opening else "open(path)", opening, b"a\nb\nc\n", options)
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(second 3) before").died
+        change(lab.folder / "data")
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        where = line_of(program, "for each in")
+        why = f"the file that the loop at {where} reads has changed ({CHANGES[change]})"
+        assert ended.text.count(why) == 1, ended.text
+        begins = line_of(program, "with open" if opening else "for each in")
+        assert f"goes on at {begins}, after 1 step (" in ended.text
+        assert "skips" not in ended.text
+        _, seen = lab.result
+        assert "".join(seen) == (lab.folder / "data").read_text()
+        assert lab.did["work(second 2)"] == 1
+
+
+def test_a_file_that_is_gone():
+    """Once its file is gone, a run goes back to before the loop, which fails as it would anew."""
+    program = reading("open(path)")
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(second 2) before").died
+        data = lab.folder / "data"
+        data.rename(data.with_name("gone"))
+        ended = lab.run()
+        assert ended.code != 0
+        assert "reads has changed (FileNotFoundError: " in ended.text
+        data.with_name("gone").rename(data)
+        assert lab.run().code == 0
+        assert {*lab.did.values()} == {1}
+
+
+def test_a_long_file_that_changes():
+    """While a loop over a file goes on, what is needed to go back to before it is not pruned."""
+    program = reading("open(path)", data=b"a\nb\n" * 75, options="(prune_journal=True, keep=1)")
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(second 140) before").died
+        assert "skips 140 items of the loop" in lab.run(die_at="work(second 145) before").text
+        grows(lab.folder / "data")
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert f"goes on at {line_of(program, 'for each in')}, after 1 step (" in ended.text
+        assert len(lab.result[1]) == 151
+        assert {*lab.did.values()} == {1}
+
+
+def test_loops_over_files_in_loops():
+    """Loops over files around each other go on, each behind its own items; one may have changed."""
+    program = """
+    import pathlib
+
+    FOLDER = pathlib.Path(__file__).parent
+    for name in "xy":
+        if not (FOLDER / name).exists():
+            (FOLDER / name).write_text("a\\nb\\n")
+
+    @workflow
+    async def flow():
+        path, other = FOLDER / "x", str(FOLDER / "y")
+        seen = [await awork("begin")]
+        with open(path) as outer:
+            for one in outer:
+                with open(other) as inner:
+                    for two in inner:
+                        seen.append(await awork(one.strip() + two.strip()))
+                        log("between")
+                        await awork(f"then {len(seen)}")
+                await awork(f"after {len(seen)}")
+            await awork("late")
+        return seen
+
+    def run():
+        return asyncio.run(flow())
+    """
+    said = survives(program, back=["work(late)"])
+    assert said["work(ba)"].count("skips") == 2
+    assert said["work(after 3)"].count("skips 1 item of the loop") == 1
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(then 5) before").died
+        (lab.folder / "y").write_text("a\nb\nc\n")
+        ended = lab.run()
+        assert f"loop at {line_of(program, 'for two in')} reads has changed" in ended.text
+        assert ended.code == 0, ended.text
+        assert lab.result == ["begin", "aa", "ab", "ac", "ba", "bb", "bc"]
         assert {*lab.did.values()} == {1}

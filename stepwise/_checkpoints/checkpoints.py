@@ -29,11 +29,13 @@ __all__ = [
     "Retention",
     "State",
     "load_checkpoint",
+    "number_of",
     "sealed",
 ]
 
 Retention = Literal["latest_only", "prune_old", "all"]
 PREFIX = "checkpoint/"
+_READS_FILES = "+"  # so that it stands beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
 _NEEDS_NOTHING: Mapping[str, Any] = {}
 
@@ -59,6 +61,8 @@ class State(NamedTuple):
             the end of the payload.
         state: what steps changed of their instances, as owner and part; see ``subjects``.
         serial: the highest number of an instance.
+        before: if it holds only as long as files are what they were: the checkpoint to go back to
+            otherwise; empty for the beginning of the run.
     """
 
     position: str
@@ -79,6 +83,7 @@ class State(NamedTuple):
     changed: Sequence[list[Any]] = ()
     state: Sequence[list[str]] = ()
     serial: int = 0
+    before: str | None = None
 
     @property
     def where(self) -> str:
@@ -148,6 +153,7 @@ class Checkpoints:
         tracks = bool(self._keep) or prune_journal
         self._chunks = _Chunks(journal, tracks=tracks, none=not self._names)
         self._refused: list[str] = []
+        self._before: dict[str, str] = {}  # by name: what to go back to if a file has changed
 
     def load(self) -> Iterator[Loaded | str]:
         """From the newest to the oldest; the name alone of one that does not verify."""
@@ -156,6 +162,8 @@ class Checkpoints:
             loaded = load_checkpoint(vault, name)
             if loaded is None:
                 self.refuse(name)
+            elif loaded.state.before is not None:
+                self._before[name] = loaded.state.before
             yield loaded if loaded is not None else name
 
     def refuse(self, name: str) -> None:
@@ -175,17 +183,41 @@ class Checkpoints:
         )
 
     def write(
-        self, state: State, payload: Data, facts: RunFacts, references: References
+        self,
+        state: State,
+        payload: Data,
+        facts: RunFacts,
+        references: References,
+        *,
+        reads_files: bool = False,
     ) -> RunFacts:
-        """Write a checkpoint and prune; return the facts of the run for its listing."""
+        """Write a checkpoint and prune; return the facts of the run for its listing.
+
+        Args:
+            reads_files: it holds only as long as files are what they were: the one before the loop
+                that reads them is kept as long as it.
+        """
         needs, chunks = references.needs()
+        if reads_files:
+            state = state._replace(before="")
         name = _name(state)
-        names = [*(each for each in self._names if each != name), name]
+        over = {name, name + _READS_FILES}  # the latter was taken in a loop that ended since
+        names = [*(each for each in self._names if each not in over), name]
+        self._before.pop(name, None)
+        if reads_files:
+            last = names[-2] if names[1:] else ""
+            self._before[name] = self._before.get(last, last)
+            state = state._replace(before=self._before[name])
         pruned = names[: -self._keep] if self._keep else []
-        kept = names[len(pruned) :]
-        gone = [*pruned, *(each for each in self._refused if each != name)]
+        needed = {self._before[each] for each in names[len(pruned) :] if each in self._before}
+        pruned = [each for each in pruned if each not in needed]
+        kept = [each for each in names if each not in pruned]
+        self._before = {each: self._before[each] for each in kept if each in self._before}
+        gone = [*pruned, *({*self._refused, *(over & {*self._names})} - {name})]
         gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
-        behind = self._behind(kept[0], state) if self.prunes_journal else 0
+        # Without the checkpoint to go back to, the whole journal is needed.
+        whole = not self.prunes_journal or not needed <= {*kept}
+        behind = 0 if whole else self._behind(kept[0], state)
         if behind - facts.pruned < _PRUNE_AT_LEAST:
             behind = facts.pruned
         after = facts._replace(pruned=behind) if behind != facts.pruned else facts
@@ -209,11 +241,17 @@ class Checkpoints:
         """
         needed: list[int] = [each[0] for each in state.unused]
         needed += (n.lowest for n in self._chunks.read(()).values() if n.lowest)
-        return min(int(oldest.removeprefix(PREFIX)), *needed, 1 << 62) - 1
+        return min(number_of(oldest), *needed, 1 << 62) - 1
+
+
+def number_of(name: str) -> int:
+    """Return the number of the journal record that a checkpoint of this name follows."""
+    return int(name.removeprefix(PREFIX).removesuffix(_READS_FILES))
 
 
 def _name(state: State) -> str:
-    return f"{PREFIX}{state.journal[0]:012d}"
+    suffix = "" if state.before is None else _READS_FILES
+    return f"{PREFIX}{state.journal[0]:012d}{suffix}"
 
 
 def sealed(

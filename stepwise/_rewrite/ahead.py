@@ -7,12 +7,14 @@ Operators, properties, iteration and the methods of context managers are not ask
 from __future__ import annotations
 
 import ast
+import copy
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepwise._rewrite.points import TRIES, opens
 
-__all__ = ["Ahead", "ahead_of", "each_pass", "head_of"]
+__all__ = ["Ahead", "ahead_of", "each_pass", "head_of", "loop_over_file", "mentions", "with_file"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr)
@@ -54,6 +56,11 @@ class Ahead(NamedTuple):
             generates=self.generates or other.generates,
             ends=self.ends or other.ends,
         )
+
+    @property
+    def opens(self) -> bool:
+        """True if something named ``open`` is called."""
+        return any(_is_open(name) for name in self.called)
 
     @property
     def matters(self) -> bool:
@@ -104,8 +111,14 @@ _RECORDED = frozenset(
 
 
 def head_of(iterable: ast.expr) -> Ahead | None:
-    """Describe the iterable of a loop, if it consists only of calls, names and constants."""
+    """Describe the iterable of a loop, if it consists only of calls, names and constants.
+
+    Of calls of ``open`` it contains one at most.
+    """
     if not isinstance(iterable, ast.Call):
+        return None
+    called = [_dotted(each.func) for each in ast.walk(iterable) if isinstance(each, ast.Call)]
+    if sum(_is_open(name or "") for name in called) > 1:
         return None
     for each in ast.walk(iterable):
         stars = isinstance(each, ast.keyword) and each.arg is None
@@ -115,6 +128,52 @@ def head_of(iterable: ast.expr) -> Ahead | None:
     ahead = _of([iterable])
     recorded = all(name.rpartition(".")[2] in _RECORDED for name in ahead.called)
     return None if ahead.unknown or recorded else ahead
+
+
+def _is_open(name: str) -> bool:
+    return name.rpartition(".")[2] == "open"
+
+
+def mentions(function: ast.AST) -> Counter[str]:
+    """Return how often each name is mentioned in a function; none if all may be looked up."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            found[node.id] += 1
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            found.update(node.names)
+    return Counter() if found.keys() & {"locals", "vars", "eval", "exec"} else found
+
+
+def loop_over_file(node: ast.With | ast.AsyncWith, mentioned: Counter[str]) -> ast.For | None:
+    """Return the loop in the block of ``with ... as file`` that alone mentions the file, once.
+
+    Args:
+        mentioned: how often the function mentions each name.
+    """
+    opening, name = node.items[0].context_expr, node.items[0].optional_vars
+    if isinstance(node, ast.AsyncWith) or len(node.items) > 1 or not isinstance(name, ast.Name):
+        return None
+    if not isinstance(opening, ast.Call) or not _is_open(_dotted(opening.func) or ""):
+        return None
+    loops = [each for each in node.body if isinstance(each, ast.For)]
+    reading = (each for each in loops if mentions(each.iter)[name.id])
+    return next(reading, None) if mentioned[name.id] == 2 else None
+
+
+def with_file(iterable: ast.expr, name: str, opening: ast.expr) -> ast.expr:
+    """Return a copy of the iterable of a loop that opens its file itself.
+
+    Args:
+        name: of the file in there.
+    """
+
+    class Opening(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return copy.deepcopy(opening) if node.id == name else node
+
+    made: ast.expr = Opening().visit(copy.deepcopy(iterable))
+    return made
 
 
 def _opened(stmt: ast.stmt, key: str | int) -> Ahead:

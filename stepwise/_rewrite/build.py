@@ -33,7 +33,7 @@ from stepwise._rewrite.scope import (
     placed,
 )
 from stepwise._rewrite.source import FunctionNode, Source, capture
-from stepwise._rewrite.transform import Point, Transformed, With, transform
+from stepwise._rewrite.transform import Point, Reading, Transformed, With, transform
 
 __all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
 
@@ -62,6 +62,7 @@ class Rewritten:
     loops: dict[str, int]
     ahead: dict[int, Ahead]
     heads: dict[str, Ahead]
+    files: dict[str, Reading]
     made: dict[str, Made]
     assigned: frozenset[str]
     stored: frozenset[str]
@@ -142,6 +143,7 @@ def build(
         changed.loops,
         changed.ahead,
         changed.heads,
+        changed.files,
         made,
         assigned,
         stored,

@@ -32,10 +32,21 @@ original would not have reached.
 from __future__ import annotations
 
 import ast
+import copy
+from collections import Counter
 from collections.abc import Iterable
+from types import CodeType
 from typing import NamedTuple
 
-from stepwise._rewrite.ahead import Ahead, ahead_of, each_pass, head_of
+from stepwise._rewrite.ahead import (
+    Ahead,
+    ahead_of,
+    each_pass,
+    head_of,
+    loop_over_file,
+    mentions,
+    with_file,
+)
 from stepwise._rewrite.nodes import (
     ask,
     load,
@@ -60,6 +71,7 @@ from stepwise._rewrite.source import FunctionNode
 
 __all__ = [
     "Point",
+    "Reading",
     "Transformed",
     "With",
     "transform",
@@ -98,6 +110,18 @@ class With(NamedTuple):
     released: tuple[str, ...]
 
 
+class Reading(NamedTuple):
+    """A loop that reads a file.
+
+    Args:
+        code: what it iterates over, file opened and all, as an expression.
+        within: the ``with`` statement that opens the file; ``None`` if the head of the loop does.
+    """
+
+    code: CodeType
+    within: int | None
+
+
 class Transformed(NamedTuple):
     """A function after its transformation.
 
@@ -111,6 +135,7 @@ class Transformed(NamedTuple):
         ahead: what is executed after a point, by its number; of those at which it can be saved,
             and under 0 what the function begins with.
         heads: what loops iterate over that could be begun again, by hidden iterator.
+        files: those of them that read a file.
     """
 
     declarations: list[ast.stmt]
@@ -121,12 +146,13 @@ class Transformed(NamedTuple):
     loops: dict[str, int]
     ahead: dict[int, Ahead]
     heads: dict[str, Ahead]
+    files: dict[str, Reading]
 
 
 def transform(node: FunctionNode) -> Transformed:
     """Rewrite the body of a function; ``node`` is used up."""
     declarations = hoist(node)
-    made = _Rewriter(released(node))
+    made = _Rewriter(released(node), mentions(node))
     body = made.block(node.body, "body", _Around())
     if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
         body += placed(made.save(made.last(), Ahead(ends=True)), node.body[-1])
@@ -139,6 +165,7 @@ def transform(node: FunctionNode) -> Transformed:
         made.loops,
         made.ahead,
         made.heads,
+        made.files,
     )
 
 
@@ -168,14 +195,17 @@ class _Around(NamedTuple):
 
 
 class _Rewriter:
-    def __init__(self, over: set[str]) -> None:
+    def __init__(self, over: set[str], mentioned: Counter[str]) -> None:
         self._released = over
+        self._mentioned = mentioned
+        self._opened: dict[ast.stmt, tuple[int, str, ast.expr]] = {}  # by loop: its ``with``
         self.points: dict[int, Point] = {}
         self.blocks: list[str] = []
         self.withs: list[With] = []
         self.loops: dict[str, int] = {}
         self.ahead: dict[int, Ahead] = {}
         self.heads: dict[str, Ahead] = {}
+        self.files: dict[str, Reading] = {}
 
     def point(self, position: str, line: int, around: _Around) -> int:
         number = len(self.points) + 1
@@ -336,10 +366,17 @@ class _Rewriter:
 
     def begin(self, node: ast.For | ast.AsyncFor, iterator: str, waits: str) -> ast.stmt:
         """Make the iterator of a loop whose body was rewritten; on resume, if it is to be anew."""
+        within, iterable = None, copy.deepcopy(node.iter)
+        if node in self._opened:
+            within, name, opening = self._opened[node]
+            iterable = with_file(iterable, name, opening)
         first = ask(f"{waits}iter", node.iter)
-        head = None if waits else head_of(node.iter)
+        head = None if waits else head_of(iterable)
         if head is None:
             return unless_resuming(store(iterator, first))
+        if head.opens:
+            code = compile(ast.Expression(iterable), "<the head of a loop>", "eval")
+            self.files[iterator] = Reading(code, within)
         self.heads[iterator] = head
         first = ask("counted", ast.Constant(iterator), first, ask("locals"))
         inside = target(ast.LtE(), self.last())
@@ -356,6 +393,10 @@ class _Rewriter:
             With(node.lineno, bound, tuple(name for name in bound if name in self._released))
         )
         enter = any_calls(item.context_expr for item in node.items)
+        reading = loop_over_file(node, self._mentioned)
+        if reading is not None:
+            opening = copy.deepcopy(node.items[0].context_expr)
+            self._opened[reading] = number, bound[0], opening
         for index, item in enumerate(node.items):
             manager = ask("manager", ast.Constant(number), ast.Constant(index), item.context_expr)
             item.context_expr = ast.copy_location(manager, item.context_expr)

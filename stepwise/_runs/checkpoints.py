@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint
+from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, number_of
 from stepwise._checkpoints.chunks import Vault
 from stepwise._display.render import facts_html
 from stepwise._journal.seal import Seal
@@ -59,7 +59,7 @@ def checkpoints_of(
     for name in store.names(run_id, PREFIX):
         size = len(store.get(run_id, name) or b"")
         loaded = load_checkpoint(vault, name)
-        number = int(name.removeprefix(PREFIX))
+        number = number_of(name)
         if loaded is None:
             found.append((RunCheckpoint(number, 0, "", size, 0.0, verified=False), None))
             continue

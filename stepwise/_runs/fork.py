@@ -110,6 +110,7 @@ def _write(
                 [numbers[origin], numbers[end], *flags] for origin, end, *flags in state.unused
             ],
             changed=changed,
+            before=None if state.before is None else "",  # it is the only one
         )
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
+from stepwise._checkpoints.chunks import Vault
 from stepwise._execution.summary import NAME, kept_summary
 from stepwise._journal.heads import open_head, read_head
 from stepwise._journal.journal import Journal, Position, facts_of
@@ -167,7 +169,13 @@ def _set_aside(journal: Journal, before: Verification) -> None:
     """Keep the bytes that do not verify, out of the way."""
     store, run_id = journal.store, journal.run_id
     kept = {f"{QUARANTINE}record/{number:012d}": data for number, data in _raw(journal, before)}
-    damaged = [f"checkpoint/{number:012d}" for number in before.damaged_checkpoints]
+    vault = Vault(store, journal.seal, run_id)
+    suspects = [
+        name
+        for name in store.names(run_id, PREFIX)
+        if number_of(name) in before.damaged_checkpoints
+    ]
+    damaged = [name for name in suspects if load_checkpoint(vault, name) is None]
     damaged += [] if before.summary else [NAME]
     for name in damaged:
         kept[f"{QUARANTINE}{name}"] = store.get(run_id, name) or b""

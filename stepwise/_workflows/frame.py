@@ -26,7 +26,7 @@ from stepwise._runtime.messages import file_name, reports
 from stepwise._values.buffers import Data
 from stepwise._values.preview import error_text
 from stepwise._workflows.complaints import Complaints, why_shut
-from stepwise._workflows.loops import Counted, Skipped, count, names_of
+from stepwise._workflows.loops import Counted, FileChangedError, Skipped, count, names_of, reopened
 from stepwise._workflows.module_state import ModuleState, is_global
 from stepwise._workflows.reach import Outlooks, Reach, outlook
 from stepwise._workflows.remade_clients import Remade, remade
@@ -43,7 +43,15 @@ _NO_ITERATORS = ("generator", "async_generator", "coroutine")
 
 
 class RestoreFailedError(BaseException):
-    """The local variables of a checkpoint cannot be brought back; raised before any code ran."""
+    """The local variables of a checkpoint cannot be brought back; raised before any code ran.
+
+    Args:
+        why: for the user.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class Workplace(NamedTuple):
@@ -97,6 +105,7 @@ class WorkflowFrame(Frame):
         "prefixes",
         "references",
         "refused",
+        "reopened",
         "seen",
         "shut",
         "started",
@@ -138,6 +147,7 @@ class WorkflowFrame(Frame):
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
         self.outlooks = Outlooks(place.rewritten, self.entered)
         self.shut: set[int] = set()  # blocks of which nothing was said yet
+        self.reopened: dict[int, Any] = {}  # the files of ``with`` statements to be entered again
         self.guesses = False
         self.drawn = False  # whether something executed may come to other values the next time
         self.count = self.taken = self.without = 0
@@ -176,8 +186,12 @@ class WorkflowFrame(Frame):
             except MemoryError as error:
                 doing = f"the variables at {state.where} were loaded"
                 raise self.active.stop(stopped(doing, error)) from error
+            except FileChangedError as error:
+                raise RestoreFailedError(str(error)) from error
             except Exception as error:
-                raise RestoreFailedError(f"{type(error).__name__}: {error_text(error)}") from error
+                why = f"{type(error).__name__}: {error_text(error)}"
+                why = f"the variables at {state.where} cannot be loaded ({why})"
+                raise RestoreFailedError(why) from error
             blocks = place.rewritten.blocks
             self.visited.update(blocks.index(path) for path in state.visited if path in blocks)
             self.loaded, values = None, self.values
@@ -185,24 +199,41 @@ class WorkflowFrame(Frame):
         if first is not None:
             self.drawn = outlook(first, values, place.rewritten, ()).drawn
         self.begun()
+        for name, value in self.values.items():
+            if isinstance(value, Counted):  # whose file was opened again
+                self.complaints.skipping(name, value.given)
         return self.target
 
     def _of_today(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the variables of a checkpoint under the names that this version gives them.
 
         Raises:
-            LookupError: an iterator is missing, or could not be made again, nor could a client.
+            LookupError: an iterator is missing, or could not be made again, nor could a client; or
+                a file is not what it was.
         """
         named = renamed(values)
         if not named.keys() >= {*self.place.rewritten.points[self.target].loops}:
             raise LookupError("another version of stepwise wrote them")
         rewritten = self.place.rewritten
         for name in rewritten.points[self.target].loops:
-            head = rewritten.heads.get(name)
-            if type(named[name]) is Skipped and (
-                head is None or names_of(head, named, rewritten) is None
-            ):
+            head, before = rewritten.heads.get(name), named[name]
+            if type(before) is not Skipped:
+                continue
+            reading = rewritten.files.get(name)
+            known = head is not None and names_of(head, named, rewritten) is not None
+            if not known or (reading is None) != (before.file is None):
                 raise LookupError(f"the loop at line {rewritten.loops[name]} is another one")
+            if reading is not None:
+                assert head is not None
+                try:
+                    again = reopened(before, head, reading.code, named, rewritten)
+                except FileChangedError as error:
+                    where = f"{self.file}:{rewritten.loops[name]}"
+                    why = f"the file that the loop at {where} reads has changed ({error})"
+                    raise FileChangedError(why) from error
+                named[name] = again
+                if reading.within is not None:
+                    self.reopened[reading.within] = again.file
         for name in rewritten.made.keys() & named.keys():
             value = named[name]
             if type(value) is Remade and remade(name, value.cls, named, rewritten) != value:
@@ -247,7 +278,7 @@ class WorkflowFrame(Frame):
         self.helped.clear()
         self.without = 0
         if self.shut:
-            self._tell_shut(self.place.rewritten.points[number])
+            self._tell_shut(self.place.rewritten.points[number], values)
         began = time.perf_counter()
         tells = self.wanted  # not of a checkpoint that nobody waits for
         if self.active.stopped is not None or not self._wants(number, values):
@@ -280,11 +311,16 @@ class WorkflowFrame(Frame):
         if state is None:
             return
         facts = self.active.facts
-        self.active.facts = self.checkpoints.write(state, payload, facts, self.references)
+        read = self._files_read(point, kept)
+        self.active.facts = self.checkpoints.write(
+            state, payload, facts, self.references, reads_files=bool(read)
+        )
+        self.shut -= read  # of what follows the loop in there, nothing is said
         self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
         self.complaints.in_a_row = self.count = 0
         self.entered.update((*point.withs, *point.loops))
+        self.entered -= read  # only in the loop
         self.last = time.perf_counter() - began
         self.cost += self.last
         if self.guesses:
@@ -346,8 +382,9 @@ class WorkflowFrame(Frame):
         return {**kept, **self.module.kept()}
 
     def _can_be_taken(self, point: Point, values: dict[str, Any], *, tells: bool) -> bool:
+        read = self._files_read(point, values)
         for number in point.withs:
-            if self.managers.get(number, (0, ""))[1]:
+            if self.managers.get(number, (0, ""))[1] and number not in read:
                 return False
         for name in point.loops:
             iterator = values.get(name)
@@ -437,6 +474,8 @@ class WorkflowFrame(Frame):
 
     def anew(self, iterator: Any) -> bool:
         """Return whether the iterator of a resumed loop has to be made again."""
+        if isinstance(iterator, Counted):  # the loop alone holds its file
+            self.values = {n: value for n, value in self.values.items() if value is not iterator}
         return isinstance(iterator, Skipped)
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
@@ -447,8 +486,20 @@ class WorkflowFrame(Frame):
         if isinstance(before, Skipped):
             assert isinstance(counted, Counted)
             self.complaints.skipping(name, before.items)
-            counted.skip(before.items)
+            counted.skip(before)
         return counted
+
+    def _files_read(self, point: Point, values: Mapping[str, Any]) -> set[int | None]:
+        """Return the ``with`` statements whose files the loops around a point read.
+
+        ``None`` for a loop that opens its file itself.
+        """
+        files = self.place.rewritten.files
+        return {
+            files[name].within
+            for name in point.loops
+            if name in files and isinstance(values.get(name), Counted)
+        }
 
     # -- with ------------------------------------------------------------------------------------
 
@@ -458,6 +509,9 @@ class WorkflowFrame(Frame):
 
     def manager(self, number: int, index: int, manager: Any) -> Any:
         """One of them was."""
+        if number in self.reopened:
+            manager.close()
+            manager = self.reopened.pop(number)
         done, why = self.managers[number]
         if not why and (not is_reenterable(manager) or self.active.progress.done != done):
             why = why_shut(manager, calls=self.active.progress.done != done)
@@ -465,9 +519,9 @@ class WorkflowFrame(Frame):
             self.shut.add(number)
         return manager
 
-    def _tell_shut(self, point: Point) -> None:
+    def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
         """Tell of the blocks around a point in which a step was done and no checkpoint can be."""
-        for number in self.shut.intersection(point.withs):
+        for number in self.shut.intersection(point.withs) - self._files_read(point, values):
             done, why = self.managers[number]
             if self.active.progress.done > done:
                 self.shut.discard(number)

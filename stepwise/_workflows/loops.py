@@ -5,23 +5,32 @@ the head of a loop calls nothing but the functions below, and names nothing but 
 plain types, it gives the same items when it is evaluated again, as long as these variables hold
 what they held when the loop began.  That is proved at every checkpoint, by identity: a restored
 list holds the same items in the same order.
+
+A file that is only read is opened again, too.  Its size, time and number and a digest of the items
+that it had given tell whether it is what it was; else the checkpoint does not hold.
 """
 
 from __future__ import annotations
 
 import builtins
 import gc
+import hashlib
+import io
 import itertools
+import os
+import stat
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepwise._rewrite import Ahead, Rewritten
 from stepwise._values.digest import digest
+from stepwise._values.preview import error_text
 from stepwise._values.trees import same
 from stepwise.errors import DigestError
 
-__all__ = ["Counted", "Skipped", "count", "names_of"]
+__all__ = ["Counted", "FileChangedError", "Skipped", "count", "names_of", "reopened"]
 
 _CALLS = {
     "builtins": ("enumerate", "len", "list", "range", "reversed", "sorted", "tuple", "zip"),
@@ -31,6 +40,8 @@ _CALLS = {
         "zip_longest",
     ),
     "_csv": ("reader",),
+    "_io": ("open",),
+    "io": ("open",),
     "tqdm": ("tqdm", "tqdm_asyncio", "tqdm_notebook", "trange"),
     "rich": ("track",),
 }
@@ -38,17 +49,54 @@ _CALLS = {
 
 _INSIDE = ("accumulate", "compress", "reader", "sorted")  # they look into the items
 _ATOMS = (str, bytes, int, float, bool, type(None))
+_FILES = (io.TextIOWrapper, io.BufferedReader)
+_MODES = ("r", "rt", "rb")
 _METHODS: dict[str, tuple[str, ...]] = {
     "dict": ("items", "keys", "values"),
     "str": ("split", "splitlines"),
     "DataFrame": ("groupby", "iterrows", "itertuples"),
+    type(Path()).__name__: ("open",),
 }
 
 
+class FileChangedError(LookupError):
+    """A file that a loop reads is not what it was."""
+
+
+class FileState(NamedTuple):
+    """What tells one file from another, and from what it was."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: Any) -> FileState:
+        """Return the state of an open file as of now."""
+        now = os.fstat(file.fileno())
+        return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
+
+    def other(self, now: FileState) -> str:
+        """Say what is another by now; empty for nothing."""
+        if self[:2] != now[:2]:
+            return "it is another file"
+        if self.size != now.size:
+            return f"it had {self.size} bytes and has {now.size}"
+        return "it was written to" if self.mtime_ns != now.mtime_ns else ""
+
+
 class Skipped(NamedTuple):
-    """The record of an iterator: how many items it had given."""
+    """The record of an iterator: how many items it had given.
+
+    Args:
+        file: the file that it reads, when that was recorded.
+        digest: of the items, if it reads a file.
+    """
 
     items: int
+    file: FileState | None = None
+    digest: bytes = b""
 
 
 class Counted:
@@ -56,12 +104,17 @@ class Counted:
 
     Args:
         held: by name, the variables that the head of the loop names, and what they held.
+        file: what it reads, if it reads a file.
     """
 
-    def __init__(self, iterator: Iterator[Any], held: Mapping[str, tuple[Any, Any]]) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], held: Mapping[str, tuple[Any, Any]], file: Any = None
+    ) -> None:
         self.iterator = iterator
         self.given = 0
+        self.file = file
         self._held = held
+        self._digest = hashlib.sha256()
 
     def __iter__(self) -> Counted:
         return self
@@ -69,14 +122,18 @@ class Counted:
     def __next__(self) -> Any:
         item = next(self.iterator)
         self.given += 1
+        if self.file is not None:  # its items are made of texts and numbers
+            self._digest.update(f"{item!r}\n".encode())
         return item
 
-    def skip(self, items: int) -> None:
-        """Take what an iterator that is recorded as that number had given."""
-        for _ in itertools.islice(self, items):
+    def skip(self, before: Skipped) -> None:
+        """Take what an iterator that is recorded as that had given."""
+        for _ in itertools.islice(self, before.items):
             pass
-        if self.given != items:
-            raise RuntimeError(f"a loop that had given {items} items has only {self.given}")
+        if self.given != before.items:
+            raise RuntimeError(f"a loop that had given {before.items} items has only {self.given}")
+        if before.file is not None and before.digest != self._digest.digest():
+            raise FileChangedError("what was read of it is no longer what it was")
 
     def changed(self, values: Mapping[str, Any]) -> str:
         """Name the variables that are not what they were when the loop began."""
@@ -88,28 +145,103 @@ class Counted:
         return ", ".join(names)
 
     def __reduce__(self) -> Any:
-        return Skipped, (self.given,)
+        if self.file is None:
+            return Skipped, (self.given,)
+        return Skipped, (self.given, FileState.of(self.file), self._digest.digest())
 
 
 def count(
     iterator: Iterator[Any], head: Ahead, values: Mapping[str, Any], rewritten: Rewritten
 ) -> Iterator[Any]:
     """Return an iterator as it is if it can be recorded, or can not be made again; else counted."""
-    if _is_recordable(iterator):
+    file = _file_of(iterator) if head.opens else None
+    if file is None and (head.opens or _is_recordable(iterator)):
         return iterator
     names = names_of(head, values, rewritten)
     if names is None:
         return iterator
     try:
-        return Counted(iterator, {name: (values[name], _held_by(values[name])) for name in names})
+        held = {name: (values[name], _held_by(values[name])) for name in names}
     except DigestError:
         return iterator
+    return Counted(iterator, held, file)
+
+
+def reopened(
+    before: Skipped,
+    head: Ahead,
+    code: types.CodeType,
+    values: Mapping[str, Any],
+    rewritten: Rewritten,
+) -> Counted:
+    """Open the file of a loop again, and skip what the loop had been given.
+
+    Args:
+        code: the head of the loop, as an expression.
+
+    Raises:
+        FileChangedError: the file is not what it was; says in what.
+    """
+    assert before.file is not None
+    counted: Any = None
+    try:
+        iterator = iter(eval(code, rewritten.function.__globals__, {**values}))  # noqa: S307
+        counted = count(iterator, head, values, rewritten)
+        if not isinstance(counted, Counted) or counted.file is None:
+            raise FileChangedError("it is no longer a file that can be read twice")  # noqa: TRY301
+        other = before.file.other(FileState.of(counted.file))
+        if other:
+            raise FileChangedError(other)  # noqa: TRY301
+        counted.skip(before)
+    except FileChangedError:
+        _close(counted)
+        raise
+    except Exception as error:
+        _close(counted)
+        raise FileChangedError(f"{type(error).__name__}: {error_text(error)}") from error
+    return counted
+
+
+def _close(counted: Any) -> None:
+    if isinstance(counted, Counted) and counted.file is not None:
+        counted.file.close()
+
+
+def _file_of(iterator: Any) -> Any:
+    """Return the one file that an iterator reads from its beginning on, through others perhaps.
+
+    ``None`` if it is not certain that it can be opened again.
+    """
+    found, around, seen = [], [iterator], set()
+    for each in around:
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if type(each) in _FILES:
+            found.append(each)
+        elif type(each) is types.GeneratorType:
+            around += each.gi_frame.f_locals.values() if each.gi_frame is not None else ()
+        elif hasattr(each, "__dict__") and _is_known(type(each)):
+            around += vars(each).values()
+        elif type(each) is tuple or hasattr(type(each), "__next__"):
+            around += gc.get_referents(each)
+    if len(found) != 1:
+        return None
+    file = found[0]
+    try:
+        named = isinstance(file.name, (str, bytes, os.PathLike))  # not a descriptor
+        status = os.fstat(file.fileno())
+        regular = stat.S_ISREG(status.st_mode) and status.st_size  # those of /proc have none
+        again = named and regular and file.mode in _MODES and file.tell() == 0
+    except (AttributeError, OSError, ValueError):
+        return None
+    return file if again else None
 
 
 def names_of(head: Ahead, values: Mapping[str, Any], rewritten: Rewritten) -> set[str] | None:
     """Return the variables on which the items depend; ``None`` if they may depend on more."""
     value: Any
-    function, found, inside = rewritten.function, set(), False
+    function, found, inside = rewritten.function, set(), head.opens
     for dotted in head.called | head.used:
         root, *attributes = dotted.split(".")
         called, value = dotted in head.called, values.get(root)
@@ -144,7 +276,7 @@ def _is_known(value: Any) -> bool:
 def _plain_type(value: Any) -> str:
     """The type of a value that can be told to be the same; empty for others."""
     cls = type(value)
-    if cls in (*_ATOMS, list, tuple, dict, range):
+    if cls in (*_ATOMS, list, tuple, dict, range, type(Path())):
         return cls.__name__
     return cls.__name__ if cls.__name__ == "DataFrame" and _is_of_pandas(cls) else ""
 

@@ -168,9 +168,7 @@ class Body:
         assert isinstance(frame, WorkflowFrame)
         assert frame.loaded is not None
         self._checkpoints.refuse(frame.loaded.name)
-        self._reasons.append(
-            f"the variables at {frame.loaded.state.where} cannot be loaded ({error})"
-        )
+        self._reasons.append(error.why)
 
     # -- choosing --------------------------------------------------------------------------------
 

@@ -103,6 +103,20 @@ _CODE = [
         "test_resume_loops.py::test_a_loop_over_a_variable_that_changes",
     ),
     _mutant(
+        "a file is skipped although what was read of it has changed",
+        "_workflows/loops.py",
+        "before.digest != self._digest.digest()",
+        "not self._digest",
+        "test_resume_loops.py::test_a_file_that_changes",
+    ),
+    _mutant(
+        "the checkpoint before a loop over a file is pruned",
+        "_checkpoints/checkpoints.py",
+        "pruned = [each for each in pruned if each not in needed]",
+        "pass",
+        "test_resume_loops.py::test_a_long_file_that_changes",
+    ),
+    _mutant(
         "a client is made again of a global that has changed",
         "_workflows/remade_clients.py",
         "found[each] = digest(value)",
