@@ -211,8 +211,8 @@ FILE = """
         DATA.write_bytes({data!r})
 
     def still_open():
-        files = [each for each in gc.get_objects() if type(each).__name__ == "FileIO"]
-        return [str(each) for each in files if not each.closed and each.name in (DATA, str(DATA))]
+        files = [file for file in gc.get_objects() if type(file).__name__ == "FileIO"]
+        return [str(file) for file in files if not file.closed and file.name in (DATA, str(DATA))]
 
     @workflow{options}
     def run():
