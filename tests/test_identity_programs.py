@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
-from identity.judge import check_seeds
+from identity.judge import PROMISED, check_seeds
 from identity.programs import CARRIERS, draw
 from identity.rules import NAIVE, TODAY
 from sweeping import SEED, size
@@ -22,7 +22,8 @@ from sweeping import SEED, size
 BLOCK = 8  # programs of one test
 BLOCKS = range(size(6, 1000))
 FIRST = SEED if len(BLOCKS) > 6 else 0  # CI looks at the same programs each time
-UNSEEN = 0.02  # wrong answers and effects of twins that hold what nobody can see, of their trials
+UNSEEN = 0.05  # wrong answers and effects where nobody can tell objects apart, of these trials
+SEEN = {"ordinary", "a body configures"}
 HARM = {"wrong", "lost", "doubled", "key", "state"}
 NEEDLESS = 0.02  # trials with a step that ran, or a side effect that asked, without need
 
@@ -36,7 +37,8 @@ def block(number):
 def test_a_recorded_outcome_answers_only_its_own_call(number, tally):
     """Killed anywhere, a program of several objects ends as it would without the library."""
     came = block(number)
-    assert not any(HARM & set(each.broken) for each in came.broken), came.text()
+    seen = [each for each in came.broken if each.program.category in SEEN]
+    assert not any(HARM & set(each.broken) for each in seen), came.text()
     tally(
         "programs of several objects killed",
         came.trials,
@@ -52,7 +54,10 @@ def test_what_nobody_can_tell_apart_seldom_goes_wrong():
     Ordinary ones hardly ever run a recorded step again, or ask without need.
     """
     came = [block(number) for number in BLOCKS]  # in one test: each process makes them anew
-    found = sum((each.by_category.get("twins", Counter()) for each in came), Counter())
+    unseen = [
+        each.by_category.get(kind, Counter()) for each in came for kind in set(PROMISED) - SEEN
+    ]
+    found = sum(unseen, Counter())
     wrong = found["wrong"] + found["lost"] + found["doubled"]
     assert wrong <= 1 + UNSEEN * found["trials"], found
     needless = sum(len(each.broken) for each in came)
