@@ -319,7 +319,7 @@ def is_replaced(data):
 
 CHANGES = {
     grows: "it had 6 bytes and has 8",
-    is_rewritten: "what was read of it is no longer what it was",
+    is_rewritten: "the part that was read is different",
     is_touched: "it was written to",
     is_replaced: "it is another file",
 }

@@ -60,11 +60,11 @@ _METHODS: dict[str, tuple[str, ...]] = {
 
 
 class FileChangedError(LookupError):
-    """A file that a loop reads is not what it was."""
+    """A file that a loop reads has changed."""
 
 
 class FileState(NamedTuple):
-    """What tells one file from another, and from what it was."""
+    """The identity and state of a file, by which a change of it is noticed."""
 
     device: int
     inode: int
@@ -133,7 +133,7 @@ class Counted:
         if self.given != before.items:
             raise RuntimeError(f"a loop that had given {before.items} items has only {self.given}")
         if before.file is not None and before.digest != self._digest.digest():
-            raise FileChangedError("what was read of it is no longer what it was")
+            raise FileChangedError("the part that was read is different")
 
     def changed(self, values: Mapping[str, Any]) -> str:
         """Name the variables that are not what they were when the loop began."""
