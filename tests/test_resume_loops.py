@@ -127,7 +127,7 @@ BACK = """
                 work(f"first {{each}} {{len(seen)}}")
                 {statement}
                 work(f"second {{each}} {{len(seen)}}")
-            return [work("end"), str(seen), len(outer)]
+            return [work("end"), str(sorted(seen)), len(outer)]
         return run
 
     run = make([*"ab"])
@@ -148,7 +148,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_loop_that_goes_back(case):
-    """Where the items might be others, a kill sets it back to before the loop, which is said."""
+    """Where the items might be others, a kill sets it back to before the loop, which is said.
+
+    A set that was pickled may give its items in another order, so the result does not hold it.
+    """
     program = BAR + BACK.format(head=REFUSED[case], statement="pass")
     said = survives(program, exactly=False)
     *inside, _ = said
