@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
+# Interpreters that the tests start are to find compiled modules, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install test test-all sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page
 
