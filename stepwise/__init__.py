@@ -11,7 +11,7 @@
   @workflow
   def agent(topics):
       notes = [research(topic) for topic in topics]
-      send_email("team@example.org", "\\n".join(notes))
+      send_email("team@example.org", "; ".join(notes))
 
   agent(["tides", "winds"])         # killed anywhere, run again: it resumes where it stopped
 
@@ -44,7 +44,7 @@ Errors
 
 Environment variables: STEPWISE_HOME (the folder, ~/.stepwise), STEPWISE_STORE (the URL of a store),
 STEPWISE_FRESH=1 (start new runs), STEPWISE_START, STEPWISE_RESUME=RUN, STEPWISE_ENCRYPT=1,
-STEPWISE_KEY, STEPWISE_PROGRESS, STEPWISE_QUIET=1 (no notices), STEPWISE_DEBUG=1 (whole tracebacks).
+STEPWISE_KEY, STEPWISE_PROGRESS, STEPWISE_QUIET=1 (no notices), STEPWISE_DEBUG=1 (full tracebacks).
 
 More: README.md, docs/command-line.md, docs/servers.md, docs/notebooks.md, docs/checkpoint-api.md,
 docs/design.md (every promise and its limits); ``stepwise --help`` lists the commands.
