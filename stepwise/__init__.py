@@ -1,4 +1,6 @@
-"""Durable execution for ordinary Python functions::
+"""Durable execution for ordinary Python functions.
+
+A script that can be killed anywhere::
 
   from stepwise import step, tool, workflow
 
@@ -13,7 +15,7 @@
       notes = [research(topic) for topic in topics]
       send_email("team@example.org", "; ".join(notes))
 
-  agent(["tides", "winds"])         # killed anywhere, run again: it resumes where it stopped
+  agent(["tides", "winds"])         # killed, and run again: it resumes where it stopped
 
 The next start of the script resumes the run inside the function, with its local variables, at
 the statement where it stopped. Completed steps and tools do not run again.
