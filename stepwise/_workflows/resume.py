@@ -48,7 +48,7 @@ class CheckpointPolicy(NamedTuple):
 
 
 class Body:
-    """The workflow function of a run, called so that it goes on where the run stopped.
+    """The workflow function of a run, called so that it resumes where the run stopped.
 
     Args:
         plain: the call of the plain function.
@@ -233,7 +233,7 @@ class Body:
         where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
         edited = bool(self._code) and self._code != self.active.facts.code
         self._told = (
-            f"goes on {where}, after {count(state.step, 'step')}{self._in_children()}"
+            f"resumes {where}, after {count(state.step, 'step')}{self._in_children()}"
             f"{' (the code below it was edited)' if edited else ''}"
         )
 
@@ -242,7 +242,7 @@ class Body:
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(
-                f"run {active.run_id!r} cannot go on: {self._why()}, and its journal "
+                f"run {active.run_id!r} cannot resume: {self._why()}, and its journal "
                 "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
                 "Bring back the code as it was, or start over: "
                 f"stepwise forget {active.run_id}",
@@ -310,7 +310,7 @@ class Body:
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
 
     def _why(self) -> str:
-        """Why it does not go on at the newest checkpoint."""
+        """Why it does not resume at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
 
 

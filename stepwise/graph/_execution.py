@@ -1,4 +1,4 @@
-"""The run behind the execution of a graph: which one it is, where it goes on, how it ends."""
+"""The run behind the execution of a graph: which one it is, where it resumes, how it ends."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Execution:
         if manager.config.auto_recovery or facts.status == "completed" or self.session:
             return
         raise ConfigurationError(
-            f"run {facts.run_id!r} is unfinished, and auto_recovery=False. To go on with it, call "
+            f"run {facts.run_id!r} is unfinished, and auto_recovery=False. To resume it, call "
             "execute(..., session_state={'run_id': " + repr(facts.run_id) + "}), or with the "
             "to_session_state() of a checkpoint; to start over: stepwise forget " + facts.run_id
         )
@@ -253,7 +253,7 @@ def session_of(walk: Walk, run_id: str) -> Written:
 
 
 class _Body(NothingGiven):
-    """The body of a run: the walk, which goes on at the newest checkpoint.
+    """The body of a run: the walk, which resumes at the newest checkpoint.
 
     Its nodes get copies, so that they change nothing that it was given.
     """
@@ -299,10 +299,10 @@ class _Body(NothingGiven):
             self._walk.restore(checkpoint.to_session_state())
         self._recovered = step = checkpoint.step_number if checkpoint is not None else 0
         if checkpoint is not None:
-            told = f"goes on after {count(step, 'node')}"
+            told = f"resumes after {count(step, 'node')}"
         else:
             answered = sum(each.answers for each in active.pool.all)
-            told = f"goes on from its beginning, {count(answered, 'step')} answered by the journal"
+            told = f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
         fingerprint = self._call.graph.fingerprint
         if active.facts.code != fingerprint:
             notice(

@@ -174,7 +174,7 @@ class HiveExecution(NothingGiven):
         """Be at the entry; what is recorded answers its visits."""
         active = self.active
         done = go_on_from_the_top(active)
-        told = f"goes on from its beginning, {count(done, 'step')} answered by the journal"
+        told = f"resumes from its beginning, {count(done, 'step')} answered by the journal"
         code = structure(self._graph)
         if active.facts.code != code:
             notice(

@@ -250,7 +250,7 @@ class Notebook:
         first, self._begun = not self._begun, True
         if first and not is_new:
             self._progress.resumed_from = self._progress.skipped
-            told = f"goes on after {count(self._progress.skipped, 'skipped cell')}"
+            told = f"resumes after {count(self._progress.skipped, 'skipped cell')}"
             resumed = Resumed(active.journal.epoch, told, self._progress.skipped, at=now)
             active.write((resumed, b""), durable=False, head=active.facts)
         else:

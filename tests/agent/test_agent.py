@@ -618,7 +618,7 @@ def test_a_subclass_overrides_the_classic_methods(store):
 
 
 def test_a_checkpoint_saved_by_hand(store):
-    """An agent goes on at a checkpoint that was saved by hand."""
+    """An agent resumes at a checkpoint that was saved by hand."""
     agent_fn, steps = failing_agent(times=0)
     agent = RecoverableAgent(agent_fn, store)
     start = checkpoint(4, "hand", state={"seen": ["by hand"]})
@@ -706,7 +706,7 @@ PLACES = [f"{what} {n}" for n in range(1, 5) for what in ("step", "send", "sent"
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_killed_agent(tmp_path, place):
-    """Killed anywhere, the agent goes on at its checkpoint; no tool that returned runs again."""
+    """Killed anywhere, the agent resumes at its checkpoint; no tool that returned runs again."""
     (tmp_path / "agent.py").write_text(PROGRAM)
     environment = {**os.environ, "LOG": str(tmp_path / "log"), "STORE": str(tmp_path / "store")}
 

@@ -348,7 +348,7 @@ def test_the_one_before(told):
     assert done == [1, 2, 3, 4, 5, 6, 7, 8]
     where = line_of(count, "for ")
     assert told().splitlines()[-1] == (
-        f"stepwise: {run.id} goes on at {where}, after 3 steps "
+        f"stepwise: {run.id} resumes at {where}, after 3 steps "
         "(the newest checkpoint does not verify)"
     )
     assert run.resumed_from_step == 3
@@ -387,7 +387,7 @@ def test_loops_of_an_older_version(monkeypatch, told):
     done.clear()
     assert made()(("x", "y"), (1, 2)) == [("x", 10), ("x", 20), ("y", 10), ("y", 20)]
     assert done == [20, 10, 20]
-    assert "goes on at test_checkpoints.py" in told()
+    assert "resumes at test_checkpoints.py" in told()
 
 
 def test_another_version_of_python(monkeypatch, told):

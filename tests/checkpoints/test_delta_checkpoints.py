@@ -605,7 +605,7 @@ def test_killed_and_resumed(tmp_path, options):
 
 
 def test_a_fork_has_chunks_of_its_own():
-    """A fork goes on after its source has been deleted, with the whole conversation."""
+    """A fork resumes after its source has been deleted, with the whole conversation."""
     run = converse.options(retention="all").execute(200)
     fork = run.fork(at=150)
     run.delete()

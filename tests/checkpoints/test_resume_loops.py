@@ -1,4 +1,4 @@
-"""Killed in a loop whose iterator cannot be recorded, a run goes on behind the items it had."""
+"""Killed in a loop whose iterator cannot be recorded, a run resumes behind the items it had."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def test_a_file_that_changes(change, opening, options):
         why = f"the file that the loop at {where} reads has changed ({CHANGES[change]})"
         assert ended.text.count(why) == 1, ended.text
         begins = line_of(program, "with open" if opening else "for each in")
-        assert f"goes on at {begins}, after 1 step (" in ended.text
+        assert f"resumes at {begins}, after 1 step (" in ended.text
         assert "skips" not in ended.text
         _, seen = lab.result
         assert "".join(seen) == (lab.folder / "data").read_text()
@@ -375,7 +375,7 @@ def test_a_long_file_that_changes():
         grows(lab.folder / "data")
         ended = lab.run()
         assert ended.code == 0, ended.text
-        assert f"goes on at {line_of(program, 'for each in')}, after 1 step (" in ended.text
+        assert f"resumes at {line_of(program, 'for each in')}, after 1 step (" in ended.text
         assert len(lab.result[1]) == 151
         assert {*lab.did.values()} == {1}
 

@@ -197,7 +197,7 @@ def test_what_is_drawn_first_after_going_on():
         lab.environment["WORLD_NUMBER"] = "2"
         killed = lab.run_for_real(die_at="in pay")
         assert killed.code == -9, killed.text
-        assert "goes on at" in killed.text
+        assert "resumes at" in killed.text
         before = lab.log
         ended = lab.run_for_real()
         assert ended.code == 0, ended.text

@@ -419,7 +419,7 @@ def test_variables(rule):
 
 
 def test_resources():
-    """What a ``@stepwise.resource`` factory made is made again when the run goes on."""
+    """What a ``@stepwise.resource`` factory made is made again when the run resumes."""
     program = """
         class Connection:
             def __init__(self, url):
@@ -456,7 +456,7 @@ def test_resources():
 
 
 def test_a_variable_that_cannot_be_recorded():
-    """A variable that cannot be recorded is named, with ways out; the run goes on before it."""
+    """A variable that cannot be recorded is named, with ways out; the run resumes before it."""
     program = """
         @workflow
         def run():
@@ -471,8 +471,8 @@ def test_a_variable_that_cannot_be_recorded():
             return work(5)
     """
     said = survives(program, back=["work(3)"])
-    assert f"goes on at {line_of(program, 'lock = ')}, after 1 step" in said["work(3)"]
-    assert f"goes on at {line_of(program, 'work(4)')}, after 3 steps" in said["work(4)"]
+    assert f"resumes at {line_of(program, 'lock = ')}, after 1 step" in said["work(3)"]
+    assert f"resumes at {line_of(program, 'work(4)')}, after 3 steps" in said["work(4)"]
     with lab_of(program) as lab:
         text = lab.run().text
     assert f"at {line_of(program, 'with lock')}: the variable 'lock' is a _thread.lock" in text
@@ -627,7 +627,7 @@ def test_a_folder_that_is_removed_with_its_process():
             text = first.text if first.code == 0 else lab.run().text
             assert lab.result == ["kept", 5], text
             assert set(lab.did.values()) == {1}
-            assert f"goes on at {line_of(program, 'folder = ')}, after 1 step" in text
+            assert f"resumes at {line_of(program, 'folder = ')}, after 1 step" in text
             assert "the variable 'folder' is a tempfile.TemporaryDirectory" in text
             assert "cleaned up, by TemporaryDirectory._cleanup, when it goes" in text
     survives(program, back=["work(3)"])
@@ -663,7 +663,7 @@ def test_an_array_that_is_a_file():
     said = survives(program, back=["work(3)", "work(4)", "work(5)"])
     assert "the variable 'found' is a numpy.memmap, which cannot be recorded" in said["work(2)"]
     assert "the variable 'view' is a numpy.ndarray, which cannot be recorded" in said["work(4)"]
-    assert f"goes on at {line_of(program, 'work(7)')}" in said["work(7)"]
+    assert f"resumes at {line_of(program, 'work(7)')}" in said["work(7)"]
 
 
 def test_an_attribute_that_cannot_be_recorded():
@@ -693,8 +693,8 @@ def test_an_attribute_that_cannot_be_recorded():
     """
     said = survives(program, back=["work(3)"])
     assert "the variable 'self.guard' is a _thread.lock" in said["work(2)"]
-    assert f"goes on at {line_of(program, 'self.guard = ')}, after 1 step" in said["work(3)"]
-    assert f"goes on at {line_of(program, 'return [*names')}" in said["work(5)"]
+    assert f"resumes at {line_of(program, 'self.guard = ')}, after 1 step" in said["work(3)"]
+    assert f"resumes at {line_of(program, 'return [*names')}" in said["work(5)"]
 
 
 def test_a_buffer_that_was_handed_in():

@@ -181,15 +181,15 @@ def test_show_json(doubtful):
 
 
 def test_show_a_failed_run(doubtful):
-    """A failed run says where it goes on, its error, and how to settle what is in doubt."""
+    """A failed run says where it resumes, its error, and how to settle what is in doubt."""
     text = run("show", doubtful).stdout
-    assert "goes on   at test_cli.py:" in text
+    assert "resumes   at test_cli.py:" in text
     assert "error     ConnectionError: the line is dead" in text
     assert f"stepwise resolve {doubtful} 2 --landed JSON | --did-not-happen" in text
 
 
 def test_show_locals(doubtful):
-    """``show --locals`` adds the variables with which the run would go on."""
+    """``show --locals`` adds the variables with which the run would resume."""
     text = run("show", doubtful, "--locals").stdout
     assert "VARIABLE" in text
     assert "'about fail'" in text.partition("VARIABLE")[2]
@@ -251,10 +251,10 @@ def test_in_doubt(doubtful):
 
 
 def test_landed(doubtful):
-    """``resolve --landed`` gives the call its result, and the workflow goes on with it."""
+    """``resolve --landed`` gives the call its result, and the workflow continues with it."""
     result = run("resolve", doubtful, "2", "--landed", '{"id": 7}')
     assert result.exit_code == 0
-    assert "goes on with" in result.stdout
+    assert "continues with" in result.stdout
     assert "nothing is in doubt" in run("in-doubt").stderr
     assert sender("fail") == "about fail"
     assert stepwise.get_run(doubtful).steps[1].result == {"id": 7}
@@ -439,7 +439,7 @@ def test_demo(tmp_path):
     done = process("demo", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Killed (kill -9)" in done.stdout
-    assert "goes on at release_notes.py:" in done.stdout
+    assert "resumes at release_notes.py:" in done.stdout
     assert "Lines in the outbox: 1." in done.stdout
     assert {path.name for path in tmp_path.iterdir()} <= {"home"}
 

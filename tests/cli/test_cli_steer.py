@@ -93,12 +93,12 @@ def test_resume(killed):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["think 3", "send winds calm 3", "result calm"]
     told = done.stderr.splitlines()
-    assert told[0].startswith("agent(topic='winds'), crashed, goes on at script0.py:")
+    assert told[0].startswith("agent(topic='winds'), crashed, resumes at script0.py:")
     assert told[1] == "  for number in range(1, 4):"
     assert told[2].endswith("script0.py winds")
     assert stepwise.get_run(crashed.id).status == "completed"
     text = run("show", crashed.id).stdout
-    assert re.search(r"resumed   \d.*, goes on at script0.py:\d+, after 4 steps", text)
+    assert re.search(r"resumed   \d.*, resumes at script0.py:\d+, after 4 steps", text)
     assert "the last one: 2 executed, 4 skipped, which saved " in text
 
 
@@ -107,12 +107,12 @@ def test_resume_only_says(killed):
     crashed = killed()
     done = process("resume", crashed.id[:-3], "--dry-run")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "would go on at script0.py:" in done.stderr
+    assert "would resume at script0.py:" in done.stderr
     assert crashed.status == "crashed"
 
 
 def test_resume_all(killed):
-    """``resume --all-crashed`` goes on with every run whose process is gone."""
+    """``resume --all-crashed`` resumes every run whose process is gone."""
     killed("tides")
     killed("winds")
     done = process("resume", "--all-crashed")
@@ -158,7 +158,7 @@ def test_nothing_to_resume(killed):
 
 
 def test_a_program_that_is_gone(killed):
-    """Where the script is gone, that is said, and how to go on with it from another place."""
+    """Where the script is gone, that is said, and how to resume it from another place."""
     crashed = killed()
     script = crashed.program.command[-2]
     os.remove(script)
@@ -182,7 +182,7 @@ def test_a_program_that_calls_something_else(killed):
 
 
 def test_fork_and_resume(killed):
-    """``fork --set`` starts a run with another variable, and ``resume`` goes on with it."""
+    """``fork --set`` starts a run with another variable, and ``resume`` resumes it."""
     crashed = killed()
     made = process("fork", crashed.id, "--at", "2", "--set", "mood=merry")
     assert made.returncode == 0, made.stderr
@@ -355,7 +355,7 @@ def test_doctor_without_a_store(monkeypatch):
 
 
 def test_doctor_of_a_crashed_run(killed):
-    """A crashed run is a warning with the command that goes on with it."""
+    """A crashed run is a warning with the command that resumes it."""
     killed()
     done = process("doctor")
     assert done.returncode == 0
@@ -412,7 +412,7 @@ def test_run_a_script(tmp_path):
     path.write_text("import sys; print(sys.argv[1:]); sys.exit(3)")
     done = process("run", str(path), "--store", "x", "-n")
     assert (done.returncode, done.stdout) == (3, "['--store', 'x', '-n']\n")
-    assert f"to go on: stepwise run {path} --store x -n" in done.stderr
+    assert f"to resume: stepwise run {path} --store x -n" in done.stderr
 
 
 def test_run_a_module(tmp_path, monkeypatch):
@@ -443,7 +443,7 @@ def test_interrupt_a_script(tmp_path):
         os.killpg(started.pid, signal.SIGINT)
         _, told = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert told.splitlines()[-1].endswith(f"to go on: stepwise run {path}")
+    assert told.splitlines()[-1].endswith(f"to resume: stepwise run {path}")
     done = process("run", str(path))
     assert done.stdout.splitlines()[0] == "think 2"
 

@@ -366,7 +366,7 @@ except BaseException as error:
 @pytest.mark.parametrize("url", ["disk", "sqlite"])
 @pytest.mark.parametrize("limit", [4096, 400_000])
 def test_a_limit_on_the_size_of_files(url, limit, tmp_path, monkeypatch):
-    """``ulimit -f`` is told as that, not as a bad disk; without it the run goes on."""
+    """``ulimit -f`` is told as that, not as a bad disk; without it the run continues."""
     monkeypatch.setenv("STEPWISE_STORE", f"{url}:{tmp_path}/store")
     script = tmp_path / "agent.py"
     script.write_text(FILES)

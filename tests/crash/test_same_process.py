@@ -113,7 +113,7 @@ def test_a_ctrl_c_after_the_end(log, monkeypatch):
 
 
 def test_a_retry_loop_resumes(log):
-    """Called again after an exception, a workflow goes on, and tries the failed step again."""
+    """Called again after an exception, a workflow resumes, and tries the failed step again."""
 
     @step
     def fetch(n):

@@ -124,11 +124,11 @@ def test_a_review_waits_for_its_answer(answer, folder):
 
 
 def test_an_agent_recovers_by_itself(folder):
-    """An agent that fails in a step goes on at its checkpoint, and no file is read again."""
+    """An agent that fails in a step resumes at its checkpoint, and no file is read again."""
     done = run([*COMMANDS["agent"], "--fail-at", "5"], folder)
     assert done.code == 0, done.errors
     assert done.result == [
         "6 files, 12 lines, 6 functions without docstring",
-        "(went on after step 3)",
+        "(resumed after step 3)",
     ]
     assert len(set(done.steps)) == len(done.steps) == 8

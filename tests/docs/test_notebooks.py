@@ -132,14 +132,14 @@ def test_run_all(notebook):
     printed = notebook.run_all()
     assert set(done(printed).values()) == {1}
     assert len(notebook.report()) == PAGES
-    assert "goes on" not in printed
+    assert "resumes" not in printed
 
 
 def test_killed_kernel(notebook):
-    """A kernel killed in the middle, restarted and run all: the agent goes on at its line."""
+    """A kernel killed in the middle, restarted and run all: the agent resumes at its line."""
     before = notebook.killed_at(f"read {BLOCKED}")
     after = notebook.run_all()
-    assert "goes on at cell:6, after 8 steps" in after
+    assert "resumes at cell:6, after 8 steps" in after
     again = done(before) & done(after)
     assert set(again) == {f"read {BLOCKED}"}  # the one it was killed in
     assert len(done(before) | done(after)) == 2 * PAGES + 1
@@ -173,7 +173,7 @@ def test_identity_of_classes(notebook):
 
 @contextlib.contextmanager
 def interrupted(notebook):
-    """A kernel that was interrupted in the cell ``run``; it goes on when that is unblocked."""
+    """A kernel that was interrupted in the cell ``run``; it continues when that is unblocked."""
     notebook.block()
     client = notebook.client(at=f"read {BLOCKED}", send=signal.SIGINT)
     with client.setup_kernel():
@@ -190,7 +190,7 @@ def test_interrupted_kernel(notebook):
         before = done(notebook.printed("run"))
         notebook.unblock()
         after = notebook.run_cell(client, "run")
-        assert "goes on at cell:6, after 8 steps" in after
+        assert "resumes at cell:6, after 8 steps" in after
         assert set(before & done(after)) == {f"read {BLOCKED}"}
         assert len(notebook.report()) == PAGES
 
@@ -202,7 +202,7 @@ def test_edited_below(notebook):
         notebook.edit("agent", "{note.words} words", "{note.words} words read")
         notebook.run_cell(client, "agent")
         after = notebook.run_cell(client, "run")
-    assert "goes on at cell:6, after 8 steps (the code below it was edited)" in after
+    assert "resumes at cell:6, after 8 steps (the code below it was edited)" in after
     assert "read index.html" not in after
     assert all(line.endswith("words read)") for line in notebook.report())
 
@@ -230,7 +230,7 @@ def test_tutorial(tmp_path):
     assert looked_up(notebook, "crash") == BIRDS[:3]
     printed = notebook.run_all()
     assert looked_up(notebook, "crash") == BIRDS[3:]
-    assert "goes on at cell:6, after 3 steps" in notebook.printed("crash")
+    assert "resumes at cell:6, after 3 steps" in notebook.printed("crash")
     assert len(displayed(notebook, "crash")[0]["text/plain"].splitlines()) == len(BIRDS)
     assert "3 executed, 3 skipped" in displayed(notebook, "look")[0]["text/plain"]
     assert raised(notebook) == {

@@ -122,7 +122,7 @@ class Agent:
     def goes_on(self, process=None):
         """Another start goes on with the second step, and does everything else once."""
         process = process or self.start()
-        process.hear(r"stepwise: agent-\w+ goes on at agent.py:\d+, after 1 step")
+        process.hear(r"stepwise: agent-\w+ resumes at agent.py:\d+, after 1 step")
         process.hear("researching winds", "researching currents", "sending", "3 notes sent")
         assert process.end() == ""
         assert self.outbox() == ["TIDES WINDS CURRENTS"]
@@ -305,11 +305,11 @@ def test_deleted_file(agent):
 
 @promise("the code was edited below where it stopped")
 def test_edited_below(agent):
-    """It goes on where it stopped, with the new code."""
+    """It resumes where it stopped, with the new code."""
     agent.killed_in_the_second_step()
     agent.edit('" ".join(notes)', '"; ".join(notes)')
     process = agent.start()
-    process.hear(r"stepwise: .* goes on at agent.py:\d+, after 1 step \(the code below.*\)")
+    process.hear(r"stepwise: .* resumes at agent.py:\d+, after 1 step \(the code below.*\)")
     process.hear("researching winds", "researching currents", "sending", "3 notes sent")
     assert agent.outbox() == ["TIDES; WINDS; CURRENTS"]
 

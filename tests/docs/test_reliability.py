@@ -37,7 +37,7 @@ def remember(turns):
 
 
 def opened_while_resuming(folder, turns, monkeypatch):
-    """How many sealed things are opened by a run that goes on after so many turns."""
+    """How many sealed things are opened by a run that resumes after so many turns."""
     with fresh_store(folder), pytest.raises(SimulatedCrash), crash_at(say, "before", call=turns):
         remember(turns)
     opened, real = [], _seal.Seal.open

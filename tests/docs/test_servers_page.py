@@ -70,7 +70,7 @@ def test_requests(server):
 
 
 def test_a_request_that_comes_again(server):
-    """Repeated while its run goes on, and after it, a request is answered with the same run."""
+    """Repeated while its run executes, and after it, a request is answered with the same run."""
     app = server()
 
     async def main():

@@ -339,7 +339,7 @@ def test_random_programs(tmp_path, seed):
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_killed_in_a_clean_up(start, tmp_path, where):
-    """Killed in its clean-up, a run goes on there: the failure is not tried again first."""
+    """Killed in its clean-up, a run resumes there: the failure is not tried again first."""
     source = f"""
 import sys
 from stepwise import step, tool, workflow, StepInDoubtError

@@ -192,7 +192,7 @@ time.time = lambda: _real() + _by
 
 @pytest.mark.parametrize(("first", "second"), [(0, YEAR), (0, -YEAR), (YEAR, -YEAR)])
 def test_a_clock_that_moves_by_a_year(first, second, tally):
-    """A run goes on although the clock was put forward or back meanwhile; nothing is lost."""
+    """A run resumes although the clock was put forward or back meanwhile; nothing is lost."""
     places = undisturbed("plain").places[::4]
     for place in places:
         with Lab(CLOCK + PLAIN, CLOCK_BY=str(first)) as lab:

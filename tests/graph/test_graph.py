@@ -746,7 +746,7 @@ def calling(model):
 
 
 def test_a_graph_goes_on_with_its_run_when_the_first_of_its_name_is_gone(manager):
-    """Once the other graph's run is deleted, a graph still goes on with the run of its own."""
+    """Once the other graph's run is deleted, a graph still resumes the run of its own."""
 
     def made(model, fails):
         return chain(Node("ask", capturing(model)), node("b", failing(fails)))
@@ -774,7 +774,7 @@ def test_graphs_whose_nodes_hold_other_values_are_other_runs(manager, make):
 
 
 def test_what_a_node_does_to_its_agent_tells_no_executions_apart(manager):
-    """A counter and a history that nodes change are state: the failed execution goes on."""
+    """A counter and a history that nodes change are state: the failed execution resumes."""
     agent, fails = Asker("gpt"), [True]
 
     def tell(memory):
@@ -797,7 +797,7 @@ def test_a_run_id_belongs_to_what_the_nodes_held(manager):
 
 
 def test_values_that_a_graph_ignores_tell_nothing_apart(manager):
-    """A name in ``ignore=`` may differ between an execution and the one that goes on with it."""
+    """A name in ``ignore=`` may differ between an execution and the one that resumes it."""
     ids = []
     for worker in ("one", "two"):
         forget_process()
@@ -869,7 +869,7 @@ def test_a_changed_graph_is_noticed(manager, capsys, monkeypatch):
 
 
 def test_a_node_that_is_gone(manager):
-    """A run that is to go on at a node that is gone says which."""
+    """A run that is to resume at a node that is gone says which."""
     assert run(chain(node("a"), node("b", failing(1)), name="g"), manager).error
     result = run(chain(node("a"), node("c"), name="g"), manager)
     assert isinstance(result.exception, stepwise.CodeChangedError)
@@ -899,7 +899,7 @@ def test_the_same_missing_checkpoint_is_told_once(manager, capsys, monkeypatch):
 
 
 def test_no_automatic_recovery(tmp_path):
-    """Without ``auto_recovery`` an unfinished run goes on only when it is told to."""
+    """Without ``auto_recovery`` an unfinished run resumes only when it is told to."""
     manager = CheckpointManager(tmp_path / "store", CheckpointConfig(auto_recovery=False))
     graph = chain(node("a"), node("b", failing(1)))
     failed = run(graph, manager)
@@ -910,7 +910,7 @@ def test_no_automatic_recovery(tmp_path):
 
 
 def test_a_session_of_another_store(tmp_path, manager):
-    """With a session state an execution goes on in a store that does not know the run."""
+    """With a session state an execution resumes in a store that does not know the run."""
     graph = chain(node("a"), node("b", failing(1)))
     failed = run(graph, manager)
     other = CheckpointManager(tmp_path / "other")
@@ -940,7 +940,7 @@ def rewrite(manager, run_id, name, data):
 
 
 def test_checkpoints_are_where_it_goes_on(manager):
-    """An execution goes on at its newest intact checkpoint, else at the beginning."""
+    """An execution resumes at its newest intact checkpoint, else at the beginning."""
     nodes = [node(each) for each in "abcd"]
     for damaged, recovered in ((0, 4), (1, 3), (3, 1), (4, 0)):
         CALLS.clear()
@@ -1153,7 +1153,7 @@ def test_a_human_is_asked(manager):
 
 
 def test_a_runner(tmp_path):
-    """A runner goes on with a run by its id, and takes other input for the answer at a pause."""
+    """A runner resumes a run by its id, and takes other input for the answer at a pause."""
     runner = AgentRunner(asking(), CheckpointConfig(), tmp_path / "store")
     paused = asyncio.run(runner.run({"x": 1}, "job"))
     assert asyncio.run(runner.run({"x": 1}, "job")).paused_at == "ask"

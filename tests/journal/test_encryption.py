@@ -45,7 +45,7 @@ def test_nothing_readable_is_stored(tmp_path):
 
 
 def test_encrypted_runs_go_on(tmp_path):
-    """An encrypted run goes on where it stopped, and is listed, shown and verified."""
+    """An encrypted run resumes where it stopped, and is listed, shown and verified."""
     stepwise.configure(encrypt=True)
     crash_and_look(tmp_path)
     with fresh_store(tmp_path):

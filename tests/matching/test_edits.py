@@ -65,13 +65,13 @@ def did(*calls):
 
 
 def test_below():
-    """The bug below is fixed and the program run again: it goes on where it was, with new code."""
+    """The bug below is fixed and the program run again: it resumes where it was, with new code."""
     fixed = ("result = shown(values)", 'result = "fixed " + shown(values[:2])')
     second = edit(fixed, die_at="work(after 4)")
     assert second.result == "fixed 1-2"
     assert second.log == [*did("after 4"), 'did act(fixed 1-2) -> "fixed 1-2"']
     where = line_of(PROGRAM, 'work(f"after')
-    assert f"goes on at {where}, after 5 steps (the code below it was edited)\n" in second.told
+    assert f"resumes at {where}, after 5 steps (the code below it was edited)\n" in second.told
 
 
 NO_EDITS = {
@@ -91,7 +91,7 @@ NO_EDITS = {
 def test_what_is_no_edit(name):
     """Comments, layout, docstrings, type hints and what lies outside the function do not count."""
     second = edit(NO_EDITS[name], die_at="work(4)")
-    assert re.search(r"goes on at script.py:\d+, after 4 steps\n", second.told), second.told
+    assert re.search(r"resumes at script.py:\d+, after 4 steps\n", second.told), second.told
     assert second.log[:2] == did(4, "after 4")
 
 
@@ -191,21 +191,21 @@ def test_a_branch_of_a_handler_above(old):
 
 
 def test_from_an_older_checkpoint():
-    """An edited run goes on at the newest checkpoint above the edit, and replays the rest."""
+    """An edited run resumes at the newest checkpoint above the edit, and replays the rest."""
     program = PROGRAM.replace("@workflow", "@workflow(keep=9)")
     second = edit(
         ("values.append(work(2))", "values += [work(2), 'new']"), die_at="work(4)", program=program
     )
     assert second.result == "1-2-new-3-4"
     assert second.log[:4] == ["pass 3", "pass 4", *did(4, "after 4")]
-    assert f"goes on at {line_of(program, 'if x == 1')}, after 1 step" in second.told
+    assert f"resumes at {line_of(program, 'if x == 1')}, after 1 step" in second.told
     assert "has changed" in second.told
 
 
 def test_a_branch_not_taken():
     """An edit in a branch that this run did not take does not count."""
     second = edit(('work("never")', 'work("edited")'), die_at="work(4)")
-    assert "goes on at" in second.told
+    assert "resumes at" in second.told
     assert "after 4 steps" in second.told
     assert second.log[:1] == did(4)
 
@@ -221,7 +221,7 @@ def test_the_head_of_a_loop():
     """An edited head of the loop it was in: it replays, and new items are visited."""
     second = edit(("for n in (3, 4):", "for n in (3, 4, 5):"), die_at="work(4)")
     assert second.result == "1-2-3-4-5"
-    assert "goes on at" in second.told
+    assert "resumes at" in second.told
     assert "after 1 step " in second.told  # the newest before the loop
     assert second.log[:4] == ["pass 3", "pass 4", *did(4, "after 4")]
 

@@ -92,7 +92,7 @@ def test_a_branch_that_is_entered_later_is_no_edit():
     with lab_of(program) as lab:
         start(lab, die_at="work(3) before")
         told = start(lab)
-        assert "goes on at" in told
+        assert "resumes at" in told
         assert "has changed" not in told
         assert lab.result == 7
         assert {*lab.did.values()} == {1}

@@ -230,7 +230,7 @@ except KeyboardInterrupt:
 
 
 def test_after_ctrl_c_in_one_process_each_gets_its_own():
-    """A run that goes on in the process in which Ctrl-C stopped it mixes up no instances."""
+    """A run that resumes in the process in which Ctrl-C stopped it mixes up no instances."""
     with Calls(INTERRUPTED, HANGS="bull", CRASH="1") as program:
         ended = program.run()
         assert "result ['bull: why', 'bear: why']" in ended.text

@@ -76,7 +76,7 @@ def test_a_workflow(notebook, kernel):
 
 
 def test_after_a_resume(notebook, kernel):
-    """A run that goes on says how many steps it skipped; one that fails says so."""
+    """A run that resumes says how many steps it skipped; one that fails says so."""
     kernel.begin("agent(['<p1>', '<p2>', 'fail'])")
     kernel.hear_progress("read(page='<p2>')")
     kernel.signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Forks: a run goes on from a point of another one, with other variables or results."""
+"""Forks: a run resumes from a point of another one, with other variables or results."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ def execute(run, topic="tides"):
 
 
 def test_what_came_before_is_shared():
-    """A fork goes on after the step it was made at, and repeats nothing that came before."""
+    """A fork resumes after the step it was made at, and repeats nothing that came before."""
     run = agent.execute("tides")
     fork = run.fork(at=2)
     assert (fork.status, fork.forked_from, fork.workflow) == ("ready", run.id, run.workflow)
@@ -101,7 +101,7 @@ def test_the_source_stays_as_it_was():
 
 
 def test_other_variables():
-    """Variables that are given to ``fork`` have these values where it goes on."""
+    """Variables that are given to ``fork`` have these values where it resumes."""
     run = agent.execute("tides")
     fork = run.fork(at=2, locals={"mood": "merry"})
     assert fork.locals()["mood"] == "merry"
@@ -147,7 +147,7 @@ def test_from_the_beginning():
 
 
 def test_the_newest_checkpoint():
-    """Without ``at`` a fork goes on at the newest checkpoint."""
+    """Without ``at`` a fork resumes at the newest checkpoint."""
     run = agent.execute("tides")
     assert execute(run.fork()) == run.result
     assert calls == []
@@ -237,7 +237,7 @@ def raise_on(topic):
 
 
 def test_behind_a_handled_failure():
-    """Forked at a step whose failure was handled, a run goes on behind the handler."""
+    """Forked at a step whose failure was handled, a run resumes behind the handler."""
 
     @workflow(retention="all")
     def careful(topic):
@@ -527,7 +527,7 @@ def again(path, **env):
 
 
 def test_fork_of_a_killed_run(start, monkeypatch):
-    """A killed run and its fork both go on where it was killed, each with its own variables."""
+    """A killed run and its fork both resume where it was killed, each with its own variables."""
     run, path, heard = killed_at(start, monkeypatch, 3)
     fork = run.fork(locals={"mood": "merry"})
     for run_id, mood in ((fork.id, "merry"), ("", "calm")):
@@ -543,7 +543,7 @@ def test_fork_of_a_killed_run(start, monkeypatch):
 
 
 def test_a_fork_that_is_killed(start, monkeypatch):
-    """A fork that is killed goes on where it stopped, and repeats nothing either."""
+    """A fork that is killed resumes where it stopped, and repeats nothing either."""
     run, path, _ = killed_at(start, monkeypatch, 2)
     fork = run.fork(at=1, results={1: 7})
     environment = {**os.environ, "STEPWISE_RESUME": fork.id, "STOP_AT": "3"}

@@ -166,7 +166,7 @@ def test_result_and_error():
 
 
 def test_what_an_attempt_did():
-    """A run tells where its last attempt went on, and how many steps it executed and skipped."""
+    """A run tells where its last attempt resumed, and how many steps it executed and skipped."""
     run = chain.execute("x")
     assert (run.resumed_from_step, run.steps_executed, run.steps_skipped) == (None, 1, 0)
     run = stopped(chain, *"abcd", at="c")
@@ -433,13 +433,13 @@ def test_a_run_that_failed_first_says_so(told):
 
 
 def test_a_resumed_run_says_so(told):
-    """A run that goes on says in one line where, and after how many steps."""
+    """A run that resumes says in one line where, and after how many steps."""
     run = stopped(chain, *"abc", at="c")
     told()
     chain(*"abc")
     line = chain.definition.function.__code__.co_firstlineno + 3
     told_last = told().splitlines()[-1]  # before it: what the steps did to ``done`` is not restored
-    assert told_last == f"stepwise: {run.id} goes on at test_runs.py:{line}, after 2 steps"
+    assert told_last == f"stepwise: {run.id} resumes at test_runs.py:{line}, after 2 steps"
 
 
 def test_starting_afresh(monkeypatch, told):

@@ -102,7 +102,7 @@ def test_verifying_loads_no_value(folder, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_set_aside(folder):
-    """A damaged checkpoint is found, moved to quarantine, and the run goes on at an older one."""
+    """A damaged checkpoint is found, moved to quarantine, and the run resumes at an older one."""
     newest = rows(folder, "o/")[-1]
     damage(folder, newest)
     with opened(folder) as run:
@@ -151,7 +151,7 @@ def test_a_lost_side_effect_is_not_given_up_silently(folder):
 
 
 def test_a_lost_tail(folder):
-    """Acknowledged records gone from the end are noticed; accepted, the run goes on before them."""
+    """Acknowledged records gone from the end are noticed; accepted, the run resumes before them."""
     for name, key in reversed(kinds(folder)):
         delete(folder, key)
         if name == "Intent":

@@ -234,7 +234,7 @@ def test_a_warning_that_is_an_error(recwarn):
 
 
 def test_a_failed_report_is_told_once(told, monkeypatch):
-    """What failed in a report is named on stderr, once, and the run goes on."""
+    """What failed in a report is named on stderr, once, and the run continues."""
 
     def fails(*_):
         raise ZeroDivisionError

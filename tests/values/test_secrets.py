@@ -201,7 +201,7 @@ OPTIONS = ["", "checkpoint_every=3", "codec='json'", "trust='data'"]
 @pytest.mark.parametrize("kind", ["disk", "sqlite"])
 @pytest.mark.parametrize("place", DEATHS)
 def test_no_byte_of_a_secret_is_stored(tmp_path, place, kind):
-    """After a kill anywhere, and after the end, no file holds a secret, and the run goes on."""
+    """After a kill anywhere, and after the end, no file holds a secret, and the run resumes."""
     home, options = tmp_path / "home", OPTIONS[DEATHS.index(place) % len(OPTIONS)]
     script = program(tmp_path, DECLARED, options)
     secret = ODD if len(place) % 2 else KEY
@@ -247,7 +247,7 @@ def test_a_run_that_fails_before_and_after(tmp_path):
     assert code == -signal.SIGKILL
     other = "sk-rotated-987654321"
     code, said = run(script, home, THE_KEY=other, DIE="agent")
-    assert (code, "goes on" in said, "['question', 1]" in said) == (0, True, True), said
+    assert (code, "resumes" in said, "['question', 1]" in said) == (0, True, True), said
     assert found_in(home, other) == []
 
 
@@ -281,7 +281,7 @@ main(sys.argv[1].partition("=")[2])
     assert "a secret was on its command line" in said
     code, said = run(script, home, str(script), f"--key={KEY}")
     assert code == 0
-    assert "goes on" in said or "begins again" in said
+    assert "resumes" in said or "begins again" in said
 
 
 @step

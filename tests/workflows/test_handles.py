@@ -70,7 +70,7 @@ def test_start():
     )
     assert stepwise.get_run(handle.id) == handle.run
     assert handle.wait(0.01) is False
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues"):
         handle.result(0.01)
     assert "running" in repr(handle)
     gates["a"].set()
@@ -148,7 +148,7 @@ def test_start_in_an_event_loop():
         handle = slow.options(ignore=("gate",)).start("a", gate)
         assert (handle.status, handle.done) == ("running", False)
         assert not await handle.wait(0.01)
-        with pytest.raises(TimeoutError, match="it goes on"):
+        with pytest.raises(TimeoutError, match="it continues"):
             await handle.result(0.01)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(handle.result(), 0.01)
@@ -384,7 +384,7 @@ def test_inputs_of_an_old_store():
 
 
 def test_resume():
-    """``resume()`` goes on with the run here, with its arguments; nothing is done twice."""
+    """``resume()`` resumes the run here, with its arguments; nothing is done twice."""
     run = fail_once(agent, "a", "x")
     assert run.status == "crashed"
     assert run.resume().result() == ["A", "X"]
@@ -427,7 +427,7 @@ def test_resume_of_what_is_not_known():
 
     run = fail_once(passing, "x")
     child = next(each for each in stepwise.runs() if each.parent)
-    with pytest.raises(stepwise.ConfigurationError, match="is a child run: it goes on when"):
+    with pytest.raises(stepwise.ConfigurationError, match="is a child run: it resumes when"):
         child.resume()
     with pytest.raises(stepwise.ConfigurationError, match="no parameter 'nme'"):
         run.resume(nme="y")

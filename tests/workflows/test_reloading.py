@@ -219,4 +219,4 @@ def test_an_edited_workflow_is_resumed_inside(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "goes on at m.py" in done.stderr
+    assert "resumes at m.py" in done.stderr

@@ -89,7 +89,7 @@ def test_a_script_that_was_moved_goes_on(began, way):
     else:
         printed, told = executed(moved(program), repr({"run_id": run_id}))
     assert printed == WENT_ON
-    assert f"{run_id} goes on at agent.py" in told
+    assert f"{run_id} resumes at agent.py" in told
     (run,) = stepwise.runs()
     assert run.status == "completed"
 
@@ -116,7 +116,7 @@ def test_a_workflow_that_was_renamed_is_told(began):
     edited(program, "@stepwise.workflow", "@stepwise.workflow(name='agent')")
     printed, told = executed(program)
     assert printed == WENT_ON
-    assert f"{run_id} goes on at agent.py" in told
+    assert f"{run_id} resumes at agent.py" in told
 
 
 @pytest.mark.parametrize("other", ["function", "name", "method", "script"])

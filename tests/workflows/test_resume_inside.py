@@ -1,4 +1,4 @@
-"""Killed anywhere in its function, a workflow goes on at the next statement, with its variables."""
+"""Killed anywhere in its function, a workflow resumes at the next statement, with its variables."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_a_block_that_cannot_be_entered_again():
     """
     said = survives(program, back=["work(3)"])
     for call in ("work(2)", "work(3)"):
-        assert f"goes on at {line_of(program, 'with open')}" in said[call]
+        assert f"resumes at {line_of(program, 'with open')}" in said[call]
     told = [text.count("cannot resume inside the with block") for text in said.values()]
     assert told == [1, 1, 0, 0], said
     assert f"with block at {line_of(program, 'with open')}" in said["work(3)"]
@@ -364,7 +364,7 @@ def test_a_loop_over_a_generator():
             return seen + [work(1)]
     """
     said = survives(program, back=["work(b)", "work(c)"])
-    assert f"goes on at {line_of(program, 'for letter')}" in said["work(c)"]
+    assert f"resumes at {line_of(program, 'for letter')}" in said["work(c)"]
     assert f"inside the loop at {line_of(program, 'for letter')}" in said["work(b)"]
     assert "cannot pickle 'generator' object" in said["work(b)"]
     assert "Iterate over a list" in said["work(b)"]
@@ -388,14 +388,14 @@ def test_a_handler():
     """
     said = survives(program, back=["work(3)", "work(4)", "work(5)"])
     where = line_of(program, '{}["nobody"]')
-    assert f"goes on at {where}" in said["work(5)"]
+    assert f"resumes at {where}" in said["work(5)"]
 
 
 # -- workflows that call workflows ---------------------------------------------------------------
 
 
 def test_nested_workflows():
-    """Parent and child each go on where they were, to any depth."""
+    """Parent and child each resume where they were, to any depth."""
     survives(
         """
         @workflow

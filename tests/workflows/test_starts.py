@@ -89,7 +89,7 @@ WHOLE = ["check", "reply m1", "reply m2"]
 
 @pytest.mark.parametrize("way", ["option", "environment"])
 def test_a_cron_job_resumes_what_crashed_and_else_starts_anew(program, way):
-    """``start="unfinished"`` goes on with the crashed run, and starts a new one where none is."""
+    """``start="unfinished"`` resumes the crashed run, and starts a new one where none is."""
     chosen = {} if way == "option" else {"STEPWISE_START": "unfinished"}
     poll = program(POLL.format(options="(start='unfinished')" if way == "option" else ""))
     assert poll(**chosen)[0] == WHOLE
@@ -165,7 +165,7 @@ def test_a_run_that_another_process_completes_meanwhile(monkeypatch):
 
 
 def test_a_retry_loop_with_unfinished():
-    """Called again after an exception, in the same process, the unfinished run goes on."""
+    """Called again after an exception, in the same process, the unfinished run resumes."""
     log = []
 
     @step
@@ -377,7 +377,7 @@ BY_METHOD = list(itertools.permutations(["script", "module", "import"], 2))
     [(*pair, "by_function") for pair in BY_FUNCTION] + [(*pair, "by_method") for pair in BY_METHOD],
 )
 def test_one_file_is_one_workflow(program, first, second, call):
-    """Begun by one way of starting a file, a run goes on by another; completed, it is recalled."""
+    """Begun by one way of starting a file, a run resumes by another; completed, it is recalled."""
     execute = program(CHARGES)
     assert execute(*STARTS[first], DIE="1", CALL=call)[0] == ["charged 0", "charged 1"]
     assert execute(*STARTS[second], CALL=call)[0] == ["charged 2"]
@@ -950,15 +950,13 @@ def test_a_notice_names_what_differs(told):
         agent("a")
     (run,) = stepwise.runs()
     agent("b")
-    assert "It differs in argument 'topic'; called as it was, it goes on" in told()
+    assert "It differs in argument 'topic'; called as it was, it resumes" in told()
     agent("b", depth=2)
     assert "It differs in argument 'topic', argument 'depth'; called" in told()
     with pytest.raises(OSError, match="away"):
         agent.options(start="new")("a")
     text = told()
-    assert (
-        f"Its arguments are equal. To go on with it: .options(run_id={run.id!r}), or start=" in text
-    )
+    assert f"Its arguments are equal. To resume it: .options(run_id={run.id!r}), or start=" in text
     assert "Same arguments would resume it" not in text
 
 

@@ -163,7 +163,7 @@ class Good:
 
 @contextlib.contextmanager
 def bad():
-    """A manager that cannot: a run goes on before its block."""
+    """A manager that cannot: a run resumes before its block."""
     world.log("enter")
     yield 2
     world.log("exit")
