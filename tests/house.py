@@ -125,8 +125,8 @@ def page():
                 arrows[room(name), room(other)] += 1
     yield "# The rooms"
     yield ""
-    yield "`make map` writes this page from the imports, those inside functions included. The purpose"
-    yield "of each room: [design.md](design.md), section 8."
+    yield "`make map` writes this page from the imports, those inside functions included. The"
+    yield "purpose of each room: [design.md](design.md), section 8."
     yield ""
     yield "| room | modules | lines of code | imports from |"
     yield "|---|---:|---:|---|"

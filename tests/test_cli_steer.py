@@ -470,4 +470,4 @@ def test_doctor_tells_of_a_key_that_is_no_file(home):
     os.mkfifo(home / "key")
     found = doctor_of_the_key()
     assert found["state"] == "problem"
-    assert "is no file" in found["text"]
+    assert "is not a file" in found["text"]

@@ -157,7 +157,7 @@ def _key() -> Iterator[Finding]:
     if not os.access(path, os.R_OK):
         yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
     elif mode & 0o077:
-        yield Finding("key", "warning", f"other users may read {path} ({mode:o})", f"chmod 600 {path}")
+        yield Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
     else:
         yield Finding("key", "ok", str(path))
 

@@ -103,7 +103,7 @@ def runs(
 
 @main.command()
 @run_argument()
-@click.option("--locals", "with_locals", is_flag=True, help="Also the variables at the resume point.")
+@click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
 @click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
 @as_json_option
 @store_option

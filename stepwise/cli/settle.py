@@ -32,8 +32,10 @@ from stepwise.stores._local import FolderStore
 @click.option("--landed", metavar="JSON", help="It happened; JSON is its result.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
 @click.option("--same", is_flag=True, help="The call that the run stopped at is STEP.")
-@click.option("--another", is_flag=True, help="The stopped call is another act: it runs, once.")
-@click.option("--stop", type=int, metavar="STOP", help="The stopped call, if several could be STEP.")
+@click.option("--another", is_flag=True, help="That call is another act: it runs once.")
+@click.option(
+    "--stop", type=int, metavar="STOP", help="The stopped call, if several could be STEP."
+)
 @store_option
 def resolve(
     run_id: str,
@@ -51,8 +53,8 @@ def resolve(
     """
     if sum((landed is not None, did_not_happen, same, another)) != 1:
         raise click.UsageError(
-            "give exactly one answer: --landed JSON or --did-not-happen for a step in doubt, --same "
-            "or --another for a call at which the run stopped because of STEP"
+            "give exactly one answer: --landed JSON or --did-not-happen for a step in doubt, "
+            "--same or --another for a call at which the run stopped because of STEP"
         )
     if stop is not None and not (same or another):
         raise click.UsageError("--stop chooses a stopped call: add --same or --another")
@@ -201,7 +203,7 @@ def _effect(step: StepRecord) -> str:
     help="Completed at least this long ago: 2h, 30d, ...",
 )
 @click.option(
-    "--keep", type=click.IntRange(0), default=0, help="Keep so many of the newest runs of each workflow."
+    "--keep", type=click.IntRange(0), default=0, help="Keep the newest runs of each workflow."
 )
 @click.option("--dry-run", is_flag=True, help="Only list them.")
 @store_option
