@@ -66,7 +66,7 @@ class Frame:
                 function shares; its closure holds the frame's cells.
 
         Returns:
-            The number of the point to go on after; 0 to begin at the beginning.
+            The number of the point to resume after; 0 to begin at the beginning.
         """
         pending.set(None)
         return self.target

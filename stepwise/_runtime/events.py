@@ -79,4 +79,4 @@ def _tell_once(listener: Listener, error: BaseException) -> None:
         _told.add(id(listener))
         _logger.debug("a callback of on_event raised", exc_info=error)
         name = getattr(listener, "__qualname__", type(listener).__qualname__)
-        notice(f"{name}, a callback of stepwise.on_event, raised {error!r}; the run goes on")
+        notice(f"{name}, a callback of stepwise.on_event, raised {error!r}; the run continues")

@@ -81,7 +81,7 @@ def _failed(what: str, error: BaseException) -> None:
     with contextlib.suppress(Exception, RunStopped):
         if what not in _told:
             _told.add(what)
-            _put(f"a report failed ({type(error).__name__} in {what}); the run goes on")
+            _put(f"a report failed ({type(error).__name__} in {what}); the run continues")
 
 
 _told: set[str] = set()

@@ -131,7 +131,7 @@ async def _in_task(opened: OpenedRun) -> Any:
     """In a task of its own, so that a cancellation of the caller is told from one inside the run.
 
     Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
-    During the first, cleanup steps must not run (the run goes on later); during the second they do.
+    During the first, cleanup steps must not run (the run resumes later); during the second they do.
     """
     import asyncio
 

@@ -71,11 +71,11 @@ class StartedRun(abc.ABC):
         """True if the run no longer runs in this process: it ended, or it stopped."""
 
     def _late(self, timeout: float | None) -> TimeoutError:
-        return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it goes on")
+        return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
 
 
 class Handle(StartedRun, Generic[R]):
-    """A run that goes on in a thread of this process."""
+    """A run that executes in a thread of this process."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -99,7 +99,7 @@ class Handle(StartedRun, Generic[R]):
         """Wait for the run, and return its result, or raise what it raised.
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
+            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
         """
         if not self._ended.wait(timeout):
             raise self._late(timeout)
@@ -114,7 +114,7 @@ class Handle(StartedRun, Generic[R]):
 
 
 class AsyncHandle(StartedRun, Generic[R]):
-    """A run that goes on in a task of an event loop; awaited, it gives the result."""
+    """A run that executes in a task of an event loop; awaited, it gives the result."""
 
     _task: asyncio.Task[Any]
 
@@ -137,7 +137,7 @@ class AsyncHandle(StartedRun, Generic[R]):
         """Wait for the run, and return its result, or raise what it raised.
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
+            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
         """
         if not await self.wait(timeout):
             raise self._late(timeout)

@@ -192,7 +192,7 @@ class HostedRun(opening.OpenedRun):
     def resume_from_start(self) -> str:
         """Resume from the start: all records answer the calls that follow; says so, in words."""
         answered = go_on_from_the_top(self.active)
-        return f"goes on from its beginning, {count(answered, 'step')} answered by the journal"
+        return f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
 
     def resume_at_newest(
         self, checkpoints: Iterable[tuple[T, State | None]], place: Callable[[T], str]

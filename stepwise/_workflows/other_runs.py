@@ -118,20 +118,20 @@ def tell_of_unfinished(
 
 
 def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
-    """In what an unfinished run differs from a new one, and how to go on with it."""
+    """In what an unfinished run differs from a new one, and how to resume it."""
     differing = parts.differing(old.parts, momentary=True) if parts is not None else []
     edited = ", its code has changed" if old.code and new.code and old.code != new.code else ""
     if differing:
-        return f"It differs in {spoken(differing)}{edited}; called as it was, it goes on"
+        return f"It differs in {spoken(differing)}{edited}; called as it was, it resumes"
     if old.digest != new.digest:
-        return f"Its arguments differ{edited}; called with them, it goes on"
+        return f"Its arguments differ{edited}; called with them, it resumes"
     if old.parts is None and parts is not None and parts.has_instance:
         return (
             f"Its arguments are equal{edited}; what its instance held is not recorded. To go on "
             f"with it: .options(run_id={old.run_id!r})"
         )
     return (
-        f"Its arguments are equal{edited}. To go on with it: .options(run_id={old.run_id!r}), or "
+        f"Its arguments are equal{edited}. To resume it: .options(run_id={old.run_id!r}), or "
         "start='unfinished'"
     )
 
@@ -144,14 +144,13 @@ def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> No
     for old in _unfinished(store, seal, None, _MOST):
         if _was_moved(old, new.workflow, new.digest, new.code):
             told = (
-                f"the same code in {_place_of_run(old)}, which is there no more. To go on with "
-                f"that run instead: STEPWISE_RESUME={old.run_id}, or "
-                f".options(run_id={old.run_id!r})"
+                f"the same code in {_place_of_run(old)}, which is there no more. To resume that "
+                f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
             )
         elif _was_renamed(old, new.digest, module):
             told = (
                 f"a workflow {old.label!r}, which is not in {_place_of_run(old)} any more. If "
-                f"{new.label!r} is the same one, to go on with that run instead: "
+                f"{new.label!r} is the same one, to resume that run instead: "
                 f"@workflow(name={old.label!r})"
             )
         else:

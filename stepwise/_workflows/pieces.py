@@ -162,7 +162,7 @@ class Pieces:
         resumed = []
         if first and not run.is_new:
             skipped = self.progress.resumed_from = self.progress.skipped
-            told = f"goes on after {count(skipped, f'skipped {self._noun}')}"
+            told = f"resumes after {count(skipped, f'skipped {self._noun}')}"
             resumed.append((Resumed(active.journal.epoch, told, skipped, at=now), b""))
         active.write(*resumed, durable=False, head=active.facts)
         active.progress = self.progress

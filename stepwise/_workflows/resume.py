@@ -32,7 +32,7 @@ __all__ = ["WorkflowRun"]
 
 
 class WorkflowRun(OpenedRun):
-    """A run of a workflow function, which is called so that it goes on where the run stopped."""
+    """A run of a workflow function, which is called so that it resumes where the run stopped."""
 
     def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
         super().__init__(call, active, before, is_new)
@@ -172,7 +172,7 @@ class WorkflowRun(OpenedRun):
         code = self._callee.workflow.code
         edited = bool(code) and code != self.active.facts.code
         self._told = (
-            f"goes on {where}, after {count(state.step, 'step')}{self._in_children()}"
+            f"resumes {where}, after {count(state.step, 'step')}{self._in_children()}"
             f"{' (the code below it was edited)' if edited else ''}"
         )
 
@@ -181,7 +181,7 @@ class WorkflowRun(OpenedRun):
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(
-                f"run {active.run_id!r} cannot go on: {self._why()}, and its journal "
+                f"run {active.run_id!r} cannot resume: {self._why()}, and its journal "
                 "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
                 "Bring back the code as it was, or start over: "
                 f"stepwise forget {active.run_id}",
@@ -250,7 +250,7 @@ class WorkflowRun(OpenedRun):
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
 
     def _why(self) -> str:
-        """Why it does not go on at the newest checkpoint."""
+        """Why it does not resume at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
 
 

@@ -118,7 +118,7 @@ class Starting:
             run_id,
             generated=True,
             told=f"a fresh run: {run_id}; should it stop: "
-            f".options(run_id={run_id!r}) with the same arguments goes on with it",
+            f".options(run_id={run_id!r}) with the same arguments resumes it",
         )
 
     def _stopped(self) -> str | None:

@@ -367,7 +367,7 @@ def workflow(
     redact: Redact = (),
 ) -> _Decorator: ...
 def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
-    """Make a function durable: called again after a crash, it goes on where it stopped.
+    """Make a function durable: called again after a crash, it resumes where it stopped.
 
     Args:
         name: what it is called, instead of its qualified name; part of its runs' identity.

@@ -2,7 +2,7 @@
 
 For who arrives with a function that is called once per step, instead of a workflow function.  A
 :class:`RecoverableAgent` calls it, saves a :class:`Checkpoint` every few steps, and after an
-exception or a killed process goes on at the newest checkpoint that verifies, with the results of
+exception or a killed process resumes at the newest checkpoint that verifies, with the results of
 all tools that had returned since.
 """
 
@@ -104,7 +104,7 @@ class RecoverableAgent:
             propagate at once, since every further attempt would make them again.
         retention, keep: see :meth:`CheckpointStore.prune`.
         ignore: names of captured variables, defaults and attributes of ``agent_fn`` that may differ
-            when a run goes on; texts, numbers, functions and classes among them else may not.
+            when a run resumes; texts, numbers, functions and classes among them else may not.
 
     Raises:
         ConfigurationError: an argument cannot mean anything; says which, and what it takes.
@@ -149,7 +149,7 @@ class RecoverableAgent:
         self.recovery_count = 0
 
     async def run_with_recovery(self, task: str, run_id: str) -> dict[str, Any]:
-        """Run the agent on a task, or go on where a run of that id stopped.
+        """Run the agent on a task, or resume where a run of that id stopped.
 
         Returns:
             ``result``; ``run_id``; ``recovered_from_step``: the step of the checkpoint at which it
@@ -246,7 +246,7 @@ class _Recoveries:
         self._agent, self._run, self._task, self._at = agent, run, task, at
 
     async def execute(self) -> Any:
-        """Run the steps; go on at the newest checkpoint after an exception."""
+        """Run the steps; resume at the newest checkpoint after an exception."""
         agent = self._agent
         checkpoint = self._at
         if not self._run.is_new:

@@ -103,7 +103,7 @@ def runs(
 
 @main.command()
 @run_argument()
-@click.option("--locals", "with_locals", is_flag=True, help="The variables where it goes on, too.")
+@click.option("--locals", "with_locals", is_flag=True, help="The variables where it resumes, too.")
 @click.option("--all", "every", is_flag=True, help="Every step, not the newest ones only.")
 @as_json_option
 @store_option
@@ -188,7 +188,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("damage", shown.damage)
     if shown.status in _UNFINISHED:
         where, line = run._goes_on()
-        _say("goes on", f"{where}: stepwise resume {run.id}")
+        _say("resumes", f"{where}: stepwise resume {run.id}")
         _say("", printable(line, 200))
     _say("error", error_text(run) or "")
 

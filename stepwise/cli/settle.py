@@ -72,7 +72,9 @@ def resolve(
         says = f"step {step} of {run.id} did not happen; the next run of the program makes it"
     else:
         run.resolve(step, landed=value)
-        says = f"step {step} of {run.id} landed; the next run of the program goes on with {landed}"
+        says = (
+            f"step {step} of {run.id} landed; the next run of the program continues with {landed}"
+        )
     say(says)
 
 

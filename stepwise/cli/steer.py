@@ -72,7 +72,7 @@ def _resume(run: Run, *, dry_run: bool) -> int:
         )
     command, folder = _command_of(run)
     where, line = run._goes_on()
-    verb = "would go on" if dry_run else "goes on"
+    verb = "would resume" if dry_run else "resumes"
     say(f"{call_text(run)}, {coloured(status)}, {verb} {where}", err=True)
     if line:
         say(f"  {printable(line, 200)}", err=True)
@@ -147,7 +147,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
     code = _execute((sys.executable, *program), "", environment)
     if code:
         again = shlex.join(("stepwise", "run", *program))
-        say(f"stepwise: stopped (exit code {code}); to go on: {again}", err=True)
+        say(f"stepwise: stopped (exit code {code}); to resume: {again}", err=True)
     sys.exit(code)
 
 
@@ -194,7 +194,7 @@ def fork(
     made = find_run(run_id).fork(at=at, run_id=new_id, locals=variables, results=answers)
     where, _ = made._goes_on()
     say(made.id)
-    say(f"shares {made._seen(1).total} steps, goes on {where}:", err=True)
+    say(f"shares {made._seen(1).total} steps, resumes {where}:", err=True)
     say(f"  stepwise resume {made.id}", err=True)
 
 

@@ -1,4 +1,4 @@
-"""The run behind the execution of a graph: which one it is, where it goes on, how it ends."""
+"""The run behind the execution of a graph: which one it is, where it resumes, how it ends."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class Execution:
             recovers = manager.config.auto_recovery or facts.status == "completed" or self.session
             if not recovers:
                 raise ConfigurationError(
-                    f"run {run_id!r} is unfinished, and auto_recovery=False. To go on with it, "
-                    "call execute(..., session_state={'run_id': " + repr(run_id) + "}), or with "
+                    f"run {run_id!r} is unfinished, and auto_recovery=False. To resume it, call "
+                    "execute(..., session_state={'run_id': " + repr(run_id) + "}), or with "
                     "the to_session_state() of a checkpoint; to start over: stepwise forget "
                     + run_id
                 )
@@ -208,7 +208,7 @@ def session_of(walk: Walk, run_id: str) -> Written:
 
 
 class _Recorded:
-    """A walk that is recorded, and goes on at the newest checkpoint.
+    """A walk that is recorded, and resumes at the newest checkpoint.
 
     Its nodes get copies, so that they change nothing that it was given.
     """
@@ -264,7 +264,7 @@ class _Recorded:
         checkpoint = run.resume_at_newest(found, lambda each: count(each.step_number, "node"))
         if checkpoint is not None:
             self._walk.restore(checkpoint.to_session_state())
-            told = f"goes on after {count(checkpoint.step_number, 'node')}"
+            told = f"resumes after {count(checkpoint.step_number, 'node')}"
         else:
             told = run.resume_from_start()
         self._recovered = checkpoint.step_number if checkpoint is not None else 0

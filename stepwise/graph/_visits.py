@@ -31,7 +31,7 @@ class NodeFailedError(Exception):
     """A node has failed for good; never seen by users, who get what it raised.
 
     Args:
-        calls: the attempts that are to run again when the run goes on.
+        calls: the attempts that are to run again when the run resumes.
     """
 
     def __init__(self, error: Exception, calls: list[int]) -> None:
@@ -113,7 +113,7 @@ class Visits:
         if node is None:
             run_id = self._run.run_id if self._run is not None else ""
             raise CodeChangedError(
-                f"run {run_id!r} is to go on at node {node_id!r}, which graph "
+                f"run {run_id!r} is to resume at node {node_id!r}, which graph "
                 f"{self._graph.name!r} does not have any more. Bring it back, or start over: "
                 f"stepwise forget {run_id}",
                 run_id=run_id,

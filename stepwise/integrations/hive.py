@@ -90,7 +90,7 @@ class _Recorded:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Execute a graph, or go on where a process was killed or an execution stopped.
+        """Execute a graph, or resume where a process was killed or an execution stopped.
 
         Args:
             session_state: that of a result that failed or was paused by ``request_pause()``
