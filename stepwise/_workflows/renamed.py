@@ -11,8 +11,8 @@ import sys
 from collections.abc import Container
 
 from stepwise._identity.identity import place_of
-from stepwise._journal.journal import read_one
-from stepwise._journal.records import RunFacts, Started
+from stepwise._journal.journal import read_start
+from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._workflows.definition import is_defined
 from stepwise.stores import Store
@@ -49,10 +49,10 @@ def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], f
         return False
     if place_of_run(old) == file:
         return True
-    entry = read_one(store, seal, old.run_id, 1)
-    if entry is None or not isinstance(entry.record, Started) or not entry.record.file:
+    start = read_start(store, seal, old.run_id)
+    if start is None or not start[0].file:
         return False
-    return os.path.realpath(os.path.join(entry.record.cwd, entry.record.file)) == file
+    return os.path.realpath(os.path.join(start[0].cwd, start[0].file)) == file
 
 
 def was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from stepwise._execution.active_run import ActiveRun
-from stepwise._execution.summary import course_of
 from stepwise._identity.call_parts import Parts, spoken
 from stepwise._journal.heads import open_head
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.summary import course_of
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._workflows.renamed import place_of_run, was_moved, was_renamed
 from stepwise.errors import UnusedRecordWarning

@@ -19,11 +19,11 @@ from typing import Any, cast
 from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.driver import start
 from stepwise._calls.operations import Result
-from stepwise._calls.steps import Step, known_steps
+from stepwise._calls.steps import Step
 from stepwise._execution.active_run import ActiveRun, current_scope
-from stepwise._journal.journal import Position, read
-from stepwise._journal.records import Entry, Forgotten
-from stepwise._matching.pool import Pool
+from stepwise._journal.journal import Position, read_entries
+from stepwise._journal.projection import Calls
+from stepwise._journal.records import Forgotten
 from stepwise._runtime.retries import Attempts
 from stepwise._values.preview import error_text
 from stepwise.errors import CodeChangedError
@@ -239,11 +239,10 @@ class Visits:
         if active is None or not numbers:
             return
         journal = active.journal
-        records = read(journal.store, journal.seal, journal.run_id, self.since)
-        pool = Pool((entry for entry, _ in records if isinstance(entry, Entry)), known_steps)
+        calls = Calls(read_entries(journal.store, journal.seal, journal.run_id, self.since))
         with active.lock:
             for number in numbers:
-                recorded = pool.get(number)
+                recorded = calls.known.get(number)
                 if recorded is not None:
                     active.pool.put_back(recorded)
 

@@ -15,11 +15,11 @@ from typing import Any, cast
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
 from stepwise._calls.async_driver import adrive
-from stepwise._calls.steps import Step, known_steps
+from stepwise._calls.steps import Step
 from stepwise._execution.active_run import current_scope
 from stepwise._journal.journal import Position
-from stepwise._journal.records import Forgotten, Outcome
-from stepwise._matching.pool import Pool
+from stepwise._journal.projection import Calls
+from stepwise._journal.records import Forgotten
 from stepwise._runtime.messages import count, notice
 from stepwise._values import digest
 from stepwise._workflows.opened import NothingGiven, Opened
@@ -240,11 +240,11 @@ class HiveExecution(NothingGiven):
         """Let the calls of a visit by an earlier process answer those of the next attempt."""
         active = self.active
         entries = active.journal.load(Position())
-        pool = Pool(entries, known_steps)
+        known = Calls(entries).known
         for entry in entries:
-            record = entry.record
-            if isinstance(record, Outcome) and record.call.number == call:
-                for recorded in filter(None, map(pool.get, record.inner)):
+            outcome = entry.outcome
+            if outcome is not None and outcome.call.number == call:
+                for recorded in filter(None, map(known.get, outcome.inner)):
                     with active.lock:
                         active.pool.put_back(recorded)
 

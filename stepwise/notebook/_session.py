@@ -31,7 +31,8 @@ from stepwise._identity import identity
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
 from stepwise._journal.lease import describe_owner
-from stepwise._journal.records import Entry, Outcome, Resumed
+from stepwise._journal.projection import Calls
+from stepwise._journal.records import Entry, Resumed
 from stepwise._journal.seal import Seal
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Identity
@@ -145,7 +146,7 @@ class Notebook:
         seal = self._look()
         found = [
             each.entry.number
-            for each in Pool(self._entries).all
+            for each in Calls(self._entries)
             if each.call.module == _CELLS
             and each.answers
             and (each.call.name, each.call.digest) == (name, digest)
@@ -158,8 +159,8 @@ class Notebook:
         Raises:
             UnreadableValueError: it cannot be loaded here.
         """
-        assert isinstance(entry.record, Outcome)
-        value: dict[str, Any] = codec.decode(entry.payload, entry.record.form)
+        assert entry.outcome is not None
+        value: dict[str, Any] = codec.decode(entry.payload, entry.outcome.form)
         self._progress.skipped += 1
         return value
 
@@ -230,7 +231,7 @@ class Notebook:
         pool = Pool(self._entries, known_steps)
         recorded = pool.all
         for entry in self._entries:
-            journal._count(entry.record)
+            journal.count(entry)
         for each in recorded:
             if each.call.module == _CELLS:
                 pool.take(each)  # and with it, if it is done, what was called inside
@@ -354,7 +355,6 @@ def _notebook() -> None:
 
 def _slim(entry: Entry) -> Entry:
     """An entry without the outputs of its cell, which are read again when they are needed."""
-    record = entry.record
-    if isinstance(record, Outcome) and record.call.module == _CELLS:
+    if entry.outcome is not None and entry.outcome.call.module == _CELLS:
         return entry._replace(payload=b"")
     return entry
