@@ -19,7 +19,7 @@ from stepwise._calls.doubt import DidNotHappen, InDoubtCall, Landed, compensatio
 from stepwise._calls.operations import Attempt, Core, Result
 from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
-from stepwise._execution.viewer import look_into_value
+from stepwise._execution.viewer import view
 from stepwise._identity.identity import compensation_key
 from stepwise._journal.journal import Journal, Position, facts_of
 from stepwise._journal.lease import Lease
@@ -37,7 +37,6 @@ from stepwise._journal.records import (
     Settled,
 )
 from stepwise._runtime.messages import notice, warn
-from stepwise._values import codec as _codec
 from stepwise._values.codec import Codec
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning
@@ -103,19 +102,10 @@ class _Effect:
         return None
 
     @property
-    def result(self) -> Any:
-        record, payload = self.last.record, self.last.payload
-        if isinstance(record, Outcome) and record.changed:
-            self.codec.check(record.form)
-            return look_into_value(payload, record.form, record.changed)
-        return self.codec.decode(payload, getattr(record, "form", None))
-
-    @property
     def arguments(self) -> dict[str, Any]:
         record = self.intent.record
         assert isinstance(record, Intent)
-        self.codec.check(record.form)
-        arguments: dict[str, Any] = _codec.decode(self.intent.payload, record.form)
+        arguments: dict[str, Any] = self.codec.decode(self.intent.payload, record.form)
         return arguments
 
 
@@ -278,7 +268,7 @@ def _compensate_one(
         raise compensation_in_doubt(journal, call)
     happened, value = effect.happened, None
     if happened:
-        value = effect.result
+        value = view(effect.last, effect.codec).value
     elif happened is None:
         happened, value = yield from _ask(tool, effect)
     if happened is None:
@@ -333,8 +323,7 @@ def _ask(tool: Step, effect: _Effect) -> Generator[Any, Result, tuple[bool | Non
         return None, None
     call, last = effect.call, effect.last
     failed = isinstance(last.record, Outcome)
-    form = getattr(last.record, "form", None)
-    error = effect.codec.decode_error(last.payload, form) if failed else None
+    error = view(last, effect.codec).error if failed else None
     question = InDoubtCall(call.name, effect.arguments, call.key, call.at, error)
     asked = yield Attempt(tool.in_doubt, (question,), {}, None, f"reconcile of {call.name}")
     if asked.error is not None:

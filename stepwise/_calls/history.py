@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._display.render import step_html
-from stepwise._execution.viewer import look_into_value
+from stepwise._execution.viewer import view
 from stepwise._journal.counters import key_of
 from stepwise._journal.records import (
     Call,
@@ -24,7 +24,6 @@ from stepwise._journal.records import (
 from stepwise._matching.pool import Pool
 from stepwise._matching.recorded_call import Recorded
 from stepwise._matching.stops import differing
-from stepwise._values import codec
 
 __all__ = [
     "Program",
@@ -89,23 +88,14 @@ class StepRecord:
         Raises:
             UnreadableValueError: it needs a class that this program does not have.
         """
-        if self.status != "completed":
-            return None
-        record, payload = self._entry.record, self._entry.payload
-        if isinstance(record, Outcome) and record.changed:
-            return look_into_value(payload, record.form, record.changed)
-        return codec.decode(payload, getattr(record, "form", None))
+        return view(self._entry).value if self.status == "completed" else None
 
     @property
     def error(self) -> BaseException | None:
         """The exception that a failed step raised."""
         record = self._entry.record
-        if isinstance(record, Outcome) and record.status != "completed":
-            told = (self._entry.payload, record.form)
-            if record.changed:
-                told = look_into_value(*told, record.changed, failed=True)
-            return codec.decode_error(*told)
-        return None
+        failed = isinstance(record, Outcome) and record.status != "completed"
+        return view(self._entry).error if failed else None
 
     def _repr_html_(self) -> str:
         return step_html(self)

@@ -25,7 +25,7 @@ from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Helper, Origin
 from stepwise._execution.mutation import Did, Watches, changed_by, did_to_subject
-from stepwise._execution.outcomes import outcome, reached, settled
+from stepwise._execution.outcomes import load_ending, outcome, settled
 from stepwise._journal.records import Call, Entry, Intent, Outcome, StepStatus
 from stepwise._matching.pool import FRESH, Verdict
 from stepwise._matching.recorded_call import Recorded, Status
@@ -188,28 +188,19 @@ def _answer(
         again: what was raised in its stead.
     """
     active = scope.run
-    call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
-    outcome = recorded.outcome
-    failed = outcome is not None and outcome.status != "completed"
+    call, outcome = recorded.call, recorded.outcome
     around = None
     if outcome is not None and outcome.changed:
         given = performer.watch(bound).around
         around = active.subjects.around(identity, call, given, outcome.changed)
-    awaited = getattr(record, "awaited", "")
     try:
-        value, error, deltas = reached(
-            active.codec,
-            payload,
-            getattr(record, "form", None),
-            failed=failed,
-            around=around,
-            kind=performer.returns,
-        )
+        value, error, deltas = load_ending(active.codec, recorded.entry, around, performer.returns)
     except UnreadableValueError as problem:
         if call.effect and not call.child:
             from stepwise._calls.doubt import in_doubt
 
-            why = f"{call.name} {'raised' if failed else 'returned'}, but {problem}"
+            did = "returned" if recorded.status is Status.COMPLETED else "raised"
+            why = f"{call.name} {did}, but {problem}"
             raise active.stop(in_doubt(active, recorded, why)) from problem
         notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
         return None
@@ -219,7 +210,7 @@ def _answer(
         error = again or error
         active.unwinding.failed(call.number, error, pending=False)
     active.answered(scope, recorded, value)
-    return Result(value, error, awaited=awaited)
+    return Result(value, error, awaited=outcome.awaited if outcome is not None else "")
 
 
 def _execute(
@@ -424,10 +415,11 @@ def _decide(
         answer: Any = Landed(None)
     else:
         assert callable(policy)
-        outcome = recorded.outcome
         error = None
-        if outcome is not None:
-            error = active.codec.decode_error(recorded.entry.payload, outcome.form)
+        if recorded.outcome is not None:
+            from stepwise._execution.viewer import view  # on use
+
+            error = view(recorded.entry, active.codec).error
         question = InDoubtCall(call.name, bound, call.key, recorded.call.at, error)
         asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
         if asked.error is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._checkpoints.variables import UnpicklableError, dump_few, dump_values, load_values
+from stepwise._checkpoints.variables import UnpicklableError, dump_few, dump_values
 from stepwise._identity.deltas import WHOLE, Delta, as_data
 from stepwise._identity.parts import shown_part
 from stepwise._journal.records import Call
@@ -15,10 +15,9 @@ from stepwise._matching.subjects import Effects, Identity, Subjects
 from stepwise._runtime import settings
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import reports, warn
-from stepwise._values import codec as _codec
 from stepwise._values import digest
 from stepwise._values.buffers import Data
-from stepwise._values.codec import JSON, Codec, Encoded
+from stepwise._values.codec import Codec, Encoded
 from stepwise._values.pickling import PYTHON
 from stepwise._values.trees import few
 from stepwise.errors import ArgumentMutatedWarning, DigestError, NotRecordableError
@@ -31,7 +30,6 @@ __all__ = [
     "did_to_subject",
     "encode_changed",
     "record_arguments",
-    "replay_changed",
     "surroundings",
 ]
 
@@ -178,28 +176,6 @@ def encode_changed(
             path="",
             type_name=kind,
         ) from error
-
-
-def replay_changed(
-    payload: bytes, form: str | None, around: Surroundings, decode: Callable[[bytes], Any]
-) -> tuple[Any, Mapping[str, Delta]]:
-    """Return what :func:`encode_changed` was told, and the deltas; arguments get their contents.
-
-    Args:
-        decode: gives the value, or the pieces of an encoded exception, for what was data.
-
-    Raises:
-        UnreadableValueError: it cannot be loaded here; nothing was changed then.
-    """
-    if form == JSON:
-        from stepwise._execution import contents as _contents  # on use
-
-        inner, contents, deltas = _contents.take_apart(payload)
-        value = decode(inner)
-        _contents.put_back(contents, around)
-        return value, deltas
-    loaded = _codec.decode_with(lambda: load_values(payload, around), form)
-    return loaded["value"], loaded.get("did", {})
 
 
 # -- instances and captured variables ------------------------------------------------------------

@@ -11,16 +11,18 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._execution.mutation import Did, encode_changed, replay_changed
+from stepwise._checkpoints.variables import FrameUnpickler, load_values
+from stepwise._execution.mutation import Did, encode_changed
 from stepwise._identity.deltas import Delta
 from stepwise._journal.counters import Progress
-from stepwise._journal.records import Call, Ended, Outcome, Settled, StepStatus
+from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, StepStatus
 from stepwise._runtime.messages import notice, reports
+from stepwise._values import codec as _codec
 from stepwise._values.buffers import Data
 from stepwise._values.codec import JSON, Codec, Encoded
 from stepwise._values.secrets import Secrets
 
-__all__ = ["ended", "outcome", "reached", "settled"]
+__all__ = ["Ending", "ended", "load_ending", "outcome", "settled"]
 
 
 def outcome(
@@ -96,53 +98,66 @@ def _tell_of_secret(call: Call, name: str) -> None:
         )
 
 
-class Reached(NamedTuple):
-    """How a recorded call ended.
+_NOTHING: Mapping[str, Delta] = {}
+
+
+class Ending(NamedTuple):
+    """How a recorded call or run ended: what it returned or raised, and what it changed.
 
     Args:
         deltas: what it did to attributes and captured variables.
     """
 
-    value: Any
-    error: BaseException | None
-    deltas: Mapping[str, Delta]
+    value: Any = None
+    error: BaseException | None = None
+    deltas: Mapping[str, Delta] = _NOTHING
 
 
-_NOTHING: Mapping[str, Delta] = {}
-
-
-def reached(
+def load_ending(
     codec: Codec,
-    payload: bytes,
-    form: str | None,
-    *,
-    failed: bool,
+    entry: Entry,
     around: Surroundings | None = None,
     kind: Any = Any,
-) -> Reached:
-    """Decode how a call ended: what it returned, and what it raised.
+    viewer: type[FrameUnpickler] | None = None,
+) -> Ending:
+    """Load how a call or a run ended, from its record; the only place that takes one apart.
 
     Args:
         around: the arguments, if the call changed them; they get their contents.
         kind: the type that its value is annotated with.
+        viewer: loads what the program may lack, for somebody who only looks: the arguments are
+            stand-ins, and an exception that was recorded as data may be a summary.
 
     Raises:
         UnreadableValueError: it cannot be loaded; the arguments are as they were.
     """
+    record, payload = entry.record, entry.payload
+    form = getattr(record, "form", None)
+    failed = getattr(record, "status", "completed") != "completed"
     codec.check(form)
+    contents, deltas = None, _NOTHING
+    if getattr(record, "changed", None):
+        assert around is not None
+        if form == JSON:
+            from stepwise._execution.contents import put_back, take_apart  # on use
 
-    def decoded(data: bytes) -> Any:
-        if failed:
-            return codec.decode_error(data, form, whole=True)
-        return codec.decode(data, form, kind)
-
-    if around is None:
-        value, deltas = decoded(payload), _NOTHING
+            payload, contents, deltas = take_apart(payload)
+        else:
+            unpickler = viewer or FrameUnpickler
+            loaded = _codec.decode_with(
+                lambda: load_values(payload, around, unpickler=unpickler), form
+            )
+            deltas = loaded.get("did", _NOTHING)
+            if not failed:
+                return Ending(loaded["value"], None, deltas)
+            payload, form = loaded["value"]
+    if failed:
+        ending = Ending(None, codec.decode_error(payload, form, whole=viewer is None), deltas)
     else:
-        value, deltas = replay_changed(payload, form, around, decoded)
-        if failed and form != JSON:
-            value = codec.decode_error(*value)
-    return Reached(None, value, deltas) if failed else Reached(value, None, deltas)
+        ending = Ending(codec.decode(payload, form, kind), None, deltas)
+    if contents is not None and around is not None and viewer is None:
+        put_back(contents, around)
+    return ending
 
 
 def _then(call: Call) -> str:

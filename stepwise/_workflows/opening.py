@@ -13,7 +13,7 @@ from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._execution.inputs import record_inputs
 from stepwise._execution.location import Locator
 from stepwise._execution.mutation import record_arguments, surroundings
-from stepwise._execution.outcomes import reached
+from stepwise._execution.outcomes import load_ending
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import Parts, spoken
@@ -187,14 +187,7 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: its journal says what is lost
     around = surroundings(call.bound, call.instance, call.function, call.secret)
-    value = reached(
-        Codec(call.codec),
-        entry.payload,
-        entry.record.form,
-        failed=False,
-        around=around if entry.record.changed else None,
-        kind=call.returns,
-    ).value
+    value = load_ending(Codec(call.codec), entry, around, call.returns).value
     if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.record.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""

@@ -27,6 +27,7 @@ from stepwise._display.render import RunShown
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.mutation import Watch
+from stepwise._execution.outcomes import load_ending
 from stepwise._identity import identity
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
@@ -41,8 +42,8 @@ from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
-from stepwise._values import codec
 from stepwise._values import digest as _digest
+from stepwise._values.codec import Codec
 from stepwise._workflows.execute import execute, execute_async
 from stepwise._workflows.opened import NothingGiven, Opened
 from stepwise._workflows.opening import Invocation, Recall, open_run
@@ -159,7 +160,7 @@ class Notebook:
             UnreadableValueError: it cannot be loaded here.
         """
         assert isinstance(entry.record, Outcome)
-        value: dict[str, Any] = codec.decode(entry.payload, entry.record.form)
+        value: dict[str, Any] = load_ending(Codec(), entry).value
         self._progress.skipped += 1
         return value
 
