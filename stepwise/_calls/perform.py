@@ -24,8 +24,15 @@ from stepwise._calls.recording import Recording, intend, record_outcome, record_
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Helper, Origin
-from stepwise._execution.mutation import Did, Watches, changed_by, did_to_subject
-from stepwise._execution.outcomes import load_ending, outcome, settled
+from stepwise._execution.outcomes import (
+    Did,
+    Watches,
+    changed_by,
+    did_to_subject,
+    load_ending,
+    outcome,
+    settled,
+)
 from stepwise._journal.records import Call, Entry, Intent, Outcome, StepStatus
 from stepwise._matching.pool import FRESH, Verdict
 from stepwise._matching.recorded_call import Recorded, Status

@@ -22,7 +22,7 @@ from stepwise._calls.driver import Unfinished, drive_on
 from stepwise._calls.operations import Core
 from stepwise._calls.perform import perform
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.mutation import Watch
+from stepwise._execution.outcomes import Watch
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.reloading import name_truly
 from stepwise._identity.identity import Key, Parameters, label_of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import UnpicklableError, dump_values, load_values
-from stepwise._execution.mutation import record_arguments, surroundings
+from stepwise._execution.outcomes import record_arguments, surroundings
 from stepwise._execution.registry import known_workflow
 from stepwise._execution.summary import course_of
 from stepwise._journal.journal import read_one

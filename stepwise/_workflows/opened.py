@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from stepwise._calls.operations import Core, Result
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun
-from stepwise._execution.mutation import encode_changed, surroundings
+from stepwise._execution.outcomes import encode_changed, surroundings
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import notice, warn
 from stepwise._values.codec import Encoded

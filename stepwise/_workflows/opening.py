@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._execution.inputs import record_inputs
 from stepwise._execution.location import Locator
-from stepwise._execution.mutation import record_arguments, surroundings
-from stepwise._execution.outcomes import load_ending
+from stepwise._execution.outcomes import load_ending, record_arguments, surroundings
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import Parts, spoken

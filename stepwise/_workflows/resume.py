@@ -10,7 +10,7 @@ from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.inputs import JSON
-from stepwise._execution.mutation import record_arguments, surroundings
+from stepwise._execution.outcomes import record_arguments, surroundings
 from stepwise._journal.journal import Position, holds
 from stepwise._journal.records import (
     Ended,

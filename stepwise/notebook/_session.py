@@ -26,8 +26,7 @@ from stepwise._display.progress import Display
 from stepwise._display.render import RunShown
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.location import Locator, Origin
-from stepwise._execution.mutation import Watch
-from stepwise._execution.outcomes import load_ending
+from stepwise._execution.outcomes import Watch, load_ending
 from stepwise._identity import identity
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
