@@ -39,7 +39,7 @@ ONLY_IN = {
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.cipher"},
-    "diskcache": {"stepwise.stores._cache"},
+    "diskcache": {"stepwise.stores.disk"},
     "fcntl": {"stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.cipher", "stepwise._journal.seal"},

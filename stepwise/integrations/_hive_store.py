@@ -25,7 +25,7 @@ from stepwise.integrations._hive_files import (
     sealed,
     write,
 )
-from stepwise.stores._folder import sync
+from stepwise.stores._files import sync
 from stepwise.stores._locks import exclusively
 
 __all__ = ["HiveCheckpointStore", "hive_module"]
