@@ -35,7 +35,6 @@ ONLY_IN = {
     "concurrent": {
         "stepwise._calls.parallel",
         "stepwise._runtime.thread_context",
-        "stepwise._calls.workers",
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.cipher"},
@@ -283,7 +282,7 @@ FOR_LOOKING = """
     _runs.fork_point _runs.fork _workflows.handles _calls.history _execution.viewer
     _runs.listing _calls.parallel _runs.overview _display.progress_notebook
     _display.progress_terminal _workflows.recover _runs.run _runs.settle _runs.verify
-    _calls.workers agent graph notebook
+    agent graph notebook
 """
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import stepwise
 import stepwise.testing
 from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool, workflow
-from stepwise._calls import claim
+from stepwise._calls import perform
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import drive
 from stepwise._calls.operations import Change
@@ -629,13 +629,13 @@ def notices(monkeypatch):
         said.append(text)
         event.set()
 
-    monkeypatch.setattr(claim, "notice", notice)
+    monkeypatch.setattr(perform, "notice", notice)
     return said, event
 
 
 def test_the_patience_of_a_blocked_call():
     """It is the second that the contract names."""
-    assert claim.PATIENCE == 1.0
+    assert perform.PATIENCE == 1.0
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])

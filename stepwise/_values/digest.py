@@ -20,9 +20,13 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import enum
 import functools
 import hashlib
 import io
+import pathlib
+import re
+import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -31,6 +35,7 @@ from stepwise._values.digest_atoms import (
     ATOMS,
     UndigestibleError,
     atom,
+    called,
     class_name,
     fold,
     framed,
@@ -40,7 +45,6 @@ from stepwise._values.digest_atoms import (
     noun,
     string,
 )
-from stepwise._values.digest_builtins import BASES, named, namedtuple_form
 from stepwise._values.list_digest import LONG, digest_grown
 from stepwise._values.message_fields import EACH, Mark, Numbering, Rule, rules_of
 from stepwise.errors import DigestError
@@ -59,6 +63,7 @@ __all__ = [
     "form_of",
     "framed",
 ]
+
 
 T = TypeVar("T")
 
@@ -325,7 +330,7 @@ class Encoder:
         """Class and state of an ordinary object, as pickle protocol 2 would take it apart."""
         form = _reduce(value)
         if isinstance(form, str):
-            return named(value, form)
+            return _named(value, form)
         cls = type(value)
         make, args, state, items, pairs = form
         if isinstance(value, (io.StringIO, io.BytesIO)) and not state[-1]:
@@ -385,6 +390,90 @@ def _text(error: Exception) -> str:
         return type(error).__name__
 
 
+# -- the kinds of the interpreter ----------------------------------------------------------------
+
+
+def _enum(encoder: Any, value: enum.Enum) -> bytes:
+    cls = type(value)
+    if value.name in cls.__members__:
+        return join(b"e", [string(class_name(cls)), string(value.name)])
+    return join(b"E", [string(class_name(cls)), encoder.encode(value.value)])  # READ | WRITE
+
+
+def _namedtuple(encoder: Any, value: Any) -> bytes:
+    name = string(class_name(type(value)))
+    if encoder.rules(value) is not None:
+        return join(b"o", [name, *encoder.fields(value, value._fields)])
+    return join(b"o", [name, *encoder.items(value)])
+
+
+def _function(_: Any, value: Any) -> bytes:
+    return _named(value, value.__qualname__)
+
+
+def _named(value: Any, name: str) -> bytes:
+    """Encode a value by its own name, if that name leads back to it."""
+    from stepwise._values.digest_types import leads_to
+
+    # Functions know their module; singletons live beside their class.
+    for module in (getattr(value, "__module__", None) or "builtins", type(value).__module__):
+        if leads_to(module, name, value):
+            return fold(f"c{name if module == 'builtins' else f'{called(module)}.{name}'}".encode())
+    raise UndigestibleError(
+        f"no importable name leads to {noun(value)} named {name!r}, so that two of them "
+        "cannot be told apart",
+        class_name(type(value)),
+    )
+
+
+def _method(encoder: Any, value: types.MethodType) -> bytes:
+    name = value.__name__
+    if getattr(value.__self__, name, None) == value:
+        return join(b"M", [string(name), encoder.encode(value.__self__)])
+    return join(b"m", encoder.items((value.__func__, value.__self__)))  # of a parent class
+
+
+def _partial(encoder: Any, value: functools.partial[Any]) -> bytes:
+    return join(b"P", encoder.fields(value, ("func", "args", "keywords")))
+
+
+def _pattern(encoder: Any, value: re.Pattern[Any]) -> bytes:
+    return join(b"R", encoder.items((value.flags, value.pattern)))
+
+
+def _slice(encoder: Any, value: slice) -> bytes:
+    return join(b":", encoder.fields(value, ("start", "stop", "step")))
+
+
+def _memory(encoder: Any, value: memoryview) -> bytes:
+    content = hashlib.sha256(value if value.contiguous else value.tobytes()).digest()
+    return join(b"v", [*encoder.items((value.format, value.shape)), content])
+
+
+def _path(_: Any, value: pathlib.PurePath) -> bytes:
+    windows = isinstance(value, pathlib.PureWindowsPath)
+    return (
+        join(b"\\", [string(str(value).lower())]) if windows else join(b"/", [string(str(value))])
+    )
+
+
+def _module(_: Any, value: types.ModuleType) -> bytes:
+    return fold(b"L" + value.__name__.encode())
+
+
+_BASES: tuple[tuple[Any, Any], ...] = (
+    (enum.Enum, _enum),
+    (pathlib.PurePath, _path),
+    (types.ModuleType, _module),
+    (re.Pattern, _pattern),
+    (slice, _slice),
+    (memoryview, _memory),
+    (functools.partial, _partial),
+    (types.MethodType, _method),
+    ((types.FunctionType, types.BuiltinFunctionType), _function),
+)
+"""Classes, and how the values of these and of their subclasses are encoded."""
+
 _CONTAINERS: dict[type, Form] = {
     list: Encoder.list_,
     tuple: Encoder.tuple_,
@@ -412,7 +501,7 @@ def form_of(cls: type) -> Form:
     """How the values of a class that is neither an atom nor a container are taken apart."""
     base: Any
     form: Form
-    for base, form in BASES:
+    for base, form in _BASES:
         if issubclass(cls, base):
             return form
     from stepwise._values.digest_types import form_for  # on use: plain data needs none of these
@@ -421,7 +510,7 @@ def form_of(cls: type) -> Form:
     if known is not None:
         return known
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return namedtuple_form
+        return _namedtuple
     if issubclass(cls, tuple(base for base, _ in _SUBCLASSED)):
         return Encoder.subclass
     return Encoder.reduced

@@ -241,7 +241,11 @@ def damaged(path: str, what: str) -> CorruptStoreError:
     )
 
 
-# -- large values in files -------------------------------------------------------------------------
+# -- large values in files -----------------------------------------------------------------------
+#
+# A large value has a file of its own beside the database, which is on the disk before the commit; a
+# row holds the file's name.  What cannot be read whole is ``b""``, which never verifies; and a row
+# that somebody changed leads to no other file.
 
 IN_FILES = 1 << 20  # bytes; from here on a flushed file is faster than a row (measured)
 _NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")

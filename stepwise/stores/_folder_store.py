@@ -432,7 +432,11 @@ def _in_child() -> None:
             store._rows.abandon()
 
 
-# -- reading where nothing can be written ----------------------------------------------------------
+# -- reading where nothing can be written --------------------------------------------------------
+#
+# On a read-only disk, or of another user: SQLite reads a database with a log only where it may make
+# files beside it.  So a copy is read, in a folder for a while, and made again when the database has
+# changed.
 
 _TRIES = 5
 

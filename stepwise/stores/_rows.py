@@ -116,7 +116,7 @@ def put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
         rows.delete_object(run_id, name)
 
 
-# -- encodings of a row ----------------------------------------------------------------------------
+# -- encodings of a row --------------------------------------------------------------------------
 
 _EPOCH = 24  # bytes: its check sum, and itself
 
@@ -199,7 +199,12 @@ def unpack_of(row: bytes | None, run_id: str) -> Head | None:
     return unpack(row, hashed(run_id)) or Head(run_id, "", False, b"")
 
 
-# -- transactions ----------------------------------------------------------------------------------
+# -- transactions --------------------------------------------------------------------------------
+#
+# There is one connection of a process to a database, and every use of it is behind the store's
+# lock.  ``synchronous`` is FULL for a batch that must survive a power cut and NORMAL for another
+# one; the next use rolls back what an interrupt left open; and there is no memory map, since a
+# truncated file would be a SIGBUS.
 
 BUSY_SECONDS = 60
 _FULL, NORMAL = 2, 1

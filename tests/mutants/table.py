@@ -156,14 +156,14 @@ _VALUES = [
     ),
     _mutant(
         "enums of one name in two modules are equal",
-        "_values/digest_builtins.py",
+        "_values/digest.py",
         """return join(b"e", [string(class_name(cls)), string(value.name)])""",
         """return join(b"e", [string(cls.__qualname__), string(value.name)])""",
         "test_digest.py::test_enums_of_one_name",
     ),
     _mutant(
         "views of one memory with two shapes are equal",
-        "_values/digest_builtins.py",
+        "_values/digest.py",
         "*encoder.items((value.format, value.shape))",
         "*encoder.items((value.format,))",
         "test_digest.py::test_views_of_one_memory",
