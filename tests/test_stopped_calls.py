@@ -20,7 +20,7 @@ from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool,
 from stepwise._calls import perform
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import drive
-from stepwise._calls.operations import Change
+from stepwise._calls.operations import FlowChange
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.records import (
@@ -91,7 +91,7 @@ def nothing_sent():
 
 def restart():
     """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def killed(call, *arguments, at):
@@ -712,7 +712,7 @@ def test_a_change_before_the_waiting_began_is_seen(how):
     flows = Flows()
 
     def core(seen):
-        return (yield Change(flows, seen, 30.0))
+        return (yield FlowChange(flows, seen, 30.0))
 
     call = core(flows.changes)
     flows.change()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._calls.operations import (
     Attempt,
-    Change,
     Core,
+    FlowChange,
     Ready,
     Result,
     Sleep,
@@ -30,7 +30,7 @@ from stepwise._execution.outcomes import (
     Watches,
     changed_by,
     did_to_subject,
-    load_ending,
+    load_outcome,
     outcome,
     settled,
 )
@@ -205,7 +205,7 @@ def _answer(
         given = performer.watch(bound).around
         around = active.subjects.around(identity, call, given, outcome.changed)
     try:
-        value, error, deltas = load_ending(active.codec, recorded.entry, around, performer.returns)
+        value, error, deltas = load_outcome(active.codec, recorded.entry, around, performer.returns)
     except UnreadableValueError as problem:
         if call.effect and not call.child:
             from stepwise._calls.doubt import in_doubt
@@ -378,7 +378,7 @@ def _record_failure(
 
 def _claim(
     scope: Scope, call: Call, origin: Origin, identity: Identity
-) -> Generator[Change, Result, Match]:
+) -> Generator[FlowChange, Result, Match]:
     """Find what is recorded of the call, and take it out of the pool.
 
     Where a recorded side effect could be this very call with other arguments, the other tasks and
@@ -398,7 +398,7 @@ def _claim(
                 began = began or time.monotonic()
                 flows.block(call, scope.around, match)
                 if others_may_claim(active):
-                    changed = yield Change(flows, seen, PATIENCE)
+                    changed = yield FlowChange(flows, seen, PATIENCE)
                     if changed.value or flows.others_working():
                         active.check(call.name)
                         if not told and time.monotonic() - began >= PATIENCE:

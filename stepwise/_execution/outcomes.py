@@ -22,7 +22,7 @@ from stepwise._identity.deltas import WHOLE, Delta, as_data
 from stepwise._identity.parts import shown_part
 from stepwise._journal.counters import Progress
 from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, StepStatus
-from stepwise._matching.subjects import Effects, Identity, Subjects
+from stepwise._matching.subjects import Identity, SubjectChanges, Subjects
 from stepwise._runtime import settings
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import notice, reports, warn
@@ -36,15 +36,15 @@ from stepwise._values.trees import few
 from stepwise.errors import ArgumentMutatedWarning, DigestError, NotRecordableError
 
 __all__ = [
+    "ArgumentWatch",
     "Did",
-    "Ending",
-    "Watch",
+    "LoadedOutcome",
     "Watches",
     "changed_by",
     "did_to_subject",
     "encode_changed",
     "ended",
-    "load_ending",
+    "load_outcome",
     "outcome",
     "record_arguments",
     "settled",
@@ -194,7 +194,7 @@ def ended(
 # -- loading -------------------------------------------------------------------------------------
 
 
-class Ending(NamedTuple):
+class LoadedOutcome(NamedTuple):
     """How a recorded call or run ended: what it returned or raised, and what it changed.
 
     Args:
@@ -206,13 +206,13 @@ class Ending(NamedTuple):
     deltas: Mapping[str, Delta] = _NOTHING
 
 
-def load_ending(
+def load_outcome(
     codec: Codec,
     entry: Entry,
     around: Surroundings | None = None,
     kind: Any = Any,
     viewer: type[FrameUnpickler] | None = None,
-) -> Ending:
+) -> LoadedOutcome:
     """Load how a call or a run ended, from its record; the only place that takes one apart.
 
     Args:
@@ -242,15 +242,13 @@ def load_ending(
             )
             deltas = loaded.get("did", _NOTHING)
             if not failed:
-                return Ending(loaded["value"], None, deltas)
+                return LoadedOutcome(loaded["value"], None, deltas)
             payload, form = loaded["value"]
-    if failed:
-        ending = Ending(None, codec.decode_error(payload, form, whole=viewer is None), deltas)
-    else:
-        ending = Ending(codec.decode(payload, form, kind), None, deltas)
+    value = None if failed else codec.decode(payload, form, kind)
+    error = codec.decode_error(payload, form, whole=viewer is None) if failed else None
     if contents is not None and around is not None and viewer is None:
         put_back(contents, around)
-    return ending
+    return LoadedOutcome(value, error, deltas)
 
 
 # -- arguments that a call changes ---------------------------------------------------------------
@@ -304,7 +302,7 @@ def changed_by(watch: Watches, codec: Codec) -> Surroundings | None:
     return replace(around, arguments=held)
 
 
-class Watch:
+class ArgumentWatch:
     """Notices cheaply that a step changes its arguments: by lengths, or, strictly, digests."""
 
     def __init__(
@@ -437,7 +435,7 @@ def did_to_subject(active: HasSubjects, call: Call, identity: Identity) -> Did |
     return Did(deltas, around, effects.state)
 
 
-def _as_data(effects: Effects) -> tuple[dict[str, Delta], list[str]]:
+def _as_data(effects: SubjectChanges) -> tuple[dict[str, Delta], list[str]]:
     """The changes that can be recorded as data, and the names of the others."""
     from stepwise._execution import contents as _contents  # on use
 

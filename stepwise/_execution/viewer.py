@@ -17,7 +17,7 @@ from stepwise import _wire
 from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import FrameUnpickler, load_values
-from stepwise._execution.outcomes import Ending, load_ending
+from stepwise._execution.outcomes import LoadedOutcome, load_outcome
 from stepwise._journal.journal import read_one
 from stepwise._journal.records import Ended, Entry, RunFacts
 from stepwise._journal.seal import Seal
@@ -75,7 +75,7 @@ def _placeholder(name: str) -> type[Placeholder]:
     return type(name.rpartition(".")[2], (Placeholder,), {"_stands_for": name})
 
 
-class _Unpickler(FrameUnpickler):
+class _ViewingUnpickler(FrameUnpickler):
     def find_class(self, module: str, name: str) -> Any:
         module = _wire.current(module)
         if (module, name) == (from_module.__module__, from_module.__name__):
@@ -154,7 +154,7 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
         )
     around, reader = _stand_ins(state.arguments), loaded.reader()
     try:
-        values = load_values(loaded.payload, around, reader, _Unpickler)
+        values = load_values(loaded.payload, around, reader, _ViewingUnpickler)
     except MemoryError:
         raise
     except Exception as error:
@@ -165,14 +165,14 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.startswith("@")}
 
 
-def view(entry: Entry, codec: Codec = _ANY) -> Ending:
+def view(entry: Entry, codec: Codec = _ANY) -> LoadedOutcome:
     """Load how a recorded call or run ended, whatever it changed.
 
     Raises:
         UnreadableValueError: it cannot be loaded here.
     """
     kinds: Mapping[str, str] = getattr(entry.record, "changed", None) or {}
-    return load_ending(codec, entry, _stand_ins(kinds), viewer=_Unpickler)
+    return load_outcome(codec, entry, _stand_ins(kinds), viewer=_ViewingUnpickler)
 
 
 def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:

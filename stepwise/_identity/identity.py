@@ -513,7 +513,7 @@ _AMBIGUOUS = {"Context", "Runtime"}  # as bare words in a string they could be a
 
 def _injected(function: Callable[..., Any], signature: inspect.Signature) -> set[str]:
     """The names of the parameters of ``function`` that a framework injects."""
-    names = _Names(getattr(inspect.unwrap(function), "__globals__", {}))
+    names = _AnnotationNames(getattr(inspect.unwrap(function), "__globals__", {}))
     return {
         name
         for name, parameter in signature.parameters.items()
@@ -521,7 +521,7 @@ def _injected(function: Callable[..., Any], signature: inspect.Signature) -> set
     }
 
 
-def _is_injected(annotation: Any, names: _Names) -> bool:
+def _is_injected(annotation: Any, names: _AnnotationNames) -> bool:
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
@@ -548,7 +548,7 @@ def _is_known(cls: type) -> bool:
 # -- annotations that are strings ----------------------------------------------------------------
 
 
-class _Names(dict[str, Any]):
+class _AnnotationNames(dict[str, Any]):
     """The namespace of an annotation, with placeholders for names that have no value here."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:

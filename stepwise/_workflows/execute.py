@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["execute", "execute_async", "execute_async_generator", "execute_generator"]
 
 
-class _Attempt:
+class _Ownership:
     """A run, from the moment it is taken up to the moment its lease is given up."""
 
     def __init__(self, active: ActiveRun) -> None:
@@ -62,7 +62,7 @@ def execute(opened: Opened[Called]) -> Any:
     """Run a plain workflow function to its end."""
     active = opened.active
     active.executor = sys._getframe()
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
         attempt.enter_scope()
@@ -91,7 +91,7 @@ async def execute_async(opened: Opened[Awaited]) -> Any:
     from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
 
     active = opened.active
-    with _Attempt(active):
+    with _Ownership(active):
         (await adrive(opened.undo_first())).unwrap()
         try:
             value = await (_in_task(opened) if active.parent is None else _inline(opened))
@@ -215,7 +215,7 @@ def execute_generator(opened: Opened[Called]) -> Generator[Any, Any, Any]:
     """Run a generator workflow function; its scope is entered for each piece of it."""
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
         generator = opened.body.run()
@@ -248,7 +248,7 @@ async def execute_async_generator(opened: Opened[Called]) -> AsyncGenerator[Any,
 
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         (await adrive(opened.undo_first())).unwrap()
         generator = opened.body.run()

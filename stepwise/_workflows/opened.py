@@ -18,7 +18,7 @@ from stepwise.errors import NotRecordableError, RunWarning
 __all__ = ["Awaited", "Called", "NothingGiven", "Opened"]
 
 
-class _Given(Protocol):
+class _AnyBody(Protocol):
     """The callee of a run, seen from the objects that it was given."""
 
     def arguments(self) -> Surroundings:
@@ -28,14 +28,14 @@ class _Given(Protocol):
         """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
 
 
-class Called(_Given, Protocol):
+class Called(_AnyBody, Protocol):
     """A body that is called: a plain or a generator function."""
 
     def run(self) -> Any:
         """Execute it, from where the run stopped."""
 
 
-class Awaited(_Given, Protocol):
+class Awaited(_AnyBody, Protocol):
     """A body that is awaited: a coroutine function, or a loop of steps."""
 
     async def arun(self) -> Any:
@@ -54,8 +54,8 @@ class NothingGiven:
         return {}
 
 
-BodyT_co = TypeVar("BodyT_co", bound=_Given, covariant=True)
-OtherT = TypeVar("OtherT", bound=_Given)
+BodyT_co = TypeVar("BodyT_co", bound=_AnyBody, covariant=True)
+OtherT = TypeVar("OtherT", bound=_AnyBody)
 
 
 @dataclass(eq=False, repr=False)

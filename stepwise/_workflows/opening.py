@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._execution.inputs import record_inputs
 from stepwise._execution.location import Locator
-from stepwise._execution.outcomes import load_ending, record_arguments, surroundings
+from stepwise._execution.outcomes import load_outcome, record_arguments, surroundings
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import Parts, spoken
@@ -186,7 +186,7 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: its journal says what is lost
     around = surroundings(call.bound, call.instance, call.function, call.secret)
-    value = load_ending(Codec(call.codec), entry, around, call.returns).value
+    value = load_outcome(Codec(call.codec), entry, around, call.returns).value
     if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.record.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""

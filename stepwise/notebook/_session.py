@@ -26,7 +26,7 @@ from stepwise._display.progress import Display
 from stepwise._display.render import RunShown
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.location import Locator, Origin
-from stepwise._execution.outcomes import Watch, load_ending
+from stepwise._execution.outcomes import ArgumentWatch, load_outcome
 from stepwise._identity import identity
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
@@ -159,7 +159,7 @@ class Notebook:
             UnreadableValueError: it cannot be loaded here.
         """
         assert isinstance(entry.record, Outcome)
-        value: dict[str, Any] = load_ending(Codec(), entry).value
+        value: dict[str, Any] = load_outcome(Codec(), entry).value
         self._progress.skipped += 1
         return value
 
@@ -329,9 +329,9 @@ class _CellStep(Step):
         function.__module__ = _CELLS
         super().__init__(function, kind="cell", name=name)
 
-    def watch(self, bound: Mapping[str, Any]) -> Watch:
+    def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
         """Nothing: what it changes is among its outputs."""
-        return Watch({})
+        return ArgumentWatch({})
 
 
 class _Locator(Locator):

@@ -152,7 +152,7 @@ class StoreContract:
         first = Batch(((1, b"1"),), {"a": b"a"}, head=_head_of("run"), mark=b"m" * 40)
         store.write("run", epoch, first)
         before, head = _content_of(store, "run"), _head_of("run", finished=True)
-        batch = Batch(((2, b"2"),), _Interrupted(), ("a",), 1, head, b"late" * 10)
+        batch = Batch(((2, b"2"),), _BreaksOff(), ("a",), 1, head, b"late" * 10)
         _refused(KeyboardInterrupt, lambda: store.write("run", epoch, batch))
         assert _content_of(store, "run") == before
         store.write("run", epoch, _numbered(2))
@@ -396,7 +396,7 @@ class StoreContract:
             _refused(LeaseLostError, lambda: store.write("run", epoch, _numbered(4)))
 
 
-class _Interrupted(Mapping[str, bytes]):
+class _BreaksOff(Mapping[str, bytes]):
     """Objects to write; Ctrl-C comes at the second."""
 
     def __iter__(self) -> Iterator[str]:
