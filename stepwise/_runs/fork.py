@@ -1,4 +1,4 @@
-"""A fork: a new run that goes on from a point of another run, with other variables or results.
+"""A fork: a new run that resumes from a point of another run, with other variables or results.
 
 The records up to that point are copied, sealed anew for the new run, so that nothing done is done
 again and deleting either run leaves the other whole; what comes after is not.  Side effects that
@@ -49,7 +49,7 @@ __all__ = ["Change", "fork"]
 
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
-    """Write a run that goes on from a point of another one; gives its id."""
+    """Write a run that resumes from a point of another one; gives its id."""
     source = Source(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
     taken = facts_of(store, seal, new_id)

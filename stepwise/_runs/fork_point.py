@@ -1,4 +1,4 @@
-"""The run that is forked, and the point of it from which the fork goes on."""
+"""The run that is forked, and the point of it from which the fork resumes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Source:
 def point_of(
     source: Source, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
-    """The last record to share, and the checkpoint to go on at, if not from the top."""
+    """The last record to share, and the checkpoint to resume at, if not from the top."""
     run_id, at = source.facts.run_id, change.at
     if at is None and results:
         at = max(results)

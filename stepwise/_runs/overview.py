@@ -215,7 +215,7 @@ def how_started(store: Store, seal: Seal, facts: RunFacts) -> Program | None:
 
 
 def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
-    """Where a run goes on, and the line of source that is there, if it is known.
+    """Where a run resumes, and the line of source that is there, if it is known.
 
     It names the statement that is executed next, or else the one that was done last.
     """

@@ -38,7 +38,7 @@ __all__ = [
 R = TypeVar("R")
 
 Page = list[tuple[Any, R | None]]
-"""Some rows in the order of their cursors; ``None`` for what is damaged beyond telling."""
+"""Some rows in the order of their cursors; ``None`` for a row damaged beyond recognition."""
 
 
 class Rows(Protocol):
@@ -104,8 +104,8 @@ def put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     """Write and delete the objects of a batch."""
     old = list(batch.delete)
     for name, data in batch.put.items():
-        # One statement does what a deletion and an insertion would.  Of the same kind, an object
-        # has about the same size: in the row of a smaller one it would split the page.
+        # One statement replaces a deletion and an insertion.  Objects of one kind have about the
+        # same size; in the row of a smaller object the new one would split the page.
         kind, _, _ = name.partition("/")
         like = [each for each in old if each.startswith(kind) and each not in batch.put]
         if like and rows.replace_object(run_id, like[-1], name, data):
@@ -162,7 +162,7 @@ def owner_of(row: bytes) -> Owner | None:
         owner = Owner(**json.loads(row[_EPOCH:]))
     except (ValueError, TypeError):
         return None
-    # The row is not sealed: what is not of the right kind is damaged.
+    # The row is not sealed, so a value of another kind counts as damaged.
     numbers = isinstance(owner.pid, int) and isinstance(owner.since, (int, float))
     texts = isinstance(owner.host, str) and isinstance(owner.thread, str)
     return owner if numbers and texts and owner.pid > 0 else None
@@ -209,8 +209,9 @@ def unpack_of(row: bytes | None, run_id: str) -> Head | None:
 BUSY_SECONDS = 60
 _FULL, NORMAL = 2, 1
 _SETTINGS = (
-    # Three rows of 2.5 KB to a page, where 4 KB hold one.  16 KB save nothing more, and write more
-    # at each commit: benchmarks/page_size.py.  A database that was made with others keeps them.
+    # A page holds three rows of 2.5 KB; one of 4 KB would hold one.  Pages of 16 KB save no more
+    # space, and write more at each commit (benchmarks/page_size.py).  An existing database keeps
+    # its page size.
     "page_size=8192",
     "mmap_size=0",
     f"synchronous={NORMAL}",
@@ -245,7 +246,7 @@ class Transactions:
         except BaseException:
             connection.close()
             raise
-        self._level = 0  # it has not been told
+        self._level = 0  # SQLite has not been set yet
         return connection
 
     def begin(self, durable: bool) -> None:
@@ -259,8 +260,8 @@ class Transactions:
 
     def commit(self) -> None:
         """Commit it, and delete the value files that it gave up."""
-        # An exception out of COMMIT means "unknown".  Nobody relies on it: whoever gets it stops
-        # the run, and the journal is read again before anything else is decided.
+        # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
+        # again before anything else is decided.
         self._con.execute("COMMIT")
         self.values.keep()
 
@@ -283,7 +284,7 @@ class Transactions:
         before = self._size()
         self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
         self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return max(0, before - self._size())  # while somebody reads, it takes both for a moment
+        return max(0, before - self._size())  # a reader may keep the old pages for a moment
 
     def _size(self) -> int:
         """Bytes of the database, and of its log, which may hold most of it."""
@@ -306,7 +307,7 @@ class Transactions:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")  # damaged text is none of ours
+    return data.decode("utf-8", "replace")  # only damaged text does not decode
 
 
 _abandoned: list[sqlite3.Connection | None] = []

@@ -56,10 +56,10 @@ _SETTINGS = {
     "statistics": 0,
     "tag_index": 0,
     "sqlite_auto_vacuum": 0,  # pages are used again
-    "sqlite_cache_size": 512,  # pages: what is written is hardly ever read; 8192 are 32 MB
+    "sqlite_cache_size": 512,  # pages: written data are hardly ever read; 8192 are 32 MB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
-    "sqlite_synchronous": NORMAL,  # while it opens, which is a score of commits; then see begin()
+    "sqlite_synchronous": NORMAL,  # while it opens, with some 20 commits; then see begin()
     "disk_min_file_size": IN_FILES,
 }
 _UNUSED = {
@@ -77,7 +77,7 @@ _REPLACE = (
     "UPDATE OR IGNORE Cache SET key = ?, size = 0, mode = ?, value = ? "
     "WHERE key = ? AND raw = 1 AND filename IS NULL"
 )
-_DIGITS = 12  # of a record's number
+_DIGITS = 12  # in a record's number
 _LAST = "\U0010ffff"
 
 
@@ -99,7 +99,7 @@ class DiskStore(FolderStore):
         try:
             return _Cache(folder)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # diskcache trusts what it reads while it opens.
+            # diskcache trusts the settings that it reads while it opens.
             raise damaged(folder, f"{type(error).__name__}: {error}") from error
 
 
@@ -107,7 +107,7 @@ class _Disk(diskcache.Disk):  # type: ignore[misc]
     """Nothing that diskcache does by itself may pickle or unpickle."""
 
     def __init__(self, directory: str, **_: object) -> None:
-        super().__init__(directory)  # what else the database says is ignored
+        super().__init__(directory)  # other settings in the database are ignored
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("only _Cache reads and writes values")
@@ -144,7 +144,7 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         try:
             return dict(self._con.execute("SELECT key, value FROM Settings").fetchall())
         except sqlite3.OperationalError:
-            return {}  # it is new
+            return {}  # a new database
 
     def _is_told(self, statement: str, values: tuple[Any, ...]) -> bool:
         """Return whether a statement would write a setting that is already stored."""
@@ -173,7 +173,7 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         return sql
 
     def close(self) -> None:
-        if self._is_open:  # else diskcache would close what it has just opened: all of the log
+        if self._is_open:  # else diskcache would close its new connection and sync the log
             super().close()
 
     # -- reading ---------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
     def _load(self, mode: object, filename: object, size: object, value: object) -> bytes:
         if mode == MODE_RAW and type(value) is bytes:
             return value
-        # Any other mode would be somebody else's pickle.
+        # Any other mode would be a pickle that we did not write.
         return self.values.read(filename, size) if mode == MODE_BINARY else b""
 
     def _check_order(self, start: str, keys: list[Any]) -> None:
