@@ -35,11 +35,10 @@ ONLY_IN = {
     "concurrent": {
         "stepwise._calls.parallel",
         "stepwise._runtime.thread_context",
-        "stepwise._calls.workers",
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.seal"},
-    "diskcache": {"stepwise.stores._cache"},
+    "diskcache": {"stepwise.stores.disk"},
     "fcntl": {"stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
@@ -283,7 +282,7 @@ FOR_LOOKING = """
     _runs.fork _workflows.handles _runs.steps _execution.viewer
     _runs.listing _calls.parallel _runs.overview _display.progress_notebook
     _display.progress_terminal _workflows.recover _runs.run _runs.settle _runs.verify
-    _calls.workers agent graph notebook
+    agent graph notebook
 """
 
 

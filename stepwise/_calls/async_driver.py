@@ -12,8 +12,8 @@ from stepwise._calls.driver import Unfinished, start, timed_out, write
 from stepwise._calls.operations import (
     Attempt,
     Cancelled,
-    Change,
     Core,
+    FlowChange,
     Operation,
     Ready,
     Result,
@@ -92,7 +92,7 @@ async def _cancelled(operation: Cancelled) -> Result:
     return Result(True)
 
 
-async def _change(operation: Change) -> Result:
+async def _change(operation: FlowChange) -> Result:
     changed, loop = asyncio.Event(), asyncio.get_running_loop()
     flows = operation.flows
 

@@ -19,7 +19,7 @@ from stepwise._calls.doubt import DidNotHappen, InDoubtCall, Landed, compensatio
 from stepwise._calls.operations import Attempt, Core, Result
 from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
-from stepwise._execution.viewer import look_into_value
+from stepwise._execution.viewer import view
 from stepwise._identity.identity import compensation_key
 from stepwise._journal.journal import Journal, Position, facts_of
 from stepwise._journal.lease import Lease
@@ -34,7 +34,6 @@ from stepwise._journal.records import (
     RunFacts,
 )
 from stepwise._runtime.messages import notice, warn
-from stepwise._values import codec as _codec
 from stepwise._values.codec import Codec
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning
@@ -96,17 +95,8 @@ class _Effects:
         """The arguments of the call as it was made last, by name."""
         announced = self.announced[effect.call.number]
         form = getattr(announced.record, "form", None)
-        self.codec.check(form)
-        arguments: dict[str, Any] = _codec.decode(announced.payload, form)
+        arguments: dict[str, Any] = self.codec.decode(announced.payload, form)
         return arguments
-
-    def result(self, effect: RecordedCall) -> Any:
-        """The value that the call returned."""
-        outcome, payload = effect.outcome, effect.entry.payload
-        if outcome is not None and outcome.changed:
-            self.codec.check(outcome.form)
-            return look_into_value(payload, outcome.form, outcome.changed)
-        return self.codec.decode(payload, getattr(effect.entry.record, "form", None))
 
     def forgotten_with(self, number: int) -> tuple[int, ...]:
         """Return the steps around a call, which would otherwise answer without making it again.
@@ -204,7 +194,7 @@ def _compensate_one(
         raise compensation_in_doubt(journal, call)
     happened, value = effect.happened, None
     if happened:
-        value = effects.result(effect)
+        value = view(effect.entry, effects.codec).value
     elif happened is None:
         happened, value = yield from _ask(tool, effects, effect)
     if happened is None:
@@ -259,10 +249,8 @@ def _ask(
     """Ask the tool's ``reconcile`` whether a call in doubt happened, and what it returned."""
     if not callable(tool.in_doubt):
         return None, None
-    call, outcome = effect.call, effect.outcome
-    error = None
-    if outcome is not None:
-        error = effects.codec.decode_error(effect.entry.payload, outcome.form)
+    call = effect.call
+    error = view(effect.entry, effects.codec).error if effect.outcome is not None else None
     question = InDoubtCall(call.name, effects.arguments(effect), call.key, call.at, error)
     asked = yield Attempt(tool.in_doubt, (question,), {}, None, f"reconcile of {call.name}")
     if asked.error is not None:

@@ -21,7 +21,7 @@ from stepwise._calls.driver import Unfinished, drive_on
 from stepwise._calls.operations import Core
 from stepwise._calls.perform import perform
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.mutation import Watch
+from stepwise._execution.outcomes import ArgumentWatch
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.reloading import name_truly
 from stepwise._identity.identity import Key, Parameters, label_of
@@ -126,9 +126,9 @@ class Step:
 
     # -- what perform() asks of it ---------------------------------------------------------------
 
-    def watch(self, bound: Mapping[str, Any]) -> Watch:
+    def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
         """Return the watch that notices when a call changes its arguments."""
-        return Watch(self.parameters.hiding.stored(bound), self.function)
+        return ArgumentWatch(self.parameters.hiding.stored(bound), self.function)
 
     def attempts(self) -> Attempts:
         """The attempts that one call may have."""

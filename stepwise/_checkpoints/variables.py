@@ -87,7 +87,7 @@ class _FrameReducers(Reducers):
         # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
         native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
         self.identifies = native or bool(self.references)
-        self.secrets = secrets.References(around.secret) if around.secret else None
+        self.secrets = secrets.SecretReferences(around.secret) if around.secret else None
         self.identifies_all = self.secrets is not None
         self.with_contents = with_contents
         self.met: set[str] = set()

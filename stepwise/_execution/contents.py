@@ -166,10 +166,10 @@ def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str
         key: _read(each, hints.get(key), around, f"{name}.{key}")
         for key, each in written["state"].items()
     }
-    return _State(held, tuple(written["kept"]), load_tagged(written["items"]))
+    return _InstanceState(held, tuple(written["kept"]), load_tagged(written["items"]))
 
 
-class _State(NamedTuple):
+class _InstanceState(NamedTuple):
     """The content of an instance, as ``refill`` takes it."""
 
     held: dict[str, Any]
@@ -179,12 +179,12 @@ class _State(NamedTuple):
 
 def _put(name: str, held: Any, around: Surroundings) -> None:
     live = around.arguments.get(name)
-    if live is None or (type(held) is not _State and type(held) is not type(live)):
+    if live is None or (type(held) is not _InstanceState and type(held) is not type(live)):
         owner, _, attribute = name.rpartition(".")
         if owner not in around.arguments:
             raise TypeError("the call was given another object now")
         object.__setattr__(around.arguments[owner], attribute, held)
-    elif type(held) is _State:
+    elif type(held) is _InstanceState:
         refill(live, held)
     else:
         refill(live, content_of(name, held, around))

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stepwise._journal.records import Record
 from stepwise._rewrite import Place, Points
-from stepwise._runtime.frames import is_ours
-from stepwise._runtime.messages import file_name
+from stepwise._runtime.messages import file_name, is_ours
 
 __all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
 

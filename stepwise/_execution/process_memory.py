@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import DigestError
 
-__all__ = ["Given", "Memory", "command", "memory"]
+__all__ = ["Given", "ProcessMemory", "command", "memory"]
 
 _STOPPED = 32  # runs whose objects are held
 _EXECUTED = 1000  # runs whose ids are
@@ -46,7 +46,7 @@ def _same(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) and type(one) in _ATOMS and one == other)
 
 
-class Memory:
+class ProcessMemory:
     """See the module."""
 
     _mutex = process_lock()
@@ -135,7 +135,7 @@ class Memory:
         return None
 
 
-memory = Memory()
+memory = ProcessMemory()
 
 
 def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:

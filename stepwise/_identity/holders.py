@@ -159,7 +159,7 @@ class Holder:
 _ATOMS = (str, int, float, bool, bytes, complex, tuple, frozenset, type(None))
 
 
-class _Names(dict[str, str]):
+class _PartNames(dict[str, str]):
     """The parts that attributes are, by their names."""
 
     def __missing__(self, name: str) -> str:
@@ -167,7 +167,7 @@ class _Names(dict[str, str]):
         return part
 
 
-_SELF = _Names()
+_SELF = _PartNames()
 
 
 @functools.lru_cache(maxsize=1000)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stepwise._journal import records
 from stepwise._journal.heads import read_head
 from stepwise._journal.projection import start_of
-from stepwise._journal.records import ANNOUNCES, Ended, Entry, RunFacts, Started
+from stepwise._journal.records import ANNOUNCES, Entry, RunFacts, Started
 from stepwise._journal.seal import NO_LINK, DamagedError, ForeignKeyError, Seal
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store
@@ -129,10 +129,10 @@ def read_start(
     return start_of([entry]) if entry is not None else None
 
 
-def read_end(store: Store, seal: Seal, facts: RunFacts) -> tuple[Ended, bytes] | None:
-    """The record of a run's end and its payload; see :func:`read_one`."""
+def read_end(store: Store, seal: Seal, facts: RunFacts) -> Entry | None:
+    """The record of a run's end; see :func:`read_one`."""
     entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
-    return (entry.record, entry.payload) if entry and isinstance(entry.record, Ended) else None
+    return entry if entry is not None and entry.ended is not None else None
 
 
 def identity(run_id: str, number: int) -> str:

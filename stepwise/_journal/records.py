@@ -390,6 +390,11 @@ class Entry(NamedTuple):
         return self.record if isinstance(self.record, Outcome) else None
 
     @property
+    def ended(self) -> Ended | None:
+        """The record, if it is the end of an attempt."""
+        return self.record if isinstance(self.record, Ended) else None
+
+    @property
     def landed(self) -> bool:
         """True if the record says that somebody who looked found that the call happened."""
         return isinstance(self.record, Settled) and self.record.landed

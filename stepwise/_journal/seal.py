@@ -46,8 +46,8 @@ __all__ = [
     "FORMAT",
     "NO_LINK",
     "DamagedError",
+    "Envelope",
     "ForeignKeyError",
-    "Opened",
     "Seal",
     "ephemeral_seal",
     "load_seal",
@@ -77,7 +77,7 @@ class ForeignKeyError(DamagedError):
     """These bytes were sealed with a key that is not at hand."""
 
 
-class Opened(NamedTuple):
+class Envelope(NamedTuple):
     """A verified envelope: header, payload, what it says of those before it, the link to it."""
 
     header: Any
@@ -127,7 +127,7 @@ class Seal:
             return payload.after(front + mac + back), mac[:16]
         return b"".join((front, mac, back, payload)), mac[:16]
 
-    def open(self, identity: str, data: bytes) -> Opened:
+    def open(self, identity: str, data: bytes) -> Envelope:
         """Verify sealed bytes, then take them apart.
 
         Raises:
@@ -157,7 +157,7 @@ class Seal:
         start += _BACK.size
         end = start + length
         header, _ = _from_json(data[start:end].decode("utf-8", "surrogatepass"))
-        return Opened(header, data[end:], previous, effects, mac[:16])
+        return Envelope(header, data[end:], previous, effects, mac[:16])
 
     def index(self, name: str) -> str:
         """Return the index key for a name: the name itself, or a tag that does not reveal it."""

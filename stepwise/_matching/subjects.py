@@ -27,9 +27,9 @@ from stepwise._journal.records import Call
 __all__ = [
     "FIRST",
     "UNKNOWN",
-    "Effects",
     "Held",
     "Identity",
+    "SubjectChanges",
     "Subjects",
     "attempt_of",
     "complete",
@@ -131,7 +131,7 @@ class Subject:
         self.sights = sights
 
 
-class _Group:
+class _Sharing:
     """Calls in flight that hold one object."""
 
     __slots__ = ("members", "overlapped")
@@ -160,7 +160,7 @@ class Held:
         if sight.large:
             fresh = {name: copied(sight.values[name]) for name in sight.large}
             self.copies = {**sight.copies, **fresh}
-        self.groups: dict[int, _Group] | None = None  # once another call is in flight
+        self.groups: dict[int, _Sharing] | None = None  # once another call is in flight
 
     def ids(self) -> set[int]:
         """Return the ids of the subject and of everything mutable that it holds."""
@@ -180,7 +180,7 @@ class Held:
         return any(group is not None and group.overlapped for group in groups)
 
 
-class Effects(NamedTuple):
+class SubjectChanges(NamedTuple):
     """The changes that a call made to its subject.
 
     Args:
@@ -196,7 +196,7 @@ class Effects(NamedTuple):
     state: tuple[str, ...]
 
 
-class Called(Protocol):
+class HasParameters(Protocol):
     """The callee: a step, or a workflow as a child."""
 
     name: str
@@ -242,7 +242,7 @@ class Subjects:
         self._serials: dict[int, tuple[Callable[[], object], int]] = {}  # of what has no digest
         self._in_flight: list[Held] = []
         self._alive: dict[int, Callable[[], object]] = {}
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _Sharing] = {}
         self._lock = threading.RLock()
 
     def go_on_after(self, highest: int) -> None:
@@ -400,7 +400,7 @@ class Subjects:
     def _join(self, held: Held, around: Collection[int]) -> None:
         held.groups = {}
         for here in held.ids():
-            group = held.groups[here] = self._groups.setdefault(here, _Group())
+            group = held.groups[here] = self._groups.setdefault(here, _Sharing())
             if not group.overlapped:
                 group.overlapped = any(each.number not in around for each in group.members)
             group.members.append(held)
@@ -440,7 +440,7 @@ class Subjects:
                 if not group.members and self._groups.get(here) is group:
                     del self._groups[here]
 
-    def effects(self, identity: Identity) -> Effects | None:
+    def effects(self, identity: Identity) -> SubjectChanges | None:
         """Return the changes of a call in flight to its subject so far, or ``None``."""
         held = identity.held
         if held is None:
@@ -470,7 +470,7 @@ class Subjects:
             deltas[part] = delta(before, content, after)
             if deltas[part] == ("whole",):
                 whole[part] = after
-        return Effects(deltas, whole, tuple(unclear), tuple(state))
+        return SubjectChanges(deltas, whole, tuple(unclear), tuple(state))
 
     def _changed(self, held: Held, sights: Sights) -> tuple[list[str], Mapping[str, Any]]:
         """The names of the parts that are not as they were, and what the subject holds now."""
@@ -557,7 +557,9 @@ def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Call
         return lambda: obj
 
 
-def complete(subjects: Subjects, identity: Identity, called: Called, instance: object) -> None:
+def complete(
+    subjects: Subjects, identity: Identity, called: HasParameters, instance: object
+) -> None:
     """Add to an identity the parts of what a call is made on.
 
     Args:

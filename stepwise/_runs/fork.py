@@ -74,7 +74,7 @@ class Change:
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
     """Write a run that resumes from a point of another one; gives its id."""
-    source = Source(store, seal, run_id)
+    source = ForkedRun(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
     taken = facts_of(store, seal, new_id)
     if taken is not None:
@@ -94,7 +94,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
 # -- the point from which it goes on ---------------------------------------------------------------
 
 
-class Source:
+class ForkedRun:
     """The run that is forked.
 
     Attributes:
@@ -149,7 +149,7 @@ class Source:
 
 
 def point_of(
-    source: Source, change: Change, results: Mapping[int, Any]
+    source: ForkedRun, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
     """The last record to share, and the checkpoint to go on at, if not from the top."""
     run_id, at = source.facts.run_id, change.at
@@ -187,7 +187,7 @@ def point_of(
     return cut, None
 
 
-def _end_of(source: Source, at: int) -> int:
+def _end_of(source: ForkedRun, at: int) -> int:
     """The last record that belongs to the steps up to ``at``."""
     known = [number for number in source.calls if number <= at]
     if known:
@@ -195,7 +195,7 @@ def _end_of(source: Source, at: int) -> int:
     return source.entries[0].number if start_of(source.entries[:1]) else 0
 
 
-def _has_used(source: Source, state: State, results: Mapping[int, Any]) -> bool:
+def _has_used(source: ForkedRun, state: State, results: Mapping[int, Any]) -> bool:
     """Return whether the variables at a checkpoint already depend on one of these steps."""
     unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
     waiting = {each.step for each in source.entries if each.number in unused and each.call}
@@ -206,7 +206,7 @@ def _has_used(source: Source, state: State, results: Mapping[int, Any]) -> bool:
 
 
 def _write(
-    source: Source,
+    source: ForkedRun,
     new_id: str,
     cut: int,
     loaded: Loaded | None,
@@ -281,7 +281,7 @@ def _with_changes(
 
 
 def _items(
-    source: Source, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
+    source: ForkedRun, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
 ) -> tuple[list[tuple[Record, Data]], dict[int, int]]:
     """The records of the fork, and where each shared one of the source stands in it."""
     items: list[tuple[Record, Data]] = []
@@ -314,7 +314,7 @@ def _items(
     return items, numbers
 
 
-def _started(source: Source, started: Started | None, now: float) -> Started:
+def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
     facts = source.facts
     command, cwd, _ = how_started(source.store, source.seal, facts) or ((), "", "")
     if started is None:
@@ -327,7 +327,7 @@ def _started(source: Source, started: Started | None, now: float) -> Started:
     )
 
 
-def _call_in_fork(source: Source, new_id: str, recorded: RecordedCall) -> Call:
+def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Call:
     """Return a shared call for the fork, under a new key if it will be made again."""
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
@@ -338,11 +338,11 @@ def _call_in_fork(source: Source, new_id: str, recorded: RecordedCall) -> Call:
     return call._replace(key=key_of(new_id, call) if call.effect else "", child=child)
 
 
-def _fork_child(source: Source, new_id: str, child: str) -> str:
+def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
     """A child run that has not answered yet goes on in the fork, in a run of its own."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
-    whole = Source(source.store, source.seal, child)
+    whole = ForkedRun(source.store, source.seal, child)
     name = f"{new_id}{child[len(source.facts.run_id) :]}"
     if not child.startswith(f"{source.facts.run_id}/") or len(name) > 160:
         name = f"{new_id}/{random_id(whole.facts.label)}"
@@ -353,7 +353,7 @@ def _fork_child(source: Source, new_id: str, child: str) -> str:
 
 
 def _changed_results(
-    source: Source, shared: list[Entry], results: Mapping[int, Any]
+    source: ForkedRun, shared: list[Entry], results: Mapping[int, Any]
 ) -> Iterator[tuple[Record, Data]]:
     codec = Codec(source.facts.codec)
     for number, value in results.items():

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Union
 
 from stepwise._runtime import settings
 
-__all__ = ["EACH", "Mark", "Numbering", "Rule", "rules_of"]
+__all__ = ["EACH", "FieldKind", "Numbering", "Rule", "rules_of"]
 
 EACH = "[]"
 
 
-class Mark(enum.Enum):
+class FieldKind(enum.Enum):
     """How a field counts."""
 
     VOLATILE = "not at all"
@@ -31,24 +31,24 @@ class Mark(enum.Enum):
     PLAIN = "as it is"
 
 
-Rule = Union[Mark, "dict[str, Rule]"]
+Rule = Union[FieldKind, "dict[str, Rule]"]
 """How a value counts, or how its parts do: by field or key, ``[]`` for each item."""
 
 
-class _Fields(NamedTuple):
+class _FieldPaths(NamedTuple):
     volatile: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
 
 
-def _of(volatile: str = "", references: str = "", plain: str = "") -> _Fields:
-    return _Fields((*volatile.split(),), (*references.split(),), (*plain.split(),))
+def _of(volatile: str = "", references: str = "", plain: str = "") -> _FieldPaths:
+    return _FieldPaths((*volatile.split(),), (*references.split(),), (*plain.split(),))
 
 
 _TIME, _ID, _CALL = _of("timestamp"), _of("", "id"), _of("", "tool_call_id id")
 _TIME_AND_CALL, _RUN = _of("timestamp", "tool_call_id"), "run_id conversation_id"
 
-_KNOWN: dict[str, dict[str, _Fields]] = {
+_KNOWN: dict[str, dict[str, _FieldPaths]] = {
     "pydantic_ai": {
         "SystemPromptPart": _TIME,
         "UserPromptPart": _TIME,
@@ -123,19 +123,20 @@ def rules_of(cls: type) -> dict[str, Rule] | None:
 def _rules(cls: type, given: settings.Fields) -> dict[str, Rule] | None:
     rules: dict[str, Rule] = {}
     for base in reversed(cls.__mro__):
-        known = _KNOWN.get(base.__module__.partition(".")[0], {}).get(base.__qualname__, _Fields())
+        of_package = _KNOWN.get(base.__module__.partition(".")[0], {})
+        known = of_package.get(base.__qualname__, _FieldPaths())
         name = f"{base.__module__}.{base.__qualname__}"
         fields = known._replace(
             volatile=given.volatile.get(name, known.volatile),
             references=given.references.get(name, known.references),
         )
-        for mark, paths in zip(Mark, fields, strict=True):
+        for mark, paths in zip(FieldKind, fields, strict=True):
             for path in paths:
                 _add(rules, path.replace(EACH, f".{EACH}").split("."), mark)
     return rules or None
 
 
-def _add(rules: dict[str, Rule], path: Iterable[str], mark: Mark) -> None:
+def _add(rules: dict[str, Rule], path: Iterable[str], mark: FieldKind) -> None:
     *around, last = path
     for each in around:
         inner = rules.get(each)

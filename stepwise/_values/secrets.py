@@ -16,7 +16,7 @@ from typing import Any
 from stepwise._values.buffers import Data
 from stepwise._values.preview import preview
 
-__all__ = ["HIDDEN", "NO_SECRETS", "REFERENCE", "References", "Secrets", "restored"]
+__all__ = ["HIDDEN", "NO_SECRETS", "REFERENCE", "SecretReferences", "Secrets", "restored"]
 
 HIDDEN = "<secret>"
 """The mark in place of the text of a secret."""
@@ -150,7 +150,7 @@ REFERENCE = "?"
 _Reference = tuple[str, str, Any]
 
 
-class References:
+class SecretReferences:
     """Placeholders for the secrets of one call in a pickle: the names of their parameters.
 
     Args:

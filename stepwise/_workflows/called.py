@@ -9,7 +9,7 @@ from stepwise._calls.operations import Core
 from stepwise._calls.perform import perform
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, Scope
-from stepwise._execution.mutation import surroundings
+from stepwise._execution.outcomes import surroundings
 from stepwise._identity import identity as _identity
 from stepwise._identity.identity import Parameters
 from stepwise._identity.module_names import canonical_module

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class _Attempt:
+class _Ownership:
     """A run, from the moment it is taken up to the moment its lease is given up."""
 
     def __init__(self, active: ActiveRun) -> None:
@@ -70,7 +70,7 @@ def execute(opened: OpenedRun) -> Any:
     """Run a plain workflow function to its end."""
     active = opened.active
     active.executor = sys._getframe()
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
         attempt.enter_scope()
@@ -99,7 +99,7 @@ async def execute_async(opened: OpenedRun) -> Any:
     from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
 
     active = opened.active
-    with _Attempt(active):
+    with _Ownership(active):
         (await adrive(opened.undo_first())).unwrap()
         try:
             value = await (_in_task(opened) if active.parent is None else _inline(opened))
@@ -223,7 +223,7 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     """Run a generator workflow function; its scope is entered for each piece of it."""
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
         generator = opened.run()
@@ -256,7 +256,7 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
 
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         (await adrive(opened.undo_first())).unwrap()
         generator = opened.run()

@@ -11,8 +11,12 @@ from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._execution.inputs import record_inputs
 from stepwise._execution.location import Locator
-from stepwise._execution.mutation import encode_changed, record_arguments, surroundings
-from stepwise._execution.outcomes import reached
+from stepwise._execution.outcomes import (
+    encode_changed,
+    load_outcome,
+    record_arguments,
+    surroundings,
+)
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import spoken
@@ -290,23 +294,16 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
     if facts.status != "completed":
         return None
     end = read_end(call.store, seal, facts)
-    if end is None or not end[0].recorded:
+    ended = end.ended if end is not None else None
+    if end is None or ended is None or not ended.recorded:
         return None  # the result could not be recorded, or read: its journal makes it again
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: its journal says what is lost
-    ended, payload = end
     callee = call.callee
     function = callee.workflow.function
     around = surroundings(callee.bound, callee.instance, function, callee.secret)
-    value = reached(
-        Codec(call.codec),
-        payload,
-        ended.form,
-        failed=False,
-        around=around if ended.changed else None,
-        kind=callee.workflow.returns,
-    ).value
+    value = load_outcome(Codec(call.codec), end, around, callee.workflow.returns).value
     if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""

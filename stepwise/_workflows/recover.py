@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwise._execution.inputs import Inputs, load_inputs
+from stepwise._execution.inputs import RunInputs, load_inputs
 from stepwise._execution.registry import known_workflow, known_workflows
 from stepwise._runs.listing import listed
 from stepwise._runtime import asyncio_state, settings
@@ -79,7 +79,7 @@ def _call_again(
     except UnreadableValueError:
         if not given:
             raise
-        inputs = Inputs({}, "self" if "self" in given else "")
+        inputs = RunInputs({}, "self" if "self" in given else "")
     values = inputs.whole(given)
     signature = inspect.signature(workflow.function)
     unknown = sorted(values.keys() - signature.parameters.keys())

@@ -22,7 +22,7 @@ from stepwise._runtime.file_trust import check_file, check_folder
 from stepwise.cli._command import as_json_option, main, store_option
 from stepwise.cli._display import coloured, say, store_url
 from stepwise.stores import open_store
-from stepwise.stores._local import FolderStore
+from stepwise.stores._folder_store import FolderStore
 from stepwise.stores._locks import has_ofd
 
 __all__: list[str] = []

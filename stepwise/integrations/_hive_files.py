@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from stepwise.stores._folder import sync
+from stepwise.stores._files import sync
 
 __all__ = [
     "DamagedFileError",

@@ -24,13 +24,10 @@ from typing import Any
 
 from stepwise._values.buffers import Data
 from stepwise.errors import StoreError
-from stepwise.stores import _transactions
-from stepwise.stores._folder import damaged
-from stepwise.stores._local import FolderStore
-from stepwise.stores._packed import hashed, pack, unpack, unpack_of
-from stepwise.stores._rows import Page
-from stepwise.stores._transactions import Transactions
-from stepwise.stores._values import IN_FILES, Values
+from stepwise.stores import _rows
+from stepwise.stores._files import IN_FILES, Values, damaged
+from stepwise.stores._folder_store import FolderStore
+from stepwise.stores._rows import Page, Transactions, hashed, pack, unpack, unpack_of
 from stepwise.stores.base import Head
 
 __all__ = ["SqliteStore"]
@@ -121,7 +118,7 @@ class _Tables(Transactions):
 
     def _write_ahead(self) -> None:
         """Let it have a log.  Where two processes ask at once, SQLite does not wait by itself."""
-        until = time.monotonic() + _transactions.BUSY_SECONDS
+        until = time.monotonic() + _rows.BUSY_SECONDS
         while True:
             try:
                 self._con.execute("PRAGMA journal_mode=WAL")

@@ -537,6 +537,29 @@ def test_tools_in_doubt(world, answer):
     assert results == (["id-7"] if answer == "landed" else [])
 
 
+def test_a_tool_in_doubt_that_changed_its_argument():
+    """The undoing's ``reconcile`` sees what a tool raised that had changed what it was given."""
+    errors, undone = [], []
+
+    def reconcile(call):
+        errors.append(repr(call.error))
+        return Landed("id-7")
+
+    @tool(side_effect=True, in_doubt=reconcile, compensate=undone.append)
+    def charge(items):
+        items.append("fee")
+        raise TimeoutError("slow")
+
+    @workflow(compensate_on_failure=True)
+    def order():
+        charge(["book"])
+
+    with pytest.raises(TimeoutError):
+        order()
+    assert errors == ["TimeoutError('slow')"]
+    assert [call.result for call in undone] == ["id-7"]
+
+
 def test_asynchronous_workflows_and_compensations():
     """Coroutine functions are awaited, in asynchronous workflows and in plain ones."""
     done = []

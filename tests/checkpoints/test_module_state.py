@@ -370,7 +370,7 @@ def test_in_the_same_process(told):
     """Called again after it failed, the workflow goes on with the values of its checkpoint."""
     global counted
     counted = 0
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
     dying = [True]
 
     @step

@@ -61,7 +61,7 @@ def kind(request):
 
 def call(workflow=nightly):
     """As in a new process."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
     return workflow.options(run_id="one")()
 
 

@@ -69,7 +69,7 @@ def nothing_done():
 
 def restart():
     """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def stopped(call, *arguments, at, by=None):

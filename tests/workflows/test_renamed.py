@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import stepwise
-from stepwise.stores._local import FolderStore
+from stepwise.stores._folder_store import FolderStore
 
 PROGRAM = """
 import os, sys

@@ -55,7 +55,7 @@ def program(tmp_path):
 
 def restart():
     """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def ids():
