@@ -283,7 +283,7 @@ def test_a_global_that_the_process_changed_is_left():
         assert ended.code == 0, ended.text
         assert lab.result[0] == 103
         assert "TOTAL (it was 3 and is 100), since this process changed it" in ended.text
-        assert ended.text.count("left as they are") == 1
+        assert ended.text.count("these globals are not restored") == 1
 
 
 def test_containers_that_were_changed_in_place_are_named():
@@ -394,4 +394,4 @@ def test_in_the_same_process(told):
         bill()
     assert bill() == 6
     assert bill() == 12  # another run
-    assert "left as they are" not in told()
+    assert "these globals are not restored" not in told()

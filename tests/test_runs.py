@@ -390,7 +390,7 @@ def test_the_ways_to_start_anew_are_told_once(told):
     first, *others = told().splitlines()
     assert "To run it afresh: .options(fresh=True)" in first
     assert len(others) == 2
-    assert all(line.endswith("; here is its recorded result") for line in others)
+    assert all(line.endswith("; this is its recorded result") for line in others)
 
 
 def test_a_run_that_stopped_in_a_child_says_so(told):

@@ -888,7 +888,7 @@ def test_an_agent_with_a_time_or_a_random_id_resumes(program, mark):
     assert execute(DIE="1")[0] == ["charged 500"]
     printed, told = execute()
     assert printed == ["done"]
-    assert "is taken up, although it began with another self.mark" in told
+    assert "is taken over, although it began with another self.mark" in told
     assert len(stepwise.runs()) == 1
 
 

@@ -40,7 +40,7 @@ __all__ = ["ChildCall", "WorkflowCall", "no_id_yet", "run_of"]
 class WorkflowCall:
     """One call of a workflow: its arguments, bound and digested."""
 
-    promised = False  # its run's id is given away before it has begun
+    promised = False  # the caller gets the run's id before the run begins
 
     def __init__(
         self, workflow: Definition, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -71,8 +71,8 @@ class WorkflowCall:
         if parts.left_out and told not in _told:
             _told.add(told)
             notice(
-                f"attributes of {type(self.instance).__name__} that cannot be part of a run's "
-                f"identity count there by their class only: {', '.join(parts.left_out)}"
+                f"attributes of {type(self.instance).__name__} without a digest count only by "
+                f"their class in a run's identity: {', '.join(parts.left_out)}"
             )
         return parts
 
@@ -299,6 +299,6 @@ def run_of(store: Store, run_id: str) -> Run:
 def no_id_yet(label: str) -> ConfigurationError:
     """Return the error for a caller that asks for the id of a run that will be a new one."""
     return ConfigurationError(
-        f"the next call of {label!r} will be a new run, whose id is made up when it starts: give "
-        "it one, .options(run_id=...), or ask the Run that execute() gives"
+        f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
+        "it an id, .options(run_id=...), or use the Run that execute() returns"
     )

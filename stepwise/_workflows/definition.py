@@ -88,13 +88,13 @@ class Options:
         chosen = replace(self, **changes)
         if chosen.trust == "data" and chosen.codec == "pickle":
             raise ConfigurationError(
-                "trust='data' loads no pickle, so that codec='pickle' could never be read again: a "
-                "workflow has one or the other"
+                "trust='data' loads no pickle, so it could never read records of codec='pickle': "
+                "choose one of them"
             )
         if chosen.compensate_on_failure and chosen.prune_journal:
             raise ConfigurationError(
-                "compensate_on_failure=True needs the records that prune_journal=True deletes: a "
-                "workflow has one or the other"
+                "compensate_on_failure=True needs the records that prune_journal=True deletes: "
+                "choose one of them"
             )
         return chosen
 
@@ -147,7 +147,7 @@ def _with_start(before: Options, changes: dict[str, Any]) -> dict[str, Any]:
     if start is not None and fresh != (start == "new"):
         raise ConfigurationError(
             f"fresh={fresh} and start={start!r} contradict each other: fresh=True is short for "
-            "start='new'; say one of them"
+            "start='new'; give one of them"
         )
     if start is None and (fresh or before.start == "new"):
         changes["start"] = "new" if fresh else None
@@ -200,7 +200,7 @@ class Definition:
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self.is_generator = inspect.isgeneratorfunction(function)
         self.is_async_generator = inspect.isasyncgenfunction(function)
-        # What captured variables held when it was called first.
+        # The contents of captured variables at the first call.
         self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
         self._rewritten: Rewritten | None = None
         self._tried = False
@@ -244,7 +244,7 @@ class Definition:
     def _tell_replay(self, error: UnsupportedError) -> None:
         warn(
             f"workflow {self.label!r} cannot be resumed in the middle: {error}. After a crash it "
-            "runs from the top, answered by its journal; the code between its steps must then do "
+            "runs from the top, and its journal answers; the code between its steps must then do "
             "the same again",
             RunWarning,
         )

@@ -135,7 +135,7 @@ async def _in_task(opened: Opened[Awaited]) -> Any:
         task.set_name(caller.get_name())
 
     def ended(_: object) -> None:
-        # ``asyncio.run`` cancels what is left while the exception that ends it is on its way.
+        # ``asyncio.run`` cancels the remaining tasks while the exception that ends it propagates.
         active.ending = sys.exc_info()[1]
         if not waiter.done():
             waiter.set_result(None)
@@ -148,9 +148,9 @@ async def _in_task(opened: Opened[Awaited]) -> Any:
         await _until_done(task)
         if active.detached:
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)  # until the callback above was called
+                await asyncio.sleep(0)  # lets the callback above run
         raise
-    except BaseException:  # the caller's coroutine is closed: nothing can be awaited any more
+    except BaseException:  # the caller's coroutine is closed, so nothing can be awaited
         task.cancel()
         raise
     value, interrupt = task.result()
@@ -162,7 +162,7 @@ async def _in_task(opened: Opened[Awaited]) -> Any:
 async def _held(opened: Opened[Awaited]) -> tuple[Any, BaseException | None]:
     """Run the call and return its result, or the exception that ends the process, unraised."""
     try:
-        # Made in here: a task that is cancelled before it begins would leave it unawaited.
+        # Made in here, since a task that is cancelled before it begins would leave it unawaited.
         return await _inline(opened), None
     except (KeyboardInterrupt, SystemExit) as interrupt:
         return None, interrupt
@@ -178,7 +178,7 @@ async def _until_done(task: Any) -> None:
         except asyncio.CancelledError:
             task.cancel()
     if not task.cancelled():
-        task.exception()  # seen: asyncio must not report it as never retrieved
+        task.exception()  # retrieved, so that asyncio does not report it as never retrieved
 
 
 async def _end_others(active: ActiveRun, *, tell: bool) -> None:
@@ -202,8 +202,8 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
         names = ", ".join(task.get_name() for task in forgotten[:5])
         warn(
             f"run {active.run_id!r} ended while {len(forgotten)} of its tasks were still running "
-            f"({names}); they were cancelled. Await them, or start what is not part of the run "
-            "under `with stepwise.background():`",
+            f"({names}); they were cancelled. Await them, or, if they are not part of the run, "
+            "start them under `with stepwise.background():`",
             RunWarning,
         )
 

@@ -180,8 +180,8 @@ def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
 def _refuse(workflow: Definition) -> None:
     if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
-            f"{workflow.label}.start(): nobody would take the items of a generator workflow; "
-            "iterate over it where they are wanted"
+            f"{workflow.label}.start(): nothing would consume the items of a generator workflow; "
+            "iterate over it where you need them"
         )
     refuse_inside(f"{workflow.label}.start()")
 
@@ -192,7 +192,7 @@ def refuse_inside(what: str) -> None:
     if scope is not None:
         raise ConfigurationError(
             f"{what} was called inside run {scope.run.run_id!r}, which would not record it: call "
-            "the workflow, as a child run; or, if it is none of that run's business, put it under "
+            "the workflow, as a child run; or, if it is not part of that run, put it under "
             "`with stepwise.background():`"
         )
 
@@ -214,7 +214,7 @@ def start_thread(top: TopLevel) -> Handle[Any]:
     began.wait()
     if refused:
         raise refused[0]
-    if handle.id != top.run_id:  # another process was faster to take up the one that was meant
+    if handle.id != top.run_id:  # another process took over the intended run first
         handle.run = run_of(top.store, top.run_id)
     return handle
 
@@ -288,7 +288,7 @@ def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHa
     handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
     task = asyncio.get_running_loop().create_task(_execute_task(top, limit), name=top.run_id)
     if isinstance(top.taken, Opened):
-        # It is neither over, though it has not begun, nor executed by who starts it.
+        # The run is neither finished nor executed by the thread that starts it.
         top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
     _tasks_held.add(task)
     task.add_done_callback(lambda _: _ended(top, task))
@@ -309,7 +309,7 @@ async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
 def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
     _tasks_held.discard(task)
     if isinstance(top.taken, Opened) and not top.taken.active.ended:
-        # Its task was cancelled before it began: by the end of the loop, perhaps by a Ctrl-C.
+        # Its task was cancelled before it began: by the end of the loop, or by a Ctrl-C.
         ambient = sys.exc_info()[1]
         if isinstance(ambient, KeyboardInterrupt):
             record_interruption(top.taken.active, ambient)

@@ -31,7 +31,7 @@ def record_interruption(active: ActiveRun, error: BaseException) -> None:
     try:
         active.written(active.journal.append(item, durable=False, head=facts), item)
     except RunStopped:
-        return  # the store cannot be written: the run is taken for crashed, which loses nothing
+        return  # without a writable store the run counts as crashed, which loses nothing
     active.facts = facts
     active.tell("run_interrupted", detail=why)
 
@@ -43,9 +43,9 @@ def _what_interrupted(active: ActiveRun, error: BaseException) -> str:
         return ""
     if asyncio_state.is_cancellation(error):
         root = active.root
-        if root.detached and root.interrupted:  # its event loop ends: nobody else cancels it
+        if root.detached and root.interrupted:  # its event loop ends: nothing else cancels it
             return "Ctrl-C" if isinstance(root.ending, KeyboardInterrupt) else ""
         return "a cancellation"
     if isinstance(error, GeneratorExit) and active.task is None:
         return "a caller that takes no more items"
-    return ""  # an exit; or the event loop is gone, and with it whoever waited
+    return ""  # an exit; or the event loop is gone, and its waiters with it

@@ -34,7 +34,7 @@ class TopLevel(WorkflowCall):
     """
 
     display: Display | None = None
-    run_id = ""  # until it is chosen
+    run_id = ""  # empty until chosen
     taken: Recall | Opened[Body] | None = None
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
@@ -125,7 +125,7 @@ class TopLevel(WorkflowCall):
             waited=waited,
         )
         self.opened = True
-        # The result of the run that was waited for is its own call's: no other one counts it.
+        # The result of a run that was waited for belongs to that run's call: not counted here.
         self.joined = waited and isinstance(opened, Recall)
         return opened
 
@@ -135,7 +135,7 @@ class TopLevel(WorkflowCall):
         self._starting.remember(meant.run_id)
         if meant.told and not meant.generated:
             notice(meant.told)
-        # What a generator gave is not recalled, but made again.
+        # The items of a generator are made again, not recalled.
         is_over = isinstance(opened, Recall) or opened.active.facts.status == "completed"
         again = is_over and meant.later and not self.joined
         if again and not memory.has_executed(store, meant.run_id):
@@ -179,7 +179,7 @@ def next_run_id(
     scope = current_scope()
     if scope is not None:
         if workflow.is_generator or workflow.is_async_generator:
-            return scope.run.run_id  # its steps belong to the caller's run
+            return scope.run.run_id  # the steps of this workflow belong to the caller's run
         return ChildCall(workflow, instance, args, kwargs).next_id(scope.run)
     starting = TopLevel(workflow, instance, args, kwargs).starting()
     meant = next(starting.runs())

@@ -109,8 +109,8 @@ class Opened(Generic[BodyT_co]):
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
                 warn(
-                    f"run {active.run_id!r} failed, and undoing its side effects did too: "
-                    f"{preview(result.error)}. To undo what is left: "
+                    f"run {active.run_id!r} failed, and undoing its side effects failed too: "
+                    f"{preview(result.error)}. To undo the others: "
                     f"stepwise.get_run({active.run_id!r}).compensate()",
                     RunWarning,
                 )
@@ -150,9 +150,9 @@ class Opened(Generic[BodyT_co]):
             active.finish("completed", value, encoded, changed=changed)
         elif isinstance(error, Exception) and active.begun and not active.interrupted:
             active.finish("failed", error, active.codec.encode_error(error))
-            if active.parent is not None:  # answered with this error, it has done to them the same
+            if active.parent is not None:  # an answer with this error repeats its changes to them
                 changed = self.body.changed(self.before)
-        # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
+        # Otherwise it was interrupted (Ctrl-C, exit, cancelled from outside): no end to record.
         return changed
 
     def _encode(self, value: Any) -> tuple[Encoded | None, dict[str, str]]:

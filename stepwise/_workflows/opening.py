@@ -144,7 +144,7 @@ def open_run(call: Invocation) -> Recall | Opened[Body]:
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        recall = _recall(call, seal)  # its owner may have completed it a moment ago
+        recall = _recall(call, seal)  # the owner may have completed the run a moment ago
         if recall is None:
             return _take_up(call, seal, lease)
     except BaseException:
@@ -158,7 +158,7 @@ def _acquire(lease: Lease, *, child: bool) -> None:
     try:
         lease.acquire(child=child)
     except (RunBusyError, RunOwnedError):
-        # A Ctrl-C in the very moment in which an attempt began or ended may have kept its lease.
+        # A Ctrl-C just as an attempt began or ended may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
@@ -182,10 +182,10 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         return None
     entry = read_one(call.store, seal, call.run_id, facts.end)
     if entry is None or not isinstance(entry.record, Ended) or not entry.record.recorded:
-        return None  # the result could not be recorded, or read: its journal makes it again
+        return None  # the result could not be recorded or read: a replay computes it again
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
-        return None  # an older database: its journal says what is lost
+        return None  # an older database: loading its journal reports the loss
     around = surroundings(call.bound, call.instance, call.function, call.secret)
     value = reached(
         Codec(call.codec),
@@ -203,7 +203,7 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
             ways = "another run_id"
         first = memory.is_first(f"recalled {call.name}")  # of a loop over calls
         notice(
-            f"{call.run_id} already completed at {when}{change}; here is its recorded result"
+            f"{call.run_id} already completed at {when}{change}; this is its recorded result"
             f"{f'. To run it afresh: {ways}, or: {_forget(call.run_id)}' if first else ''}"
         )
     return Recall(value, bool(entry.record.changed))
@@ -218,7 +218,7 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
         facts.digest == call.digest
         and is_of_file(call.store, seal, facts, call.other_names, call.file)
     )
-    # A list that the instance holds may have grown since; what else it is was chosen.
+    # A list that the instance holds may have grown since; the run id chose everything else.
     differing = call.parts.differing(facts.parts, growing=False) if call.parts is not None else []
     if is_call and not differing:
         return
@@ -226,13 +226,13 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     recorded = f"{facts.label}({facts.arguments})"
     detail = "" if is_call or facts.workflow == call.name else f" of {facts.workflow}"
     option = call.parts.left_out_by(differing) if call.parts is not None else ""
-    leave = f"leave out of the identity what may differ ({option}), " if option else ""
+    leave = f"leave the differing parts out of the identity ({option}), " if option else ""
     raise RunConflictError(
         f"run id {call.run_id!r} belongs to another call{detail}:\n"
         f"  recorded  {recorded}\n"
         f"  given     {given}\n"
         f"{f'  differing {spoken(differing)}{chr(10)}' if differing else ''}"
-        f"Give this one another run id, {leave}or delete that run: {_forget(call.run_id)}",
+        f"Give this call another run id, {leave}or delete that run: {_forget(call.run_id)}",
         run_id=call.run_id,
         recorded=recorded,
         given=given,
@@ -246,7 +246,7 @@ def _forget(run_id: str) -> str:
     return f"stepwise forget {shlex.quote(run_id)}"
 
 
-# -- taking a run up -----------------------------------------------------------------------------
+# -- taking a run over ---------------------------------------------------------------------------
 
 
 def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
@@ -258,7 +258,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
     before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
-        journal.load()  # there is nothing, or it says what is lost
+        journal.load()  # an empty run, or an error that names the loss
         facts, began = _start(call, journal, secrets)
     facts = facts._replace(codec=call.codec)
     node = call.source.node()
@@ -345,6 +345,6 @@ def _start(
     )
     if secrets.found_in(payload):
         payload = b""
-    # Mostly not durable: nothing is lost with it, and the first step's commit takes it along.
+    # Usually not durable: losing it costs nothing, and the first step's commit includes it.
     journal.append((started, payload), durable=call.promised, head=facts)
     return facts, (started, payload)

@@ -77,7 +77,7 @@ def was_renamed(old: RunFacts, digest: str, module: str) -> bool:
     """
     if (place_of_run(old), old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
         return False
-    # Only the names are looked at: a module may hold anything, and what it holds, asked for an
-    # attribute, may do anything (a proxy outside of its request raises).
+    # Only names are compared: reading an attribute of an arbitrary object in a module may run
+    # arbitrary code (a proxy outside of its request raises).
     names = vars(sys.modules[module]) if module in sys.modules else {}
     return old.label.partition(".")[0] not in names and not is_defined(module, old.label)

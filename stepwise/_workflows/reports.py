@@ -55,8 +55,8 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
         return f"Its arguments differ{edited}; called with them, it resumes"
     if old.parts is None and parts is not None and parts.has_instance:
         return (
-            f"Its arguments are equal{edited}; what its instance held is not recorded. To go on "
-            f"with it: .options(run_id={old.run_id!r})"
+            f"Its arguments are equal{edited}; its instance's attributes are not recorded. To "
+            f"resume it: .options(run_id={old.run_id!r})"
         )
     return (
         f"Its arguments are equal{edited}. To resume it: .options(run_id={old.run_id!r}), or "
@@ -64,20 +64,20 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
     )
 
 
-_looked_for: set[str] = set()  # workflows, under another name
-_MOST = 300  # unfinished runs that are looked at for that
+_looked_for: set[str] = set()  # workflows that were searched under another name
+_MOST = 300  # unfinished runs that the search examines
 
 
 def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
     for old in _unfinished(store, seal, None, _MOST):
         if was_moved(old, new.workflow, new.digest, new.code):
             told = (
-                f"the same code in {place_of_run(old)}, which is there no more. To resume that "
+                f"the same code in {place_of_run(old)}, which no longer exists. To resume that "
                 f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
             )
         elif was_renamed(old, new.digest, module):
             told = (
-                f"a workflow {old.label!r}, which is not in {place_of_run(old)} any more. If "
+                f"a workflow {old.label!r}, which is no longer in {place_of_run(old)}. If "
                 f"{new.label!r} is the same one, to resume that run instead: "
                 f"@workflow(name={old.label!r})"
             )
@@ -117,13 +117,13 @@ def report_unused(active: ActiveRun) -> None:
     if plain:
         told = ", ".join(f"{name} x{count}" for name, count in plain.most_common(6))
         notice(
-            f"{active.run_id}: recorded steps that were not met again: {told}. The code did not "
-            "call them this time; their results were not used"
+            f"{active.run_id}: recorded steps that were not called again: {told}. Their results "
+            "were not used"
         )
     if effects:
         told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in effects[:6])
         warn(
-            f"run {active.run_id!r} completed without meeting these recorded side effects again, "
-            f"which have happened or may have: {told}",
+            f"run {active.run_id!r} completed without calling these recorded side effects again, "
+            f"which happened or may have happened: {told}",
             UnusedRecordWarning,
         )

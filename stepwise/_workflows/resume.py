@@ -107,7 +107,7 @@ class Body:
     def changed(self, before: bytes) -> dict[str, str]:
         """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
         around = self.arguments()
-        # ``before`` knows nothing of what an attempt before did to the same objects.
+        # ``before`` does not cover changes that an earlier attempt made to the same objects.
         changed = self._arguments_changed or record_arguments(around) != before
         return around.kinds() if changed else {}
 
@@ -159,7 +159,7 @@ class Body:
         )
         self.active.frame = frame
         pending.set(frame)
-        del loaded  # it is large
+        del loaded  # large
         args, kwargs = self._call
         return self._rewritten.function(*args, **kwargs)
 
@@ -190,7 +190,7 @@ class Body:
                 )
                 continue
             if self._rewritten.number(state.position) is None or not self._prefix_holds(state):
-                # The oldest checkpoint with other code before it tells best where the edit is.
+                # The oldest checkpoint with other code before it locates the edit best.
                 self._changed = f"the code before {state.where} has changed"
                 continue
             journal = self.active.journal
@@ -271,13 +271,13 @@ class Body:
         """Say why no step is answered."""
         active = self.active
         if active.facts.undone:
-            return ": what it did was undone"
-        if active.journal.lost or active.journal.tail:  # which is said, with the place
+            return ": its side effects were undone"
+        if active.journal.lost or active.journal.tail:  # another notice reports the loss
             return ""
         if active.facts.status == "failed" or any(
             each.status is not Status.OPEN for each in active.pool.all
         ):
-            return ": no step of it had been done"
+            return ": none of its steps had been done"
         return ": it was stopped before its first step ended"
 
     def _put_arguments_back(self, entries: list[Entry]) -> None:
@@ -289,8 +289,8 @@ class Body:
             load_values(started.payload, around)
         else:
             notice(
-                f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
-                "the stopped attempt did to them stays"
+                f"{self.active.run_id}: its arguments could not be recorded when it began, so "
+                "changes by the stopped attempt stay"
             )
 
     # -- beginning -------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ def _is_pickle(record: Record) -> bool:
 
 def _redoes(state: State, entries: list[Entry]) -> bool:
     """Return whether a step done before the checkpoint has to be done again."""
-    tried_again: set[int] = set()  # as the last attempt that ended says
-    forgotten: set[int] = set()  # for good: made anew, a call gets another number
+    tried_again: set[int] = set()  # named by the last attempt that ended
+    forgotten: set[int] = set()  # for good: made again, a call gets another number
     for entry in entries:
         if isinstance(entry.record, Ended):
             tried_again = set(entry.record.retry)
