@@ -317,9 +317,9 @@ def test_containers_that_were_changed_in_place_are_named():
         assert ended.died
         again = lab.run()
         for text in (ended.text, again.text):
-            told = [line for line in text.splitlines() if "is not restored" in line]
+            told = [line for line in text.splitlines() if "are not restored" in line]
             assert len(told) == 1
-            assert "changed in budget, usage of the module" in told[0]
+            assert "changes in budget, usage of the module" in told[0]
             assert "untouched" not in text
 
 
@@ -355,7 +355,7 @@ def test_captured_variables_that_were_changed_are_named(inside):
     with lab_of(program) as lab:
         assert lab.run(die_at="work(2) before").died
         ended = lab.run()
-        told = [line for line in ended.text.splitlines() if "is not restored" in line]
+        told = [line for line in ended.text.splitlines() if "are not restored" in line]
         assert len(told) == 1
         assert "changed in the captured" in told[0]
         assert "count" in told[0]

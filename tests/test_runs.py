@@ -243,7 +243,9 @@ def test_forget():
     assert done == ["a", "b", "c", "b"]
     with pytest.raises(stepwise.StepNotFoundError, match="names more than one; give its number"):
         run.forget("work")
-    with pytest.raises(stepwise.StepNotFoundError, match=r"'nobody' of run .* is no step recorded"):
+    with pytest.raises(
+        stepwise.StepNotFoundError, match=r"'nobody' of run .* is not a step recorded"
+    ):
         run.forget("nobody")
 
 
@@ -429,7 +431,7 @@ def test_a_run_that_failed_first_says_so(told):
     told()
     assert chain("a") == ["a"]
     line = told().splitlines()[-1]
-    assert line.endswith("begins again from the top: no step of it had been done")
+    assert line.endswith("begins again from the top: none of its steps had been done")
 
 
 def test_a_resumed_run_says_so(told):

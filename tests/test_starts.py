@@ -256,7 +256,9 @@ def test_a_child_belongs_to_its_caller():
 
 def test_bad_starts(monkeypatch):
     """What ``start=`` cannot mean is refused, where it is written."""
-    with pytest.raises(ConfigurationError, match="start='latest' of workflow 'f': it is 'same'"):
+    with pytest.raises(
+        ConfigurationError, match="start='latest' of workflow 'f': it must be 'same'"
+    ):
 
         @workflow(start="latest")
         def f():

@@ -30,7 +30,7 @@ async def adrive(core: Core) -> Result:
     try:
         return await _go_on(core, start(core))
     finally:
-        core.close()  # after a Ctrl-C or a cancellation nothing of the call may stay open
+        core.close()  # so that a Ctrl-C or a cancellation leaves nothing of the call open
 
 
 async def aresume(core: Core, operation: Operation | Result) -> Result:
@@ -116,7 +116,7 @@ async def _attempt(attempt: Attempt, value: object = None) -> Result:
         if value is None:
             value = attempt.function(*attempt.args, **attempt.kwargs)
         if not inspect.isawaitable(value):
-            return Result(value)  # a reconcile function may be a plain one
+            return Result(value)  # a reconcile function may be plain
         if attempt.timeout is None:
             return Result(await value)
         return await _limited(attempt, asyncio.ensure_future(value))
@@ -156,7 +156,7 @@ def _many(run: ActiveRun) -> bool:
     what they have done is not done twice; a flush for each is no burden to them.
     """
     few = _FEW + run.idle
-    # The tasks of the loop are counted last: that takes as long as there are many.
+    # The tasks of the loop are counted last, since counting many takes long.
     return run.flows.busy(few + 1) or len(asyncio.all_tasks()) > few
 
 

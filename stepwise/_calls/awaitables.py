@@ -27,7 +27,7 @@ from stepwise.errors import NotRecordableError
 __all__ = ["check_awaited", "hand_out", "made_by", "noticing_forgotten"]
 
 made_by: set[CodeType] = set()
-"""The code of what makes coroutines for steps and workflows."""
+"""The code objects of functions that make coroutines for steps and workflows."""
 
 
 def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
@@ -75,7 +75,7 @@ def _close(value: Any) -> None:
         value.close()
 
 
-# -- those that nobody awaits --------------------------------------------------------------------
+# -- calls that are never awaited ----------------------------------------------------------------
 
 
 def check_awaited(active: ActiveRun, value: object) -> None:
@@ -130,7 +130,7 @@ def noticing_forgotten(active: ActiveRun) -> Iterator[None]:
     try:
         yield
     finally:
-        active.frame = None  # it may hold a variable's value, which could not be recorded
+        active.frame = None  # a variable in it may hold an unrecordable value
         _watch(-1)
         if not depth:
             sys.set_coroutine_origin_tracking_depth(0)

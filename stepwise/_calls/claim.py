@@ -17,7 +17,7 @@ from stepwise._runtime.messages import notice, reports
 
 __all__ = ["PATIENCE", "claim"]
 
-PATIENCE = 1.0  # seconds without any change in the run after which a blocked call is given up
+PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 
 
 def claim(
@@ -54,7 +54,7 @@ def claim(
                 error = stopped_at(active, call, match)
                 if error is not None:
                     raise error
-                continue  # what it waited for has just been taken
+                continue  # another call has just taken the record
             if not match.recorded:
                 with active.lock:
                     return match._replace(instead=active.pool.instead(call))
@@ -73,6 +73,6 @@ def _tell_twins(active: ActiveRun, caller: Asks) -> None:
 
 @reports
 def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
-    from stepwise._calls.doubt import waiting_text  # on use: mostly nothing waits
+    from stepwise._calls.doubt import waiting_text  # on use: calls rarely wait
 
     notice(f"run {active.run_id}: {waiting_text(call, match)}")

@@ -148,7 +148,7 @@ def perform(
             )
         finally:
             active.flows.done(call.number)
-    except MemoryError as error:  # what the body raises is in its result: these are ours
+    except MemoryError as error:  # ours: an error of the body is in its result
         raise active.stop(_stopped(performer, error)) from error
     finally:
         active.subjects.end(identity)
@@ -245,7 +245,7 @@ def _execute(
             try:
                 record = _completed(performer, call, watch, identity, result.value, inner)
             except NotRecordableError as error:
-                if call.child:  # its own journal can make the result again
+                if call.child:  # its own journal can produce the result again
                     return result
                 result = Result(error=error, awaited=awaited)
             else:
@@ -318,8 +318,8 @@ def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
     what = f"{call.name!r} changed its argument {', '.join(map(repr, changed))}"
     if active.is_first(what):
         warn(
-            f"{what}. What it became is recorded with the result, and put back when the call is "
-            "answered from the journal; return the change instead, which costs less and is seen "
+            f"{what}. The new contents are recorded with the result, and restored when the call is "
+            "answered from the journal. Return the change instead, which costs less and is visible "
             "where it happens",
             ArgumentMutatedWarning,
         )
@@ -389,8 +389,8 @@ def _announce(
         return None
     entry = Entry(0, Intent(call), b"")
     why = (
-        f"run {scope.run.run_id!r} was restored from a backup, which does not know whether "
-        f"{call.name} happened after it was made"
+        f"run {scope.run.run_id!r} was restored from a backup, so {call.name} may have "
+        "happened after the backup was made"
     )
     return (
         yield from _decide(

@@ -66,7 +66,7 @@ def record_outcome(
     number, cancelled = _written(active, (yield Write(active, (record, payload), durable)))
     active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
     if cancelled is not None:
-        # What the call raised is part of what the run may end with then, and is tried again.
+        # The call's error may be part of the error that ends the run; the call is then retried.
         raise cancelled from (error if record.status == "failed" else None)
 
 

@@ -36,7 +36,7 @@ class Elsewhere:
         from concurrent.futures import ThreadPoolExecutor
 
         self._executor = executor
-        # Python 3.14's pool of interpreters is a pool of threads, but shares no objects with them.
+        # Python 3.14's pool of interpreters is a pool of threads, but they share no objects.
         interpreters = "Interpreter" in type(executor).__name__
         self._shares = isinstance(executor, ThreadPoolExecutor) and not interpreters
         self._encoded = None if self._shares else _packed(getattr(step, "__func__", step), args)
@@ -120,9 +120,9 @@ class _NotHere:
 
     def __getattr__(self, name: str) -> Any:
         raise OutsideRunError(
-            f"a step, a workflow or a run was asked for in a worker process of run "
-            f"{self.run_id!r}, which only the process that started it can record. Make one step "
-            "of all that the worker does, of plain functions",
+            f"a step, a workflow or a run was used in a worker process of run "
+            f"{self.run_id!r}, which only the process that started it can record. Make the "
+            "worker's whole job one step, of plain functions",
             run_id=self.run_id,
         )
 
@@ -134,7 +134,7 @@ def ready() -> None:
 def _execute(work: _Work) -> tuple[Any, Any, str]:
     """Execute a body: its value or its exception, encoded, and the text of its traceback."""
     call, run_id = work.call, work.run_id
-    # The body finds its idempotency key; steps that it calls are refused.
+    # The body can read its idempotency key; steps that it calls are refused.
     here: Any = _NotHere(run_id)
     token = scope_variable.set(Scope(here, call, (call.number,), work.attempt, []))
     try:

@@ -48,7 +48,7 @@ def read(
         except DamagedError:
             opened = None
         if opened is None and number > at.last + 1:
-            stray = number  # perhaps it is the number that is damaged: it proves no gap
+            stray = number  # the number itself may be damaged, so it does not prove a gap
             continue
         stray = 0
         for missing in range(at.last + 1, number):
@@ -102,5 +102,5 @@ def _foreign(store: Store, run_id: str) -> ConfigurationError:
     return ConfigurationError(
         f"run {run_id!r} in {store.url} was written with another key. Bring back the key file "
         "($STEPWISE_HOME/key), or set STEPWISE_KEY to the key it was written with; to start over "
-        "with this key, give another store"
+        "with this key, use another store"
     )

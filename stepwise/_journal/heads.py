@@ -48,7 +48,7 @@ def read_head(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
 
 def is_ready(facts: RunFacts) -> bool:
     """Return whether a run is a fork that nobody has executed yet."""
-    # Whoever executes it writes when that began.
+    # The process that executes the run writes when that began.
     return bool(facts.forked_from) and facts.updated_at <= facts.created_at
 
 

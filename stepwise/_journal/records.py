@@ -4,7 +4,7 @@ A record has a header (JSON, this module) and at most one payload (an encoded va
 Everything that a listing shows is in the header, so that looking at a run never unpickles.
 """
 
-# No annotations from __future__: as text, each would be compiled for its named tuple at the start.
+# No annotations from __future__: named tuples would compile each text at the start.
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args

@@ -41,7 +41,7 @@ def differences(recorded: Call, call: Call, state: State) -> list[str]:
             if UNKNOWN in (one, two):
                 continue
             if text == other and not (name + FIRST in mine and name + FIRST in theirs):
-                continue  # an earlier attempt in this process left it as it is now
+                continue  # an earlier attempt in this process left this state
         if one == two:
             continue
         if name == CLASS or not parse(one).same(parse(two)):
@@ -226,10 +226,10 @@ class Caller:
         names = ", ".join(map(shown_part, held))
         whose = self._holder.cls.__qualname__ if self._holder.cls is not None else "functions"
         return (
-            f"calls of {self._holder.name!r} cannot be told apart: several {whose} are equal but "
-            f"for {names}, which has no digest ({kinds}). A recorded call of one could answer "
-            "another, so plain steps run again and side effects stop and ask. Give each a name as "
-            "an attribute or variable, or say what tells the objects apart: "
+            f"calls of {self._holder.name!r} cannot be told apart: several {whose} are equal "
+            f"except for {names}, which has no digest ({kinds}). A recorded call of one could "
+            "answer another, so plain steps run again and side effects stop and ask. Give each a name as "
+            "an attribute or variable, or declare what distinguishes the objects: "
             f"stepwise.identity({kinds.partition(',')[0]}, fields=(...))"
         )
 

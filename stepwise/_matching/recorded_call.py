@@ -15,7 +15,7 @@ class Status(enum.Enum):
     COMPLETED = "returned a value"
     FAILED = "raised"
     CANCELLED = "was cancelled"
-    FREE = "did not happen, as somebody who looked said"
+    FREE = "did not happen, as a person settled"
 
 
 @dataclass(eq=False, repr=False, slots=True)

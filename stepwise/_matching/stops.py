@@ -57,7 +57,7 @@ def stops_in(entries: Iterable[Entry]) -> list[Stop]:
 def is_over(at: float, entry: Entry) -> bool:
     """Return whether a record shows that the run continued after it had stopped at that time."""
     record = entry.record
-    if isinstance(record, (Intent, Outcome)):  # one in flight at the stop began before it
+    if isinstance(record, (Intent, Outcome)):  # a call in flight at the stop began before it
         return record.call.at > at
     return isinstance(record, Resumed)
 

@@ -56,7 +56,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     if taken is not None:
         recorded = f"{taken.label}({taken.arguments})"
         raise RunConflictError(
-            f"run id {new_id!r} is taken by {recorded}; give the fork another one",
+            f"run id {new_id!r} is taken by {recorded}; give the fork another id",
             run_id=new_id,
             recorded=recorded,
             given=f"a fork of {run_id}",
@@ -91,7 +91,7 @@ def _write(
         end=numbers.get(facts.end, 0) if parent else 0,
         error="",
         undoing=False,
-        pruned=1 if facts.pruned else 0,  # the record that says how it began is made anew
+        pruned=1 if facts.pruned else 0,  # the record of its beginning is made anew
         created_at=now,
         updated_at=now,
     )
@@ -110,7 +110,7 @@ def _write(
                 [numbers[origin], numbers[end], *flags] for origin, end, *flags in state.unused
             ],
             changed=changed,
-            before=None if state.before is None else "",  # it is the only one
+            before=None if state.before is None else "",  # the only checkpoint
         )
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 
@@ -167,7 +167,7 @@ def _items(
             if again is not None:
                 record = record._replace(call=call._replace(key=again.key, child=again.child))
             if isinstance(record, Intent) and (again is None or again.key == call.key):
-                record, payload = record._replace(form=None), b""  # not this run's to undo
+                record, payload = record._replace(form=None), b""  # the fork does not undo it
         elif isinstance(record, Quarantined):
             continue
         items.append((record, payload))
@@ -240,7 +240,8 @@ def _changed_results(
             record = entry.record
             if isinstance(record, Outcome) and number in record.inner:
                 raise source.no_step(
-                    number, f"was called inside {record.call.name}, whose result answers: change it"
+                    number,
+                    f"was called inside {record.call.name}, whose result answers: change that",
                 )
             if (found := call_of(entry)) is not None and found.number == number:
                 call, last = found, record if isinstance(record, Outcome) else None

@@ -67,8 +67,8 @@ class Source:
                 lost.difference_update(each.record.numbers)
         if lost:
             raise CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. Put "
-                f"right what can be, and try again: stepwise verify {run_id} --repair",
+                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. "
+                f"Repair what can be repaired, and try again: stepwise verify {run_id} --repair",
                 run_id=run_id,
             )
         self.calls: dict[int, Entry] = {}
@@ -83,7 +83,7 @@ class Source:
         calls = filter(None, map(call_of, self.entries))
         found = {call.number for call in calls if step in (call.number, call.name)}
         if len(found) != 1:
-            why = "names more than one step; give its number" if found else "is no step of it"
+            why = "names more than one step; give its number" if found else "is not a step of it"
             raise self.no_step(step, why)
         return found.pop()
 
@@ -114,14 +114,14 @@ def point_of(
         places = source.checkpoints(source.entries[-1].number)
         if not places:
             raise source.no_step(
-                "the newest checkpoint", "is not there; say from which step it goes on (at=)"
+                "the newest checkpoint", "is missing; give the step at which it resumes (at=)"
             )
         return places[0].state.journal[0], places[0]
     late = [number for number in results if number > at]
     if late:
         raise source.no_step(late[0], f"comes after step {at}, up to which records are shared")
     if at < 0 or at > max(source.calls, default=0):
-        raise source.no_step(at, "is no step of it")
+        raise source.no_step(at, "is not a step of it")
     cut = _end_of(source, at)
     for loaded in source.checkpoints(cut):
         if not _has_used(source, loaded.state, results):

@@ -221,7 +221,7 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     """
     loaded = newest_checkpoint(store, seal, facts.run_id)
     if loaded is None or not Codec(facts.codec).trusting:
-        return "from the top, answered by its journal", ""
+        return "from the top, answered by the journal", ""
     state = loaded.state
     program = how_started(store, seal, facts)
     file = program.file if program is not None else ""

@@ -99,7 +99,7 @@ class Run:
     def __hash__(self) -> int:
         return hash(self.id)
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------
 
     def _facts(self) -> RunFacts:
         facts = facts_of(self.store, self._seal, self.id)
@@ -178,7 +178,7 @@ class Run:
         """
         return load_inputs(self.store, self._seal, self._facts()).whole()
 
-    # -- what happened ---------------------------------------------------------------------------
+    # -- history ---------------------------------------------------------------------------------
 
     def _entries(self) -> Iterator[Entry]:
         start = Position(self._facts().pruned, None)
@@ -253,7 +253,7 @@ class Run:
         """How many steps its last attempt did not execute, since they were done."""
         return self._seen(1).course.skipped
 
-    # -- going on, settling and forgetting -------------------------------------------------------
+    # -- resuming, settling and forgetting -------------------------------------------------------
 
     def resume(self, /, **inputs: Any) -> Any:
         """Continue the run in this process, with the arguments that it was called with.
@@ -413,7 +413,7 @@ class Run:
 
     @contextmanager
     def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
-        self._facts()  # a run that is not there is not made by looking at it
+        self._facts()  # raises for a missing run, which must not be created here
         lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
         try:
             journal = Journal(self.store, self._seal, self.id, lease.epoch, fsync=True)

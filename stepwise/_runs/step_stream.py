@@ -27,8 +27,8 @@ from stepwise.stores import Store
 
 __all__ = ["StepStream"]
 
-_NEAR = 256  # records that are kept, since tasks end in another order than they begin
-_LARGE = 10_000  # bytes; a record with more is read again where it is needed again
+_NEAR = 256  # records that are kept, since tasks do not end in the order in which they begin
+_LARGE = 10_000  # bytes; a larger record is read again when it is needed again
 _EMPTY = array("Q", [0]) * 1024
 
 

@@ -82,7 +82,7 @@ class StepContext:
         if scope is None:
             raise OutsideRunError(
                 f"ctx.tool({identity.label_of(function)}) was called after run {self.run_id!r} "
-                "had ended, or in a thread that does not see it",
+                "had ended, or in a thread that does not carry it",
                 run_id=self.run_id,
             )
         recorded, instance = step_of(function), None
@@ -98,12 +98,12 @@ class StepContext:
         return value
 
 
-uncounted[StepContext] = "tool_results"  # of tools that are called at once, and captured it
+uncounted[StepContext] = "tool_results"  # concurrent tools that captured the context change it
 
 AgentFunction = Callable[[StepContext], Any]
 
 _MISTAKES = (ConfigurationError, DigestError, NotRecordableError, OutsideRunError)
-"""Errors of the program: every attempt would make them again."""
+"""Errors of the program: every attempt would repeat them."""
 
 
 class RecoverableAgent:

@@ -158,7 +158,7 @@ class CheckpointStore:
 
     @cached
     def _seal(self) -> Seal:
-        # At first use: the key of a persistent store is made then, and not before.
+        # At first use, which also creates the key of a persistent store.
         return seal_for(self.store)
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -173,14 +173,16 @@ class CheckpointStore:
             DigestError: it holds something that no checksum can be computed of.
             RunBusyError: another process is executing the run.
         """
-        check_kind("what is saved", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)")
+        check_kind(
+            "the argument of save()", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)"
+        )
         check_values("a checkpoint", run_id=checkpoint.run_id, step_number=checkpoint.step_number)
         active = self._active(checkpoint.run_id)
         if not checkpoint._renew():
             notice(
                 f"{checkpoint.run_id}: the checkpoint after step {checkpoint.step_number} does not "
-                "have the checksum that it was given, and will not be loaded. With checksum='' it "
-                "is kept as it is"
+                "match its given checksum, and will not be loaded. With checksum='' it is stored "
+                "as it is"
             )
         self._save(
             checkpoint.run_id,
@@ -329,10 +331,10 @@ class CheckpointStore:
 
 
 _names_in: weakref.WeakKeyDictionary[ActiveRun, _Names] = weakref.WeakKeyDictionary()
-"""The checkpoints of runs that are being executed here, where nobody else can change them."""
+"""The checkpoints of runs in progress here, which no other process can change."""
 
 _written_in: weakref.WeakKeyDictionary[ActiveRun, str] = weakref.WeakKeyDictionary()
-"""The one that was written last: it need not be read to know that it verifies."""
+"""The checkpoint that was written last: it is known to verify without being read."""
 
 
 class _Owned:
@@ -375,7 +377,7 @@ class _Owned:
             self.journal = self._active.journal
         self.names = store._names(self._run_id)
         if self._active is not None:
-            _names_in.pop(self._active, None)  # until it is known what has become of them
+            _names_in.pop(self._active, None)  # unknown until the names are read again
 
     def now(self, names: _Names, written: str | None = None) -> None:
         """These are the names of all checkpoints, of which that one has just been written."""

@@ -204,7 +204,7 @@ class CheckpointManager:
         self.storage = self._store.store
         self.config = config if config is not None else CheckpointConfig()
         check_kind("config", self.config, CheckpointConfig, "write CheckpointConfig(...)")
-        self._said: set[tuple[str, str]] = set()  # of a run: why there is no checkpoint
+        self._said: set[tuple[str, str]] = set()  # run ids with reported reasons for no checkpoint
 
     def save_checkpoint(
         self,
@@ -232,7 +232,7 @@ class CheckpointManager:
             return None
         read_all = getattr(memory, "read_all", None)
         if read_all is None:
-            check_kind("memory", memory, Mapping, "give a mapping, or what has read_all()")
+            check_kind("memory", memory, Mapping, "give a mapping, or an object with read_all()")
         kind = ExecutorType(executor_type)
         by_id = "current_node_id" if kind is ExecutorType.GRAPH else "current_step_id"
         more = dict(metadata or {})
@@ -308,7 +308,7 @@ class CheckpointManager:
     def newest_first(self, run_id: str) -> Iterator[tuple[GraphCheckpoint, State | None]]:
         """The intact checkpoints, each with where the run can go on with it."""
         for kept, place in self._store._newest_first(run_id):
-            if "memory_snapshot" in kept.state:  # not of a RecoverableAgent of that run id
+            if "memory_snapshot" in kept.state:  # not from a RecoverableAgent with that run id
                 yield GraphCheckpoint.model_validate(kept.state), place
 
     def list_checkpoints(self, run_id: str) -> list[GraphCheckpoint]:

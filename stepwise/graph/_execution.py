@@ -75,8 +75,8 @@ class Execution:
             process.completed(self.manager.storage.url, result.run_id, result.run_id)
         if self.answer is not None and not self.answer.used and not isinstance(opened, Recall):
             notice(
-                f"{result.run_id}: that pause was answered before, and what was answered then "
-                "counts; look at paused_at before you answer"
+                f"{result.run_id}: that pause was answered before, and the first answer counts; "
+                "check paused_at before you answer"
             )
         return result
 
@@ -118,7 +118,7 @@ class Execution:
         if facts is not None:
             self._check_recovery(facts, manager)
             if self.given is None or self.session.keys() - {"run_id"}:
-                # It brings no input, but a state or an answer.
+                # The call brings a state or an answer instead of an input.
                 digest = facts.digest
         return open_run(
             Invocation(
@@ -160,7 +160,7 @@ class Execution:
             for digests in dict.fromkeys([(digest,), (digest, *self._parts.digests())]):
                 ids = [identity.derived_id(name, label, *digests) + number for name in names]
                 found.append(self._known(names, ids))
-            # A run that is there comes first, then an id that no other run has.
+            # An existing run comes first, then an id that no other run has.
             _, run_id = min(found, key=lambda each: _ORDER.index(each[0]))
             if not process.ordinal(url, run_id):
                 return run_id
@@ -267,7 +267,7 @@ class _Body(NothingGiven):
 
     async def arun(self) -> Any:
         """Visit the nodes that have not been visited."""
-        self._active.begun, self._active.idle = True, 1  # visits are made in tasks of their own
+        self._active.begun, self._active.idle = True, 1  # visits run in their own tasks
         if self._is_new or not self._recover():
             begin(self._walk, await self._visits.beginning(self._beginning))
         try:
@@ -289,7 +289,7 @@ class _Body(NothingGiven):
             )
         return self._call.beginning()
 
-    # -- going on --------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------
 
     def _recover(self) -> bool:
         """Be where the newest checkpoint was taken; what is recorded since answers its visits."""
@@ -306,8 +306,8 @@ class _Body(NothingGiven):
         fingerprint = self._call.graph.fingerprint
         if active.facts.code != fingerprint:
             notice(
-                f"{active.run_id}: the graph is not the one that it began with; what is done stays "
-                "done, and what follows is the new graph"
+                f"{active.run_id}: the graph has changed since the run began; done nodes stay "
+                "done, and the new graph decides what follows"
             )
         record_resumed(active, told, step, code=fingerprint)
         notice(f"{active.run_id} {told}")
@@ -316,7 +316,7 @@ class _Body(NothingGiven):
     def _newest(self) -> GraphCheckpoint | None:
         active, journal = self._active, self._active.journal
         for checkpoint, place in self._manager.newest_first(active.run_id):
-            if place is None:  # taken beside a node in progress: records from before are needed
+            if place is None:  # taken beside a node in progress: earlier records are needed
                 continue
             if holds(journal.store, journal.seal, journal.run_id, place.start):
                 entries = journal.load(place.start)
@@ -339,7 +339,7 @@ class _Body(NothingGiven):
         if not self._manager.should_checkpoint(walk.steps):
             return
         if config.keep == 1 and not walk.quiet:
-            return  # it would take the place of one at which the run can go on
+            return  # it would replace a checkpoint at which the run can resume
         context = session_of(walk, self._active.run_id)
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
@@ -376,11 +376,11 @@ def check_session(session: Mapping[str, Any]) -> None:
     """
     if session and not any(key in session for key in _SESSION):
         raise ConfigurationError(
-            f"session_state has the keys {', '.join(map(repr, session))}, of which none counts: "
+            f"session_state has the keys {', '.join(map(repr, session))}, and none is known: "
             "give the session_state of a result, the to_session_state() of a checkpoint, or "
             "{'run_id': ...}"
         )
-    if session.get("run_id"):  # without a manager, and so in its results, there is none
+    if session.get("run_id"):  # results of executions without a manager have none
         check_values("session_state", run_id=session["run_id"])
 
 
@@ -395,7 +395,7 @@ def session_for(
         return session
     try:
         pause = seal.open(f"{_PAUSE}/{run_id}", store.get(run_id, _PAUSE) or b"").header
-    except DamagedError:  # it never paused: the input is another one
+    except DamagedError:  # it never paused: the input is a different one
         return session
     return {**session, "paused_at": pause["at"], "paused_visit": pause["visit"]}
 

@@ -96,7 +96,11 @@ class Visits:
                 visit.error, visit.inner = None, []
                 record = await self._attempt(token, number)
                 tokens, ms = tokens + record["tokens"], ms + record["ms"]
-                record = {**record, "tokens": tokens, "ms": ms}  # failed attempts cost as well
+                record = {
+                    **record,
+                    "tokens": tokens,
+                    "ms": ms,
+                }  # failed attempts count towards costs
                 if record["error"] is None:
                     return record
                 calls.append(record["call"])
@@ -119,7 +123,7 @@ class Visits:
             run_id = self._active.run_id if self._active is not None else ""
             raise CodeChangedError(
                 f"run {run_id!r} is to resume at node {node_id!r}, which graph "
-                f"{self._graph.name!r} does not have any more. Bring it back, or start over: "
+                f"{self._graph.name!r} no longer has. Bring it back, or start over: "
                 f"stepwise forget {run_id}",
                 run_id=run_id,
             )
@@ -191,7 +195,7 @@ class Visits:
 
     def _following(self, token: Token, record: Written) -> list[str] | None:
         """Return the next nodes, or ``None`` if a condition raises although the node is done."""
-        with contextlib.suppress(Exception):  # asked again, and raised, by follow()
+        with contextlib.suppress(Exception):  # follow() evaluates it again, and raises
             return self.follow(token.wrote(record))
         return None
 
@@ -218,7 +222,7 @@ class Visits:
             return record
         encoded = active.codec.encode_error(error)
         record["raised"], record["call"] = (encoded.data, encoded.form), scope.call.number
-        if not record["next"]:  # it will be tried again, with what its tools have returned
+        if not record["next"]:  # retried, with the recorded results of its tools
             visit.inner = list(scope.inner)
             scope.inner.clear()
             active.unwinding.tried_again(error)
@@ -279,7 +283,7 @@ class Visits:
             core = step.core(scope, (token.key,), {})
             operation = start(core)
             if not isinstance(operation, Result) and answer is None:
-                core.close()  # the journal has been asked, and nothing was done
+                core.close()  # the journal was queried; nothing was done
                 return None
             record: Written = (await aresume(core, operation)).unwrap()
             return record
@@ -299,7 +303,7 @@ class Visits:
         scope = current_scope()
         if self._active is None or scope is None:
             return make()
-        self._make = make  # a captured variable would be a part of the call
+        self._make = make  # as a captured variable it would be a part of the call
         step = Step(self._began_with, kind="step", name="began_with")
         return (await adrive(step.core(scope, (), {}))).unwrap()
 

@@ -153,7 +153,7 @@ class HiveExecution(NothingGiven):
         if not result.success:
             raise UnfinishedError(result)
         if self._cut_short(result):
-            why = f"has taken the {self._graph.max_steps} steps of its graph, and may not be done"
+            why = f"has used all {self._graph.max_steps} steps of its graph, and may not be done"
             notice(f"{active.run_id} {why}: called again with a higher max_steps, it continues")
             raise UnfinishedError(result, why)
         return result
@@ -178,8 +178,8 @@ class HiveExecution(NothingGiven):
         code = structure(self._graph)
         if active.facts.code != code:
             notice(
-                f"{active.run_id}: the graph is not the one that it began with; nodes that are "
-                "done are answered by their ids, and what follows is the new graph"
+                f"{active.run_id}: the graph has changed since the run began; done nodes are "
+                "answered by their ids, and the new graph decides what follows"
             )
         record_resumed(active, told, 0, code=code)
         notice(f"{active.run_id} {told}")
@@ -195,7 +195,7 @@ class HiveExecution(NothingGiven):
         place = (at.key, self._attempts[spec.id])
         self._open[place] = at
         step = self._steps.get(spec.id)
-        if step is None:  # which attempt it is does not matter: that one counts which succeeds
+        if step is None:  # the number of the attempt does not matter: the successful one counts
             step = Step(self._visited, kind="step", name=spec.id, ignore=("attempt",))
             self._steps[spec.id] = step
         try:
@@ -205,7 +205,7 @@ class HiveExecution(NothingGiven):
             self.stopped = error
             raise
         except Exception as error:
-            if at.number:  # the process that goes on makes the attempt anew
+            if at.number:  # the resuming process repeats the attempt
                 forgotten = Forgotten((at.number,), time.time())
                 self.active.write((forgotten, b""), durable=False)
             if isinstance(error, _Failed):
@@ -259,7 +259,7 @@ class HiveExecution(NothingGiven):
         try:
             result = await at.node.execute(at.ctx)
         except Exception:
-            scope.inner.clear()  # what its tools returned answers the next attempt
+            scope.inner.clear()  # the results of its tools answer the next attempt
             raise
         finally:
             at.ctx.memory = memory
@@ -298,7 +298,7 @@ class _Use:
             value.close()
             raise ConfigurationError(
                 f"the tool {self._tool_use.name!r} is async, and the tool_executor is not: give "
-                "an `async def` that awaits what it returns"
+                "an `async def` that awaits the tool's result"
             )
         return value
 
@@ -352,7 +352,7 @@ def recorded_tools(executor: Any) -> Any:
 
 
 def _answered(value: Any, tool_use: Any) -> Any:
-    if not dataclasses.is_dataclass(value):  # what somebody said that a tool in doubt returned
+    if not dataclasses.is_dataclass(value):  # the landed value of a tool in doubt
         from framework.llm.provider import ToolResult
 
         content = value if isinstance(value, str) else json.dumps(value)

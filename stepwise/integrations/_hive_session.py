@@ -64,12 +64,12 @@ def session_of(store: Store, given: Any, input_data: Any) -> Continued | None:
     began = _read(store, run_id, _BEGAN)
     if began is None:
         raise ConfigurationError(
-            f"store {store.url!r} does not hold how run {run_id!r} began; call it with its first "
-            "input, and without the session_state"
+            f"store {store.url!r} lacks the record of how run {run_id!r} began; call it with its "
+            "first input, and without the session_state"
         )
     first, state = began
     changed = _changed(given.get("memory"), noted["memory"])
-    if not given.get("paused_at"):  # hive then writes the input to the memory as well
+    if not given.get("paused_at"):  # without it, hive also writes the input to the memory
         changed.update(_changed(input_data, {key: _print(value) for key, value in first.items()}))
     return Continued(run_id, first, state, noted["visits"], changed)
 

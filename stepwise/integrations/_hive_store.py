@@ -59,7 +59,7 @@ def _why_not(name: str, missing: str) -> str:
         except ImportError:
             with_workers = False
         why = (
-            "it is hive v0.10.0 or later, where worker agents take the place of the executor, and "
+            "it is hive v0.10.0 or later, where worker agents replace the executor, and "
             "nothing could be recorded. "
             if with_workers
             else "it is another package, or another version of hive. "
@@ -96,7 +96,7 @@ class HiveCheckpointStore:
     ) -> None:
         if on_corrupt not in ("none", "raise", "fallback"):
             raise ConfigurationError(
-                f"on_corrupt={on_corrupt!r}: it is 'none', 'raise' or 'fallback'"
+                f"on_corrupt={on_corrupt!r}: use 'none', 'raise' or 'fallback'"
             )
         self._schema = hive_module("schemas.checkpoint")
         self.base_path = Path(base_path) if base_path is not None else Path.home() / ".hive"
@@ -204,7 +204,7 @@ class HiveCheckpointStore:
             return self._read(checkpoint_id)[0]
         except DamagedFileError as error:
             if not path.exists() and checkpoint_id not in self._listed():
-                # It never was there, or has been deleted since the index was read.
+                # The file never existed, or was deleted since the index was read.
                 return None if wanted is not None else self._load(None)
             why = str(error)
         notice(f"hive checkpoint {checkpoint_id!r} is damaged: {why} ({path})")
@@ -212,7 +212,7 @@ class HiveCheckpointStore:
             raise CorruptStoreError(
                 f"hive checkpoint {checkpoint_id!r} is damaged: {why}. Its file is {path}: restore "
                 f"it from a backup, or call delete_checkpoint({checkpoint_id!r}), or load an older "
-                "one, which on_corrupt='fallback' does by itself",
+                "one (on_corrupt='fallback' does so automatically)",
                 path=str(path),
                 errno=None,
             )
@@ -225,7 +225,7 @@ class HiveCheckpointStore:
         for each in reversed(older):
             with contextlib.suppress(DamagedFileError):
                 found, _ = self._read(each)
-                notice(f"hive checkpoint {each!r} takes the place of {checkpoint_id!r}")
+                notice(f"hive checkpoint {each!r} replaces {checkpoint_id!r}")
                 return found
         return None
 
@@ -250,7 +250,7 @@ class HiveCheckpointStore:
         with self._locked() as names:
             index, gone = self._index(names), set(checkpoint_ids)
             if index is not None and gone & {each.checkpoint_id for each in index.checkpoints}:
-                # Before the files: killed between, it is not deleted rather than damaged.
+                # Before the files: after a kill in between, the checkpoint still exists, undamaged.
                 kept = [each for each in index.checkpoints if each.checkpoint_id not in gone]
                 self._write_index(index, kept)
             deleted = 0
@@ -265,7 +265,7 @@ class HiveCheckpointStore:
         ours = self.checkpoints_dir / f"{file_name(checkpoint_id)}.json"
         if ours.stem == checkpoint_id or ours.exists() or "\0" in checkpoint_id:
             return ours
-        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # it makes folders of slashes
+        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # hive turns slashes into folders
         odd = {"", ".", ".."} & set(checkpoint_id.split("/")) or checkpoint_id.casefold() == "index"
         return hives if not odd and is_file(hives) else ours
 
@@ -310,7 +310,7 @@ class HiveCheckpointStore:
         try:
             index, _ = read(self.index_path, self._schema.CheckpointIndex)
         except DamagedFileError as error:
-            notice(f"{self.index_path} is damaged ({error}); it is made anew of the files")
+            notice(f"{self.index_path} is damaged ({error}); it is rebuilt from the files")
             return _Known(None, None, {})
         return _Known(stamp, index, self._files(index))
 
@@ -349,7 +349,7 @@ class HiveCheckpointStore:
         with exclusively(str(self.checkpoints_dir / ".lock")):
             names = _names(self.checkpoints_dir)
             for name in names:
-                if name.startswith(".") and name.endswith(".tmp"):  # of a process that was killed
+                if name.startswith(".") and name.endswith(".tmp"):  # left by a killed process
                     (self.checkpoints_dir / name).unlink(missing_ok=True)
             yield names
 

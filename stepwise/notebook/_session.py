@@ -80,7 +80,7 @@ class Notebook:
         path = os.environ.get("JPY_SESSION_NAME", "")
         self._label = os.path.splitext(os.path.basename(path))[0] or "notebook"
         self.run_id = identity.derived_id(self._name, self._label)
-        self._progress = Progress()  # of this kernel
+        self._progress = Progress()  # this kernel's progress
         self._begun = False  # this kernel has executed a cell
         self._forget()
 
@@ -120,7 +120,7 @@ class Notebook:
             saved=saved,
         )
 
-    # -- what is recorded ------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
@@ -233,7 +233,7 @@ class Notebook:
             journal._count(entry.record)
         for each in recorded:
             if each.call.module == _CELLS:
-                pool.take(each)  # and with it, if it is done, what was called inside
+                pool.take(each)  # and the calls inside it, if it is done
         loose = {each.call.number for each in pool.all}
         used = [each.call for each in recorded if each.call.number not in loose]
         active.pool = pool
@@ -291,7 +291,7 @@ class _Body(NothingGiven):
     def run(self) -> None:
         """Execute the cell."""
         drive(self._begin()).unwrap()
-        self._active.pool = Pool()  # what is left is the business of other cells
+        self._active.pool = Pool()  # the remaining records belong to other cells
 
     async def arun(self) -> None:
         """Execute a cell that awaits."""
