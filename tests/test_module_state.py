@@ -357,7 +357,7 @@ def test_captured_variables_that_were_changed_are_named(inside):
         ended = lab.run()
         told = [line for line in ended.text.splitlines() if "are not restored" in line]
         assert len(told) == 1
-        assert "changed in the captured" in told[0]
+        assert "changes in the captured" in told[0]
         assert "count" in told[0]
         assert "seen" in told[0]
         assert "model" not in told[0]

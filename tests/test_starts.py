@@ -473,7 +473,7 @@ def test_run_id_for_of_a_new_run(monkeypatch):
 
     fine = []
     for chosen in (agent.options(start="new"), agent.options(start="unfinished")):
-        with pytest.raises(ConfigurationError, match=r"made up when it starts: give it one"):
+        with pytest.raises(ConfigurationError, match=r"generated when it starts: give it an id"):
             chosen.run_id_for("a")
     with pytest.raises(OSError, match="away"):
         agent("a")

@@ -228,8 +228,8 @@ class Caller:
         return (
             f"calls of {self._holder.name!r} cannot be told apart: several {whose} are equal "
             f"except for {names}, which has no digest ({kinds}). A recorded call of one could "
-            "answer another, so plain steps run again and side effects stop and ask. Give each a name as "
-            "an attribute or variable, or declare what distinguishes the objects: "
+            "answer another, so plain steps run again and side effects stop and ask. Give each a "
+            "name as an attribute or variable, or declare what distinguishes the objects: "
             f"stepwise.identity({kinds.partition(',')[0]}, fields=(...))"
         )
 
