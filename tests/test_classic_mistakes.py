@@ -97,7 +97,10 @@ MISUSE = {
         lambda: CheckpointManager(None).save_checkpoint("run", "a", 5),
         r"got 5; give a mapping",
     ),
-    "a text as switch": (lambda: CheckpointConfig(enabled="no"), "'no' .* it must be True or False"),
+    "a text as switch": (
+        lambda: CheckpointConfig(enabled="no"),
+        "'no' .* it must be True or False",
+    ),
     "a manager as config": (
         lambda: AgentRunner(GRAPH, CheckpointManager(None)),
         "goes to GraphExecutor",

@@ -110,7 +110,7 @@ async def _change(operation: Change) -> Result:
 
 
 async def _attempt(attempt: Attempt, value: object = None) -> Result:
-    """Await a body; ``value`` is what it returned, if it has been called."""
+    """Await a body; ``value`` is its awaitable, if the body has been called already."""
     token = scope_variable.set(attempt.scope)
     try:
         if value is None:
@@ -168,7 +168,7 @@ class _Written(asyncio.Future[None]):
 
 
 async def _write(operation: Write) -> Result:
-    """Append a record in another thread; what is written by then is of one transaction."""
+    """Append a record in another thread; records that wait by then share the transaction."""
     written = _Written(loop=asyncio.get_running_loop())
     share = operation.run.journal.submit(operation.item, durable=operation.durable, future=written)
     cancelled = None

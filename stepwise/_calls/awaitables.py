@@ -31,7 +31,7 @@ made_by: set[CodeType] = set()
 
 
 def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
-    """Hand out a call, or its recorded outcome, as what the function itself would return."""
+    """Return a call, or its recorded outcome, in the form that the function itself would return."""
     future = sys.modules.get("asyncio") and sys.modules["asyncio"].Future
     if isinstance(ending, Result):
         awaited = ending.awaited

@@ -1,4 +1,4 @@
-"""Finding what is recorded of a call, while other tasks and threads of the run look for theirs."""
+"""The search for a call's record, while other tasks and threads of the run search for theirs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 1.0  # seconds without any change in the run after which a blocked ca
 def claim(
     scope: Scope, call: Call, origin: Origin, identity: Identity
 ) -> Generator[Change, Result, Match]:
-    """Find what is recorded of the call, and take it out of the pool.
+    """Find the record of the call, and take it out of the pool.
 
     Where a recorded side effect could be this very call with other arguments, the other tasks and
     threads of the run are first given the time to claim theirs: until nothing has changed for a

@@ -328,7 +328,7 @@ def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) 
 
 
 def _ask(tool: Step, effect: _Effect) -> Generator[Any, Result, tuple[bool | None, Any]]:
-    """Ask the tool's ``reconcile`` whether a call in doubt happened, and what it returned."""
+    """Ask the tool's ``reconcile`` whether a call in doubt happened, and with which result."""
     if not callable(tool.in_doubt):
         return None, None
     call, last = effect.call, effect.last

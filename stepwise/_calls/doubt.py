@@ -1,4 +1,4 @@
-"""Doubt: the answers to "did it happen?", and what is said while nobody knows."""
+"""Doubt: the answers to "did it happen?", and the messages until somebody answers."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None
 
 
 def _record_stops(active: ActiveRun, call: Call, match: Match) -> list[Stop]:
-    """Record this call, and those that wait beside it, so that somebody can say what they are."""
+    """Record this call, and the calls that wait beside it, so that a person can resolve them."""
     others = [(each, its) for each, its in active.flows.blocked() if each is not call]
     stopped, now = [], time.time()
     waiting: list[tuple[Call, Match]] = [(call, match), *others]

@@ -121,7 +121,7 @@ StepRecord.__module__ = "stepwise"  # tracebacks and pickles show the public nam
 
 
 def in_doubt(entries: Iterable[Entry]) -> list[Recorded]:
-    """The calls of which it is not known whether their side effect happened."""
+    """Return the calls whose side effect may or may not have happened."""
     return [each for each in _effects(entries) if each.in_doubt]
 
 
@@ -227,7 +227,7 @@ def step_record(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How the program that executed a run was started.
+    """Return how the program that executed a run was started.
 
     Args:
         command: as an operating system would get it; empty if it cannot be started again.
@@ -241,7 +241,7 @@ class Program:
 
 
 def program_of(entries: Iterable[Entry]) -> Program | None:
-    """How the program was started the last time; ``None`` if nothing tells."""
+    """Return how the program was started the last time, or ``None`` if it is not recorded."""
     command: tuple[str, ...] = ()
     cwd = file = ""
     for entry in entries:

@@ -93,7 +93,7 @@ def _check_executor(step: Any, executor: Any) -> None:
 
 
 class _Begun:
-    """A call of which the journal has been asked: executed once, or not at all."""
+    """A call that the journal has not answered: executed once, or not at all."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -70,7 +70,7 @@ class Performer(Protocol):
         """Called when a record answers the call."""
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
 
     def watch(self, bound: Mapping[str, Any]) -> Watches:
         """Return the watch that notices when the call changes its arguments."""
@@ -335,7 +335,7 @@ def _record_failure(
     around: Surroundings | None,
     helper: Helper | None,
 ) -> Recording:
-    """Record what a call raised, unless it is the run that is being stopped.
+    """Record the exception of a call, unless it stops the run.
 
     Args:
         inner: the scope of its last attempt.

@@ -164,14 +164,14 @@ class Step:
         return encoded
 
     def new_child(self, taken: Container[str]) -> str:
-        """Return no id: a step is no child run."""
+        """Return no id: a step is not a child run."""
         return ""
 
     def answered(self, call: Call) -> None:
         """Do nothing: a step has no run to hand out."""
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
         return self.parameters.hiding.shown(bound, secrets)
 
     # -- calling ---------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def step_of(function: object) -> Step | None:
 
 
 def _inside(held: Any) -> Any:
-    """The function in what a class holds: a class method, a property."""
+    """Return the function inside an attribute of a class: a class method, a property."""
     if isinstance(held, property):
         return held.fget
     if isinstance(held, functools.cached_property):

@@ -46,7 +46,7 @@ class HasSubjects(Protocol):
     codec: Codec
 
     def is_first(self, about: str) -> bool:
-        """Return whether this was not said before of this run."""
+        """Return whether this is the first report of its kind in this run."""
 
 
 def surroundings(
@@ -98,7 +98,7 @@ def changed_by(watch: Watches, codec: Codec) -> Surroundings | None:
 
 
 class Watch:
-    """Notices cheaply that a step changes its arguments: by lengths, or, strictly, digests."""
+    """Notices changed arguments cheaply: by lengths, or, in strict mode, by digests."""
 
     def __init__(
         self, bound: Mapping[str, Any], function: Callable[..., Any] | None = None
@@ -143,7 +143,7 @@ def encode_changed(
     what: str,
     deltas: Mapping[str, Delta],
 ) -> Encoded:
-    """Encode how a call ended together with what the arguments hold now.
+    """Encode the outcome of a call together with the current contents of its arguments.
 
     Args:
         told: what a pickle holds of it: the value, or the pieces of an encoded exception.

@@ -36,7 +36,7 @@ def outcome(
     did: Did | None = None,
     kind: Any = Any,
 ) -> tuple[Outcome, Data]:
-    """How a call ended.
+    """The outcome of a call.
 
     Args:
         value: what it returned or raised.
@@ -97,7 +97,7 @@ def _tell_of_secret(call: Call, name: str) -> None:
 
 
 class Reached(NamedTuple):
-    """How a recorded call ended.
+    """Return the outcome of a recorded call.
 
     Args:
         deltas: what it did to attributes and captured variables.
@@ -120,7 +120,7 @@ def reached(
     around: Surroundings | None = None,
     kind: Any = Any,
 ) -> Reached:
-    """Decode how a call ended: what it returned, and what it raised.
+    """Decode the outcome of a call: its result, and its exception.
 
     Args:
         around: the arguments, if the call changed them; they get their contents.
@@ -184,7 +184,7 @@ def ended(
     retry: tuple[int, ...],
     spent: tuple[int, ...],
 ) -> tuple[Ended, Data]:
-    """How an attempt of the run ended.
+    """Return how an attempt of the run ended.
 
     Args:
         value: what it returned or raised; ``encoded``, if it can be recorded.

@@ -80,7 +80,7 @@ class _Names(dict[str, Any]):
 
 
 class _Unknown:
-    """A class of which the (dotted) name is all there is.  Behaves as a class in an annotation."""
+    """A class known only by its (dotted) name.  Behaves as a class in an annotation."""
 
     def __init__(self, name: str) -> None:
         self._name = name

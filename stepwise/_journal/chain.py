@@ -16,7 +16,7 @@ __all__ = ["Lost", "Position", "holds", "identity", "read", "read_one"]
 
 
 class Position(NamedTuple):
-    """How far a journal goes: its last number, the link to it, the intents up to it."""
+    """The end of a journal: its last number, the link to it, the intents up to it."""
 
     last: int = 0
     link: bytes | None = NO_LINK  # None: the last record cannot be read

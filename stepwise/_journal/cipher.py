@@ -1,4 +1,4 @@
-"""AES-256-GCM for what is stored, where the user wants it encrypted.
+"""AES-256-GCM for stored data, if the user turns encryption on.
 
 The only module that knows ``cryptography``, an extra, imported on use.
 """

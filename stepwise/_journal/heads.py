@@ -1,4 +1,4 @@
-"""The head of a run: what a listing shows of it, sealed, so that no journal need be read for it.
+"""The head of a run: the sealed facts for listings, so that they need not read the journal.
 
 It is derived: damaged, it is made again from the records.
 """

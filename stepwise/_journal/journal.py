@@ -114,7 +114,7 @@ class Journal:
 
     @property
     def position(self) -> Position:
-        """Where the journal ends."""
+        """Return where the journal ends."""
         return self._at
 
     def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[Entry]:
@@ -339,7 +339,7 @@ class Journal:
         self._tell(f"{where}, though {last} were acknowledged; the missing steps run again")
 
     def _assess(self, entries: list[Entry], start: Position, given_up: int) -> None:
-        """Count the lost intents of which no outcome tells, and that nobody has given up."""
+        """Count the lost intents that have no outcome and that nobody has given up."""
         intents = {e.record.call.number for e in entries if isinstance(e.record, Intent)}
         orphans = {
             e.record.call.number

@@ -1,4 +1,4 @@
-"""One owner per run: take the lease, name who has it instead, give it up."""
+"""One owner per run: take the lease, name its owner, release it."""
 
 from __future__ import annotations
 

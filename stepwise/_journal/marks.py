@@ -1,4 +1,4 @@
-"""How far a journal went, kept apart from the database that holds it.
+"""The marks of a journal's end, kept apart from the database that holds it.
 
 A *mark* says so after each acknowledged batch; a lost tail is noticed by it, and whether a side
 effect was in it.  It also tells one history of a run from another.
@@ -26,7 +26,7 @@ def mark(seal: Seal, run_id: str, at: Position) -> bytes:
 
 
 class Mark(NamedTuple):
-    """How far a journal went: its last number, the intents up to it, the link to that record."""
+    """The end of a journal: its last number, the intents up to it, the link to that record."""
 
     last: int = 0
     effects: int = 0
@@ -34,7 +34,7 @@ class Mark(NamedTuple):
 
 
 def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
-    """The newest mark that verifies; zeros if there is none."""
+    """Return the newest mark that verifies, or zeros."""
     newest = Mark()
     for each in store.marks(run_id):
         data, tag = each[: _MARK.size], each[_MARK.size : _SIZE]

@@ -77,7 +77,7 @@ class ForeignKeyError(DamagedError):
 
 
 class Opened(NamedTuple):
-    """A verified envelope: header, payload, what it says of those before it, the link to it."""
+    """A verified envelope: header, payload, its statement about earlier ones, the link to it."""
 
     header: Any
     payload: bytes
@@ -167,7 +167,7 @@ class Seal:
         )
 
     def tag(self, identity: str, data: bytes) -> bytes:
-        """Sixteen bytes that only who has the key can make for ``data``."""
+        """Return sixteen bytes that only an owner of the key can make for ``data``."""
         return _mac(self.keys[0], identity, data)[:16]
 
     def is_tag(self, identity: str, data: bytes, tag: bytes) -> bool:

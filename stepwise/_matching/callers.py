@@ -50,13 +50,13 @@ def differences(recorded: Call, call: Call, state: State) -> list[str]:
 
 
 def nearness(recorded: Call, call: Call) -> int:
-    """How many parts of two calls are the same, state, times and all."""
+    """Count the equal parts of two calls, including state and times."""
     theirs = recorded.parts
     return sum(theirs.get(name) == text for name, text in call.parts.items())
 
 
 def of_subject(names: Iterable[str]) -> list[str]:
-    """Those parts that are the subject's, not arguments."""
+    """Return the parts that belong to the subject, not to the arguments."""
     return [name for name in names if name == CLASS or name.startswith(("self.", "closure."))]
 
 
@@ -112,7 +112,7 @@ NOBODY: Asks = _Nobody()
 
 
 class _Other(NamedTuple):
-    """Another live subject: what is recorded of a call that it would make, and what it holds."""
+    """Another live subject: the record of a call that it would make, and its contents."""
 
     call: Call
     defaults: Mapping[str, str]
@@ -220,7 +220,7 @@ class Caller:
         return bool(found)
 
     def twins_text(self) -> str:
-        """Return the text about a call that cannot be told from that of another object."""
+        """Return the text about a call that cannot be distinguished from another object's."""
         held = self._identity.unknown
         kinds = ", ".join(sorted({type(each).__name__ for objs in held.values() for each in objs}))
         names = ", ".join(map(shown_part, held))

@@ -1,4 +1,4 @@
-"""Which recorded call answers which call of a resumed run.  Pure: no store, no clock, no threads.
+"""The pool: which recorded call answers which call.  Pure: no store, no clock, no threads.
 
 The *pool* holds the recorded calls that may still be met again.  A record answers a call of its
 name if all parts that both know are equal, state aside (see ``parts``); identity is a multiset, so
@@ -356,7 +356,7 @@ class Pool:
         return None
 
     def _equal(self, call: Call) -> Iterator[int]:
-        """The recorded calls with the same arguments, those of the same ordinal first."""
+        """Yield the recorded calls with the same arguments, those of the same ordinal first."""
         yield from self._by_ordinal.get((call.name, call.digest, call.ordinal), ())
         yield from self._by_key.get((call.name, call.digest), ())
         arguments = _arguments(call)
@@ -436,7 +436,7 @@ class Pool:
         return recorded.may_have_happened and not recorded.over
 
     def instead(self, call: Call) -> int:
-        """The number of the unused record of this very turn, which differs; 0 if there is none."""
+        """Return the number of the unused record of this turn, which differs; 0 if missing."""
         numbers = self._by_turn.get((call.name, call.branch, call.ordinal), ())
         return next((each for each in numbers if each not in self._covered), 0)
 

@@ -47,7 +47,7 @@ class Recorded:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, if it did and nobody settled it since."""
+        """Return how the call ended, unless it is open or was settled since."""
         record = self.entry.record
         return record if isinstance(record, Outcome) else None
 

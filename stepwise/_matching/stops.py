@@ -1,4 +1,4 @@
-"""Calls at which a run stopped, and what somebody said of them: which recorded act they are.
+"""Calls at which a run stopped, and the person's answers: which recorded act they are.
 
 A call is known again by its call site and its ordinal, since its arguments may be others at every
 start.  Where several calls of one name were ruled on, the arguments tell which is which.
@@ -97,7 +97,7 @@ class Rulings:
 
 
 def made_since(number: int, ruled: Ruled, among: Iterable[Recorded]) -> Recorded | None:
-    """Return the record that a call made after it was said to be another act.
+    """Return the record of a call that was made because it was resolved as another act.
 
     Args:
         number: of the record that says so.

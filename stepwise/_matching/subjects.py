@@ -558,7 +558,7 @@ def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Call
 
 
 def complete(subjects: Subjects, identity: Identity, called: Called, instance: object) -> None:
-    """Add to an identity the parts of what a call is made on.
+    """Add the parts of the call's subject to an identity.
 
     Args:
         instance: the object or class that a method is bound to.

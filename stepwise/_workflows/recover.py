@@ -1,4 +1,4 @@
-"""Continue runs in this process from what is recorded of them: one, or all that were cut off."""
+"""Resume runs in this process from their records: one, or all that crashed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHOWN = 5  # runs that a notice names
 
 
 class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
-    """The handles of the runs that go on.
+    """The handles of the resumed runs.
 
     Args:
         left: the runs that were left alone, each with the reason.

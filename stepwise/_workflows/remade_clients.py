@@ -37,7 +37,7 @@ class Remade(NamedTuple):
 
 
 def remade(name: str, cls: type, values: Mapping[str, Any], rewritten: Rewritten) -> Remade | None:
-    """Return what stands for a client in a checkpoint; ``None`` if it cannot be made again.
+    """Return the replacement of a client in a checkpoint; ``None`` if it cannot be remade.
 
     Args:
         name: of the variable.

@@ -110,7 +110,7 @@ def _told(store: Store, seal: Seal, facts: RunFacts) -> str:
 
 @reports
 def report_unused(active: ActiveRun) -> None:
-    """Tell of the recorded calls that a completed run did not meet again."""
+    """Report the recorded calls that a completed run did not call again."""
     unused = active.pool.unused
     effects = [each.call for each in unused if each.may_have_happened]
     plain = Counter(each.call.name for each in unused if not each.may_have_happened)

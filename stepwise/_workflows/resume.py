@@ -105,7 +105,7 @@ class Body:
         return surroundings(self._bound, self._instance, self._function, self._secret)
 
     def changed(self, before: bytes) -> dict[str, str]:
-        """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
+        """Return the kinds, by name, of arguments that differ from ``before``."""
         around = self.arguments()
         # ``before`` does not cover changes that an earlier attempt made to the same objects.
         changed = self._arguments_changed or record_arguments(around) != before
@@ -261,7 +261,7 @@ class Body:
             self._put_arguments_back(entries)
 
     def _in_children(self) -> str:
-        """Say in which child runs, that were stopped too, it goes on."""
+        """Name the stopped child runs in which it resumes, too."""
         left = [each for each in self.active.pool.all if not (each.answers or each.over)]
         children = [each.call.child for each in left if each.call.child]
         more = f" and {len(children) - 1} more" if children[1:] else ""
@@ -310,7 +310,7 @@ class Body:
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
 
     def _why(self) -> str:
-        """Why it does not resume at the newest checkpoint."""
+        """Return why the run does not resume at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
 
 

@@ -1,4 +1,4 @@
-"""Which run a call from outside of any run means.
+"""The choice of the run that a call from outside of any run means.
 
 A run id that the user gave names it.  Otherwise ``start=`` says what is meant: the run of these
 arguments (``"same"``), the one that is unfinished (``"unfinished"``), or a new one (``"new"``).
@@ -82,7 +82,7 @@ class Starting:
 
     @property
     def mode(self) -> Start:
-        """Which run is meant where no id is given."""
+        """Choose the run for a call without a run id."""
         if settings.fresh():
             return "new"
         said: Start = self._workflow.options.start or settings.start() or "same"  # type: ignore[assignment]

@@ -115,7 +115,7 @@ class _Offers(TakesOptions, Generic[P, R_co]):
     @overload
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]: ...
     def start(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Start a run that goes on beside the caller; gives its handle at once.
+        """Start a run beside the caller; return its handle at once.
 
         The run is on record then, so that its id can be given away.  A plain workflow executes in a
         thread, for which the interpreter waits at its end (after Ctrl-C only up to the next step);

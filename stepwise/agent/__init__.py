@@ -307,7 +307,7 @@ class _Recoveries(NothingGiven):
             _recoveries.reset(token)
 
     def _recover(self, why: str = "") -> Checkpoint | None:
-        """Be where the newest checkpoint was taken; what is recorded since answers its calls."""
+        """Move to the newest checkpoint; records after it answer the calls."""
         active = self._active
         checkpoint = self._go_on()
         active.unwinding = Unwinding(self.run_id)

@@ -118,7 +118,7 @@ class Checkpoint:
         return {**facts, "checksum": str(self.checksum)}
 
     def _renew(self) -> bool:
-        """Compute the checksum anew if it was computed here; return whether it fits now."""
+        """Renew the checksum if it was computed here; return whether it fits now."""
         now = _Computed(self.compute_checksum())
         if not self.checksum or isinstance(self.checksum, _Computed):
             self.checksum = now
@@ -231,7 +231,7 @@ class CheckpointStore:
         return next((found for found, _ in self._newest_first(run_id)), None)
 
     def load_at_step(self, run_id: str, step: int) -> Checkpoint | None:
-        """The latest checkpoint of a step that verifies; ``None`` if there is none."""
+        """Return the latest checkpoint of a step that verifies, or ``None``."""
         for name in reversed(self._names(run_id)):
             if _step_of(name) == step and (found := self._load(run_id, name)) is not None:
                 return found[0]
@@ -380,7 +380,7 @@ class _Owned:
             _names_in.pop(self._active, None)  # unknown until the names are read again
 
     def now(self, names: _Names, written: str | None = None) -> None:
-        """These are the names of all checkpoints, of which that one has just been written."""
+        """Note the names of all checkpoints, of which that one has just been written."""
         if self._active is not None:
             _names_in[self._active] = names
             if written is not None:
@@ -400,5 +400,5 @@ def _step_of(name: str) -> int:
 
 
 def place_of(active: ActiveRun) -> State:
-    """Where in the journal a checkpoint is taken; the step function has no position of its own."""
+    """Return where in the journal a checkpoint is taken; a step function has no position."""
     return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})

@@ -115,7 +115,7 @@ _VERDICTS = ("accept", "retry", "replan", "escalate")
 
 
 class FlexibleGraphExecutor(GraphExecutor):
-    """Executes plans: after each step a judge says what is next, and a planner may plan anew.
+    """Executes plans: after each step a judge decides, and a planner may make another plan.
 
     Judge and planner are nodes as well, so that what they decide is recorded.
 
@@ -280,7 +280,7 @@ class AgentRunner:
     async def run(
         self, input_data: Mapping[str, Any] | None = None, run_id: str | None = None
     ) -> ExecutionResult:
-        """Execute the graph, or go on with the run of that id.
+        """Execute the graph, or resume the run of that id.
 
         Args:
             input_data: what the memory begins with.  For a run that paused, anything but its first

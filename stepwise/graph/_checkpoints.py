@@ -1,4 +1,4 @@
-"""Checkpoints of graphs: ``CheckpointManager`` and what it keeps.
+"""Checkpoints of graphs: ``CheckpointManager`` and its records.
 
 They are the classic checkpoints, kept by the same store: sealed, with a checksum, pruned alike.
 """
@@ -64,7 +64,7 @@ class CheckpointConfig:
 
     @property
     def keep(self) -> int:
-        """How many checkpoints of a run are kept; 0 for all."""
+        """Return how many checkpoints of a run are kept; 0 for all."""
         kept = {"latest_only": 1, "prune_old": self.max_checkpoints_per_run}
         return kept.get(self.retention_strategy, 0)
 
@@ -75,7 +75,7 @@ def _now() -> str:
 
 @dataclass
 class GraphCheckpoint:
-    """Where the execution of a graph was after a node.
+    """The position of a graph's execution after a node.
 
     Args:
         id: unique.
@@ -253,7 +253,7 @@ class CheckpointManager:
         return self._save(checkpoint, None)
 
     def _save(self, checkpoint: GraphCheckpoint, place: State | None, **how: Any) -> str:
-        """Keep a checkpoint; ``place`` is where the run can go on with it."""
+        """Save a checkpoint; ``place`` is where the run can resume with it."""
         facts = {
             "checkpoint_id": checkpoint.id,
             "run_id": checkpoint.run_id,
@@ -299,14 +299,14 @@ class CheckpointManager:
     def get_checkpoint(
         self, run_id: str, checkpoint_id: str | None = None
     ) -> GraphCheckpoint | None:
-        """One checkpoint, or the newest that is intact; ``None`` if there is none."""
+        """Return one checkpoint, or the newest intact one, or ``None``."""
         for checkpoint, _ in self.newest_first(run_id):
             if checkpoint_id in (None, checkpoint.id):
                 return checkpoint
         return None
 
     def newest_first(self, run_id: str) -> Iterator[tuple[GraphCheckpoint, State | None]]:
-        """The intact checkpoints, each with where the run can go on with it."""
+        """Yield the intact checkpoints, each with the place where the run can resume with it."""
         for kept, place in self._store._newest_first(run_id):
             if "memory_snapshot" in kept.state:  # not from a RecoverableAgent with that run id
                 yield GraphCheckpoint.model_validate(kept.state), place

@@ -60,7 +60,7 @@ class Execution:
     session: Mapping[str, Any]
 
     async def run(self) -> ExecutionResult:
-        """Begin, or go on."""
+        """Begin, or resume."""
         self.data = dict(self.given or {})
         visit = self.session.get("paused_visit") if self.given is not None else None
         self.answer = Answer(self.data, visit) if visit else None
@@ -292,7 +292,7 @@ class _Body(NothingGiven):
     # -- resuming --------------------------------------------------------------------------------
 
     def _recover(self) -> bool:
-        """Be where the newest checkpoint was taken; what is recorded since answers its visits."""
+        """Move to the newest checkpoint; records after it answer the visits."""
         active = self._active
         checkpoint = self._newest()
         if checkpoint is not None:

@@ -34,7 +34,7 @@ __all__ = ["NodeFailedError", "Visits"]
 
 
 class NodeFailedError(Exception):
-    """A node has failed for good; never seen by users, who get what it raised.
+    """A node has failed for good; users never see this, but the node's own exception.
 
     Args:
         calls: the attempts that are to run again when the run resumes.
@@ -79,7 +79,7 @@ class Visits:
         self._answers: dict[str, Step] = {}
 
     async def visit(self, token: Token) -> Written:
-        """Execute a node until an attempt succeeds: what it wrote, and what follows.
+        """Execute a node until an attempt succeeds; return what it wrote, and what follows.
 
         Raises:
             NodeFailedError: no more attempts, and no edge to follow then.
@@ -139,7 +139,7 @@ class Visits:
         return cast("Written", result.unwrap())
 
     def _step_of(self, node_id: str) -> Step:
-        """The step that a node is: all of them execute one function, which is looked at once."""
+        """The step of a node: all nodes share one function, which is examined once."""
         step = copy.copy(self._pattern)
         step.name = node_id
         step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
@@ -238,7 +238,7 @@ class Visits:
         return error
 
     def _give_back(self, numbers: list[int]) -> None:
-        """Let the calls of a failed attempt answer those of the next one."""
+        """Let the calls of a failed attempt answer the calls of the next one."""
         active = self._active
         if active is None or not numbers:
             return
@@ -257,7 +257,7 @@ class Visits:
             self._active.ordinals.count_anew(token.key)
 
     def forget(self, calls: list[int]) -> None:
-        """The run ends with these attempts: when it goes on they are made anew."""
+        """End the run with these attempts: on resume they are made again."""
         if self._active is not None and calls:
             forgotten = Forgotten(tuple(calls), time.time())
             self._active.write((forgotten, b""), durable=False)
@@ -265,7 +265,7 @@ class Visits:
     # -- answers ---------------------------------------------------------------------------------
 
     async def answer(self, token: Token, answer: Written | None) -> Written | None:
-        """Return a human's answer at a pause, or ``None`` if there is none yet.
+        """Return a human's answer at a pause, or ``None`` if it is missing.
 
         Args:
             answer: what is offered now; one that is recorded goes before.

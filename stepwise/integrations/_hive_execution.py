@@ -39,7 +39,7 @@ __all__ = [
 
 
 class UnfinishedError(Exception):
-    """hive says that the execution failed: the run is not completed, and can go on."""
+    """hive reports that the execution failed: the run is not completed, and can resume."""
 
     def __init__(self, result: Any, why: str = "") -> None:
         super().__init__(why or str(result.error))
@@ -72,7 +72,7 @@ class RecordedValidator(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
 
 
 class _Memory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
-    """The memory a node gets: what is written is noted, to be written again on resume."""
+    """The memory of a node: its writes are noted, to be repeated on resume."""
 
     def __init__(self, memory: Any) -> None:
         super().__init__(memory)
@@ -171,7 +171,7 @@ class HiveExecution(NothingGiven):
             memory.write(key, value, validate=False)
 
     def _go_on(self) -> None:
-        """Be at the entry; what is recorded answers its visits."""
+        """Move to the entry; records answer its visits."""
         active = self.active
         done = go_on_from_the_top(active)
         told = f"resumes from its beginning, {count(done, 'step')} answered by the journal"
@@ -226,7 +226,7 @@ class HiveExecution(NothingGiven):
         return result
 
     def rejected(self, output: Any) -> None:
-        """Hive does not take what a node gave: the visit has not succeeded."""
+        """Note that hive rejected a node's result: the visit has not succeeded."""
         for node, (held, call, executed) in list(self._ended.items()):
             if held is output:
                 del self._ended[node]
@@ -273,7 +273,7 @@ class HiveExecution(NothingGiven):
 
 
 class _Failed(Exception):  # noqa: N818
-    """A node said that it failed: nothing of it is kept but what its tools returned."""
+    """A node reported a failure: only the results of its tools are kept."""
 
     def __init__(self, result: Any) -> None:
         super().__init__(str(result.error))

@@ -37,11 +37,11 @@ _LONGEST = 246  # bytes of a name: hive adds ".json.tmp", and file systems end a
 
 
 class DamagedFileError(Exception):
-    """A file that is not what was written; the message says why."""
+    """A file that differs from the written one; the message says why."""
 
 
 class StrangeFileError(DamagedFileError):
-    """It is JSON, but neither ours nor what hive would write."""
+    """The file is JSON, but neither ours nor hive's."""
 
 
 def sealed(model: Any) -> bytes:

@@ -130,7 +130,7 @@ class HiveCheckpointStore:
         return None
 
     async def load_checkpoint(self, checkpoint_id: str | None = None) -> Any:
-        """A checkpoint, or the latest; ``None`` if there is none.
+        """Load a checkpoint, or the latest; return ``None`` if it is missing.
 
         Raises:
             CorruptStoreError: it is damaged or its file is gone, and ``on_corrupt="raise"``.
@@ -140,7 +140,7 @@ class HiveCheckpointStore:
     async def verify_checkpoint(
         self, checkpoint_id: str
     ) -> Literal["verified", "unverified", "damaged"] | None:
-        """Return the condition of a checkpoint's file, or ``None`` if there is no file.
+        """Return the condition of a checkpoint's file, or ``None`` if it is missing.
 
         ``"unverified"``: hive wrote it, without a checksum, and it can be read.
         """
@@ -230,7 +230,7 @@ class HiveCheckpointStore:
         return None
 
     def _read(self, checkpoint_id: str) -> tuple[Any, bool]:
-        """A checkpoint, and whether a checksum says that it is what was written."""
+        """Return a checkpoint, and whether a checksum verifies it."""
         checkpoint, verified = read(self._path(checkpoint_id), self._schema.Checkpoint)
         if verified and checkpoint.checkpoint_id != checkpoint_id:
             raise DamagedFileError(f"it is the file of {checkpoint.checkpoint_id!r}")
@@ -371,7 +371,7 @@ class _Known(NamedTuple):
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Return what changes whenever a file is replaced; ``None`` if there is none."""
+    """Return a value that changes whenever a file is replaced; ``None`` for a missing file."""
     try:
         status = path.stat()
     except OSError:

@@ -144,7 +144,7 @@ class _Recorded:
         session_state: Any,
         going_on: Continued | None,
     ) -> tuple[Any, str]:
-        """Take up the run of a call; return it, and the id that is made of what the call gives."""
+        """Take over the run of a call; return it, and the id derived from the call."""
         # A goal holds the time when it was made, so only its id and text count.
         told = (goal.id, getattr(goal, "description", ""), input_data, session_state)
         digest, name = _digest.digest(told), f"hive:{graph.id}"

@@ -66,7 +66,7 @@ class _Looks:
         self._notebook = notebook
 
     def stepwise(self, line: str) -> Any:
-        """``%stepwise``: look at runs, and forget what is to be done again."""
+        """``%stepwise``: look at runs, and forget runs or steps."""
         command, *words = shlex.split(line) or ["runs"]
         least, most = _COMMANDS.get(command, (0, -1))
         if not least <= len(words) <= most:

@@ -251,7 +251,7 @@ class StepMagic:
         return {**found, _OUTPUT: Shown(recorder.items, gone)}
 
     def _changed(self, job: _Job) -> list[str]:
-        """The variables that the cell has bound, and those of its inputs that it has changed."""
+        """Return the variables that the cell has bound, and the inputs that it has changed."""
         variables, before, binds = self._variables, job.before, set(job.code.binds)
         after = identify(job.inputs.digests, variables).digests
         return [
@@ -268,7 +268,7 @@ class StepMagic:
         ]
 
     def _skip(self, job: _Job) -> bool:
-        """Restore and show what a cell gave, if it is done."""
+        """Restore and show the recorded results of a cell, if it is done."""
         entry = None if job.fresh else self.notebook.find(job.name, job.digest)
         if entry is None:
             return False
@@ -298,7 +298,7 @@ class StepMagic:
         return True
 
     def _fail(self, job: _Job, error: BaseException, file: str) -> None:
-        """Raise what a cell raised; or tell that what it gave cannot be recorded."""
+        """Raise the exception of a cell, or warn that its results cannot be recorded."""
         __tracebackhide__ = True
         if not isinstance(error, NotRecordableError) or not job.executed:
             raise error.with_traceback(_from(error.__traceback__, file))

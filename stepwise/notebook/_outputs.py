@@ -147,7 +147,7 @@ class Recorder:
 
 
 def replay(shell: Any, items: list[Item]) -> None:
-    """Show again what was recorded."""
+    """Show the recorded output again."""
     for kind, *content in items:
         if kind == "data":
             shell.display_pub.publish(content[0], content[1])

@@ -1,4 +1,4 @@
-"""The run of a notebook: what its cells did, and the executing of one.
+"""The run of a notebook: the records of its cells, and the execution of one.
 
 A cell is a step of that run.  The run has no function that would be entered again: each execution
 of a cell is a piece of it, which takes the lease, and gives it up at its end, so that another
@@ -124,11 +124,11 @@ class Notebook:
 
     @property
     def store(self) -> Store:
-        """Where it is kept."""
+        """Return the store."""
         return open_store(settings.store())
 
     def _look(self) -> Seal:
-        """Read what is new in the journal; begin anew if it is another one."""
+        """Read new records of the journal; begin again if the journal was replaced."""
         store = self.store
         seal = seal_for(store)
         if store is not self._store or not holds(store, seal, self.run_id, self._at):
@@ -182,7 +182,7 @@ class Notebook:
 
     @contextmanager
     def _shown(self, cell: Cell) -> Iterator[None]:
-        """Show what the cell is doing, while it does it."""
+        """Show the progress of the cell."""
         doing = Doing(self.run_id, f"cell {cell.name!r}", cell=True)
         display = Display.of(doing, None, unasked=True)
         try:
@@ -275,7 +275,7 @@ class _Piece(Opened["_Body"]):
     def conclude(
         self, value: Any, error: BaseException | None = None, *, again: bool = False
     ) -> None:
-        """Record how it ended; the run is never over, so that there is no result to recall."""
+        """Record the outcome; the run never completes, so that there is no result to recall."""
         super().conclude(value, error, again=True)
 
 
@@ -330,12 +330,12 @@ class _CellStep(Step):
         super().__init__(function, kind="cell", name=name)
 
     def watch(self, bound: Mapping[str, Any]) -> Watch:
-        """Nothing: what it changes is among its outputs."""
+        """Return nothing: the changes are among the cell's outputs."""
         return Watch({})
 
 
 class _Locator(Locator):
-    """Where calls are made: the cell itself by its number, those inside it by their line."""
+    """Return the place of a call: the number of the cell, or a line inside the cell."""
 
     def __init__(self, code: Any, site: str) -> None:
         super().__init__(code, None)
@@ -349,7 +349,7 @@ class _Locator(Locator):
 
 
 def _notebook() -> None:
-    """Stands for the function that a notebook does not have."""
+    """The placeholder for the function that a notebook does not have."""
 
 
 def _slim(entry: Entry) -> Entry:

@@ -36,7 +36,7 @@ def hashed(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def lease_front(epoch: int) -> bytes:
-    """How the row of a lease begins: with its epoch, which nothing turns into another one."""
+    """Return the beginning of a lease's row: its epoch, with a check sum."""
     digits = b"%016x" % epoch
     return b"%08x" % zlib.crc32(digits) + digits
 
@@ -82,7 +82,7 @@ def pack(head: Head) -> bytes:
 
 
 def unpack(row: bytes, run: str) -> Head | None:
-    """The head that was packed; ``None`` if it cannot be read, or is that of another run.
+    """Return the packed head; ``None`` if it is unreadable, or that of another run.
 
     Args:
         run: the hashed id of the run in whose row it lies.

@@ -34,7 +34,7 @@ class Rows(Protocol):
         """Bytes of the database that hold nothing."""
 
     def compact(self) -> int:
-        """Give them back to the disk, outside of a transaction; how many it has more now."""
+        """Return them to the disk, outside of a transaction; return the gain in bytes."""
 
     def lease(self, run_id: str) -> bytes | None: ...
     def put_lease(self, run_id: str, row: bytes) -> None: ...

@@ -89,7 +89,7 @@ class Transactions:
         return int(free) * int(size)
 
     def compact(self) -> int:
-        """Give them back to the disk, outside of a transaction; how many it has more now."""
+        """Return free pages to the disk, outside of a transaction; return the number of bytes."""
         before = self._size()
         self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
         self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -57,7 +57,7 @@ class ContractBase:
         return store
 
     def teardown_method(self) -> None:
-        """Close what a test has opened."""
+        """Close the stores that a test has opened."""
         for store in self.__dict__.pop("_opened", []):
             store.close()
 

@@ -42,7 +42,7 @@ class LeaseContract(ContractBase):
         assert store.owner("run") == OTHER
 
     def test_one_owner_of_many_threads(self, tmp_path: Path) -> None:
-        """If many threads ask for a lease at once, one of them gets it."""
+        """If many threads acquire a lease at once, one of them gets it."""
         store, start = self._store(tmp_path), threading.Barrier(8)
 
         def ask(number: int) -> int | None:
@@ -89,7 +89,7 @@ class LeaseContract(ContractBase):
         assert [n for n, _ in store.read("run")] == [2]
 
     def test_giving_up_what_is_not_held(self, tmp_path: Path) -> None:
-        """Giving up a lease that is not held is no error, and frees nobody else's."""
+        """Releasing a lease that is not held is not an error, and frees no other lease."""
         store = self._store(tmp_path)
         store.release("run", 1)
         old = store.acquire("run", ME)
@@ -102,7 +102,7 @@ class LeaseContract(ContractBase):
     # -- closing ---------------------------------------------------------------------------------
 
     def test_closing_gives_leases_up(self, tmp_path: Path) -> None:
-        """After a store is closed its runs can be taken up by whoever opens it."""
+        """After a store is closed, any process that opens it can take over its runs."""
         store, epoch = self._begin(tmp_path)
         if store.persistent:
             store = self._to_close(self.reopen(store))

@@ -49,7 +49,7 @@ class StoreContract(LeaseContract):
     # -- records ---------------------------------------------------------------------------------
 
     def test_an_unknown_run_is_empty(self, tmp_path: Path) -> None:
-        """Asking for a run that nobody has started finds nothing, and is no error."""
+        """Reading a run that was never started finds nothing, and is not an error."""
         store = self._store(tmp_path)
         assert open_store(store) is store
         assert list(store.heads()) == []
@@ -175,7 +175,7 @@ class StoreContract(LeaseContract):
     # -- objects ---------------------------------------------------------------------------------
 
     def test_objects(self, tmp_path: Path) -> None:
-        """Objects are replaced and deleted by name; deleting one that is not there is no error."""
+        """Objects are replaced and deleted by name; deleting a missing object is not an error."""
         store, epoch = self._begin(tmp_path)
         store.write("run", epoch, Batch(put={"a": b"1", "b": b"2"}))
         store.write("run", epoch, Batch(put={"a": LARGE}, delete=("b", "never")))
@@ -242,7 +242,7 @@ class StoreContract(LeaseContract):
     # -- runs ------------------------------------------------------------------------------------
 
     def test_any_text_is_a_run_id(self, tmp_path: Path) -> None:
-        """Runs are told apart by their ids exactly, whatever text these are."""
+        """Runs are distinguished by their exact ids, whatever the text."""
         store = self._store(tmp_path)
         ids = {run_id: b"%d" % n for n, run_id in enumerate((*ODD, _NOT_UTF8))}
         for run_id, data in ids.items():
