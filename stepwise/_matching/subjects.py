@@ -473,7 +473,7 @@ class Subjects:
         return Effects(deltas, whole, tuple(unclear), tuple(state))
 
     def _changed(self, held: Held, sights: Sights) -> tuple[list[str], Mapping[str, Any]]:
-        """The names of the parts that are not as they were, and what the subject holds now."""
+        """Return the names of the changed parts, and the current contents of the subject."""
         holder, sight = held.holder, held.sight
         if sight.is_of(holder.raw()):
             now, names = sight.values, sight.moving

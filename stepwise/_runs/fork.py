@@ -216,7 +216,7 @@ def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
 
 
 def _fork_child(source: Source, new_id: str, child: str) -> str:
-    """A child run that has not answered yet goes on in the fork, in a run of its own."""
+    """Fork a child run that has not answered yet, as a run of its own."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
     whole = Source(source.store, source.seal, child)

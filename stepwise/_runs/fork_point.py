@@ -97,7 +97,7 @@ class Source:
         )
 
     def checkpoints(self, cut: int) -> list[Loaded]:
-        """Those that were taken up to a record, the newest first."""
+        """Return the checkpoints taken up to a record, the newest first."""
         found = checkpoints_of(self.store, self.seal, self.facts.run_id)
         verified = [loaded for _, loaded in found if loaded is not None]
         return [each for each in reversed(verified) if each.state.journal[0] <= cut]

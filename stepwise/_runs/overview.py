@@ -201,7 +201,7 @@ def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Ite
 
 
 def how_started(store: Store, seal: Seal, facts: RunFacts) -> Program | None:
-    """How the program of a run was started the last time; ``None`` if nothing tells."""
+    """Return how the program of a run was started the last time, or ``None`` if unknown."""
     course = course_of(store, seal, facts)
     started, command = (
         read_one(store, seal, facts.run_id, number) if number else None
@@ -215,7 +215,7 @@ def how_started(store: Store, seal: Seal, facts: RunFacts) -> Program | None:
 
 
 def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
-    """Where a run resumes, and the line of source that is there, if it is known.
+    """Return where a run resumes, and the line of source there, if it is known.
 
     It names the statement that is executed next, or else the one that was done last.
     """

@@ -1,4 +1,4 @@
-"""Looking at a run: :class:`Run`, and settling what is in doubt.
+"""Looking at a run: :class:`Run`, and settling calls in doubt.
 
 A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
 unless a result or an exception is asked for.
@@ -74,7 +74,7 @@ class Run:
         return shown(self._facts(), self.owner, seen)
 
     def _seen(self, count: int | None = SHOWN) -> Overview:
-        """A look at its newest steps; at all of them, if there is no ``count``."""
+        """Read its newest steps; all of them, if there is no ``count``."""
         owned = self.owner is not None
         seen = overview(self.store, self._seal, self._facts(), owned=owned, count=count)
         for active in list(live_runs):
@@ -85,12 +85,12 @@ class Run:
         return seen
 
     def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
-        """Read all of its steps, one after the other; only what is read next is in memory."""
+        """Read all of its steps, one after the other, with only the next one in memory."""
         stream = StepStream(self.store, self._seal, self.id, self._facts().pruned).read()
         yield from stream.steps({step.number for step in seen.in_doubt})
 
     def _goes_on(self) -> tuple[str, str]:
-        """Where it resumes, and the line of source that is there, if it is known."""
+        """Return where the run resumes, and the line of source there, if it is known."""
         return goes_on(self.store, self._seal, self._facts())
 
     def __eq__(self, other: object) -> bool:
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The names of the arguments that are stored nowhere: who resumes the run gives them."""
+        """The names of the arguments that are never stored: a resume has to supply them."""
         return tuple(self._facts().secrets.split())
 
     @property
@@ -139,7 +139,7 @@ class Run:
 
     @property
     def program(self) -> Program | None:
-        """How the program that executes it was started the last time, if that is known."""
+        """The command that started its program the last time, if it is known."""
         return how_started(self.store, self._seal, self._facts())
 
     @property
@@ -283,7 +283,7 @@ class Run:
         another: bool = False,
         stop: int | None = None,
     ) -> None:
-        """Settle a step in doubt, or say which act a stopped call is, for the next call to go on.
+        """Settle a step in doubt, or resolve which act a stopped call is, for the next call.
 
         The run stops at a call that could be a recorded side effect with other arguments.  What is
         said of such a call is bound to its call site and to how many-th call of its name it is, so

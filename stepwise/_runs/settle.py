@@ -58,7 +58,7 @@ class Said(NamedTuple):
 def said_of(
     answer: Any, landed: Any, did_not_happen: bool, same: bool, another: bool, stop: int | None
 ) -> Said:
-    """Return what the arguments of ``resolve`` say.
+    """Return the answer in the arguments of ``resolve``.
 
     Raises:
         ConfigurationError: not exactly one thing is said.

@@ -33,7 +33,7 @@ _EMPTY = array("Q", [0]) * 1024
 
 
 class StepStream:
-    """Where in a journal the records of each call are.
+    """The places of each call's records in a journal.
 
     Args:
         start: the number of the last record that was pruned.
@@ -46,7 +46,7 @@ class StepStream:
         self._undoing: set[int] = set()
 
     def add(self, entry: Entry) -> None:
-        """Note a record; they come in their order."""
+        """Note a record; records come in order."""
         record = entry.record
         if isinstance(record, (Intent, Outcome)):
             number = record.call.number
@@ -72,7 +72,7 @@ class StepStream:
                     self._first[number] = 0
 
     def read(self) -> StepStream:
-        """Note all that is recorded."""
+        """Note all records."""
         for entry, _ in read(self._store, self._seal, self._run_id, Position(self._start, None)):
             if not isinstance(entry, Lost):
                 self.add(entry)
@@ -113,7 +113,7 @@ class _Entries:
         self._recent: dict[int, Entry] = {}
 
     def get(self, number: int) -> Entry | None:
-        """One that verifies."""
+        """Return a record that verifies, or ``None``."""
         if number > self._at + _NEAR and 0 <= number - self._far <= _NEAR:  # so is the one before
             self._reading = read(*self._place, Position(number - 1, None))
             self._at = number - 1

@@ -93,7 +93,7 @@ class WorkflowCall:
         cut_off: bool = False,
         waited: bool = False,
     ) -> Recall | Opened[Body]:
-        """Take up the run of that id."""
+        """Take over the run of that id."""
         return open_run(
             Invocation(
                 name=self.workflow.full_name,
@@ -152,7 +152,7 @@ class ChildCall(WorkflowCall):
         return _ChildWatch(self)
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
         return self.workflow.parameters.hiding.shown(bound, secrets)
 
     def prepare(self, scope: Scope) -> Core:
@@ -290,7 +290,7 @@ class _ChildWatch:
 
 
 def run_of(store: Store, run_id: str) -> Run:
-    """A run, to be looked at."""
+    """Return the run, for looking at it."""
     from stepwise._runs.run import Run  # on use: most programs look at no run
 
     return Run(store, run_id)

@@ -1,4 +1,4 @@
-"""Why a run could not resume inside a statement: said once for each reason."""
+"""The reasons why a run could not resume inside a statement, each reported once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Complaints:
         self.in_a_row = 0
 
     def first(self, about: str) -> bool:
-        """Return whether nothing was said about this before."""
+        """Return whether this is the first report of its kind."""
         first = about not in self._said
         self._said.add(about)
         return first
@@ -82,13 +82,13 @@ class Complaints:
 
     @reports
     def no_entry(self, number: int, why: str) -> None:
-        """Tell of steps in a ``with`` block that cannot be entered again; see :func:`why_shut`."""
+        """Report steps in a ``with`` block that cannot be entered again; see :func:`why_shut`."""
         where = self._where(self._rewritten.withs[number].line)
         self._tell(f"with {number}", f"a run cannot resume inside the with block at {where}: {why}")
 
     @reports
     def within_handler(self, function: FunctionNode | None, code: CodeType) -> None:
-        """Tell of several steps in an ``except`` or ``finally`` block, if they are in one.
+        """Report several steps in an ``except`` or ``finally`` block, if they are in one.
 
         Args:
             code: of the workflow function, which is being executed below.
@@ -110,7 +110,7 @@ class Complaints:
 
     @reports
     def dear(self, share: float, name: str, size: int) -> None:
-        """Tell that checkpoints take much of a run's time, and which variable weighs most."""
+        """Report that checkpoints take much of a run's time, and the heaviest variable."""
         is_large, most, rest = size >= _LARGE, "", ""
         if is_large or (size and name[0] != "@"):
             told = f"{size / 1e6:.1f} MB" if is_large else f"{size / 1e3:.1f} kB"
@@ -132,13 +132,13 @@ class Complaints:
 
     @reports
     def skipping(self, name: str, items: int) -> None:
-        """Tell of a loop that is begun again, behind the items that it had given."""
+        """Report a loop that is begun again, behind the items that it had yielded."""
         where = self._where(self._rewritten.loops[name])
         notice(f"{self._active.run_id}: skips {count(items, 'item')} of the loop at {where}")
 
     @reports
     def changed(self, name: str, variables: str) -> None:
-        """Tell of a loop that could be begun again if the variables in its head had not changed."""
+        """Report a loop that could be begun again if the variables in its head had not changed."""
         self._tell(
             name,
             "a run can no longer resume inside the loop at "
@@ -149,7 +149,7 @@ class Complaints:
 
     @reports
     def unpicklable(self, error: UnpicklableError, line: int) -> None:
-        """Tell of variables that cannot be recorded."""
+        """Report variables that cannot be recorded."""
         for name, (value, reason) in error.culprits.items():
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             if name in self._rewritten.loops:

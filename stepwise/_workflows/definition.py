@@ -61,7 +61,7 @@ class Options:
     on_owned: Literal["raise", "wait", "skip"] = "raise"
 
     def recording(self, outer: str) -> str:
-        """How values are recorded; see :class:`stepwise._values.codec.Codec`.
+        """The codec of the run; see :class:`stepwise._values.codec.Codec`.
 
         Args:
             outer: how the run that calls it as a child workflow does.
@@ -141,7 +141,7 @@ class TakesOptions:
 
 
 def _with_start(before: Options, changes: dict[str, Any]) -> dict[str, Any]:
-    """The short form ``fresh=`` as what it is short for."""
+    """Replace the short form ``fresh=`` by its long form."""
     changes = dict(changes)
     fresh, start = changes.pop("fresh"), changes.get("start")
     if start is not None and fresh != (start == "new"):
@@ -163,7 +163,7 @@ def is_defined(module: str, label: str) -> bool:
 
 
 class Definition:
-    """A workflow function and what is known of it when its decorator runs.
+    """A workflow function and the facts known when its decorator runs.
 
     Args:
         like: the same function with other options, whose source is taken over.
@@ -207,7 +207,7 @@ class Definition:
         self.__dict__.pop("returns", None)
 
     def become(self, other: Definition) -> None:
-        """Be what the edited module defines now."""
+        """Take over the definition of the edited module."""
         self.options = other.options
         self._take(other.function)
 
@@ -261,7 +261,7 @@ class Definition:
 
     @property
     def code(self) -> str:
-        """Fingerprint of what it executes; empty without source."""
+        """Fingerprint of the code that it executes; empty without source."""
         node = self.source.node()
         return fingerprint(node) if node is not None else ""
 

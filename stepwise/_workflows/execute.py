@@ -27,7 +27,7 @@ __all__ = ["execute", "execute_async", "execute_async_generator", "execute_gener
 
 
 class _Attempt:
-    """A run, from the moment it is taken up to the moment its lease is given up."""
+    """A run, from its takeover to the release of its lease."""
 
     def __init__(self, active: ActiveRun) -> None:
         self.active = active

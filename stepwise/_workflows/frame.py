@@ -1,4 +1,4 @@
-"""The frame of a workflow function: when checkpoints are taken, and what they hold."""
+"""The frame of a workflow function: the times and the contents of its checkpoints."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class WorkflowFrame(Frame):
         self.started = time.perf_counter()
 
     def begin(self, captured: Callable[[], Any] | None = None) -> int:
-        """Make the frame what it was; see the base class.
+        """Restore the frame; see the base class.
 
         Raises:
             RestoreFailedError: the variables cannot be loaded.
@@ -247,7 +247,7 @@ class WorkflowFrame(Frame):
         return self.known.look(result)
 
     def recorded(self, number: int, record: Record, looked: Looked | None) -> None:
-        """A result that was looked at is in the journal."""
+        """Note that an examined result is in the journal."""
         if self.shut:
             self.due = True  # an answered step belongs to the block, too
         if looked is not None and holds_plainly(record):
@@ -407,7 +407,7 @@ class WorkflowFrame(Frame):
         return all(values.get(name) is not value for name, value in culprits.items())
 
     def _referring(self, values: dict[str, Any]) -> Data:
-        """The variables, without what is stored already or is put into chunks now."""
+        """Return the variables without values that are stored already or put into chunks now."""
         few = dump_few(values, self.around)
         if few is not None:
             self.references.prepare_none()
@@ -522,7 +522,7 @@ class WorkflowFrame(Frame):
         return manager
 
     def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
-        """Tell of the blocks around a point in which a step was done and no checkpoint can be."""
+        """Report blocks around a point in which a step was done and no checkpoint is possible."""
         for number in self.shut.intersection(point.withs) - self._files_read(point, values):
             done, why = self.managers[number]
             if self.active.progress.done > done:
@@ -533,7 +533,7 @@ class WorkflowFrame(Frame):
 
     @reports
     def _weigh(self, values: dict[str, Any]) -> None:
-        """Say once that checkpoints cost more than they should, and which variable weighs most.
+        """Report once that checkpoints cost too much, and the heaviest variable.
 
         In a notice: a warning could be made an error, and a busy machine would fail the run.
         """
@@ -545,7 +545,7 @@ class WorkflowFrame(Frame):
         self.complaints.dear(self.cost / elapsed, *self._heaviest(values))
 
     def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
-        """The variable that takes most of a checkpoint, and its bytes; 0 if there is none."""
+        """Return the variable that takes most of a checkpoint, and its bytes; 0 for none."""
         whole, found = replace(self.around, references=None, arguments={}), ("", 0)
         for name, value in values.items():
             with contextlib.suppress(UnpicklableError):  # the object was released

@@ -1,4 +1,4 @@
-"""``start()``: a run that goes on beside its caller, and the handle that waits for it.
+"""``start()``: a run beside its caller, and the handle that waits for it.
 
 A run is taken up before its handle is given: whoever is told its id can rely on it.  A plain
 workflow executes in a thread that the interpreter waits for at its end, an asynchronous one in a
@@ -44,7 +44,7 @@ _threads_held: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class StartedRun(abc.ABC):
-    """A run that goes on beside its caller.
+    """A run that executes beside its caller.
 
     Args:
         run: what is recorded of it.
@@ -97,7 +97,7 @@ class Handle(StartedRun, Generic[R]):
         return self._ended.wait(timeout)
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the run, and return its result, or raise what it raised.
+        """Wait for the run, and return its result, or raise its exception.
 
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds; it continues.
@@ -135,7 +135,7 @@ class AsyncHandle(StartedRun, Generic[R]):
         return bool(done)
 
     async def result(self, timeout: float | None = None) -> R:
-        """Wait for the run, and return its result, or raise what it raised.
+        """Wait for the run, and return its result, or raise its exception.
 
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds; it continues.
@@ -198,7 +198,7 @@ def refuse_inside(what: str) -> None:
 
 
 def start_thread(top: TopLevel) -> Handle[Any]:
-    """Execute a run in a thread of its own; comes back when the run is taken up, or waits."""
+    """Execute a run in a thread of its own; return when the run is taken over, or waits."""
     handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
     began, refused = threading.Event(), list[BaseException]()
 
@@ -229,7 +229,7 @@ def begin_thread(name: str, target: Callable[[], None]) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Wait for what was started; after Ctrl-C, only for the steps that are being executed."""
+    """Wait for the started runs; after Ctrl-C, only for the steps in progress."""
     ending.begin()
     for thread in list(_threads_held):
         while thread.is_alive():
@@ -276,7 +276,7 @@ def execute_here(
 
 
 def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHandle[Any]:
-    """Execute a run in a task of the running loop; it is taken up at once.
+    """Execute a run in a task of the running loop; it is taken over at once.
 
     Args:
         limit: it is taken up when that lets it pass.
@@ -329,6 +329,6 @@ def _detach(opened: Recall | Opened[Any]) -> None:
 
 @reports
 def tell_failure(top: TopLevel, error: BaseException) -> None:
-    """Tell that a run ended by raising: perhaps nobody asks its handle."""
+    """Report that a run ended by raising, since nobody may ask its handle."""
     if top.opened:
         notice(f"{top.run_id}, which was started, ended with {preview(error)}")

@@ -1,4 +1,4 @@
-"""A call of a workflow from outside of any run: which run it means, taken up when it is free."""
+"""A call of a workflow from outside of any run: the run it means, taken over when it is free."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TopLevel(WorkflowCall):
         return self.taken
 
     def starting(self) -> Starting:
-        """Which run it means."""
+        """Return the run that it means."""
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)

@@ -78,7 +78,7 @@ class FileState(NamedTuple):
         return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
 
     def other(self, now: FileState) -> str:
-        """Say what is another by now; empty for nothing."""
+        """Return what has changed; empty for nothing."""
         if self[:2] != now[:2]:
             return "it is another file"
         if self.size != now.size:
@@ -100,7 +100,7 @@ class Skipped(NamedTuple):
 
 
 class Counted:
-    """An iterator that counts what it gives.
+    """An iterator that counts its items.
 
     Args:
         held: by name, the variables that the head of the loop names, and what they held.
@@ -138,7 +138,7 @@ class Counted:
             raise FileChangedError("the part that was read is different")
 
     def changed(self, values: Mapping[str, Any]) -> str:
-        """Name the variables that are not what they were when the loop began."""
+        """Return the names of the variables that have changed since the loop began."""
         names = [
             repr(name)
             for name, (value, held) in self._held.items()
@@ -176,7 +176,7 @@ def reopened(
     values: Mapping[str, Any],
     rewritten: Rewritten,
 ) -> Counted:
-    """Open the file of a loop again, and skip what the loop had been given.
+    """Open the file of a loop again, and skip the items that the loop had received.
 
     Args:
         code: the head of the loop, as an expression.

@@ -78,7 +78,7 @@ class ModuleState:
         return {**kept, _CHANGED: changed} if changed else kept
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Give the globals the values of a checkpoint, and tell what cannot be given back."""
+        """Give the globals the values of a checkpoint, and report those that cannot be restored."""
         again = self._active.run_id in memory.runs  # globals are as this process left them
         self._changed = list(values.get(_CHANGED, ()))
         mine = memory.runs.get(self._active.run_id, {})
@@ -109,7 +109,7 @@ class ModuleState:
 
     @reports
     def replayed(self) -> None:
-        """Tell that the function begins again with globals that were assigned meanwhile."""
+        """Report that the function begins again with globals that were assigned meanwhile."""
         changed = [
             n for n in self._assigned if memory.globals[self._key(n)] != _mark(self._value(n))
         ]
@@ -132,7 +132,7 @@ def _with_callers(run: ActiveRun | None) -> Iterator[ActiveRun]:
 
 
 class _Same:
-    """Stands for a value that has no digest: equal for the very same object."""
+    """The placeholder for a value without digest: equal for the very same object."""
 
     def __init__(self, value: object) -> None:
         self._value = value

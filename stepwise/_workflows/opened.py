@@ -1,4 +1,4 @@
-"""A run that was taken up: what it executes, what is undone around that, and its end on record."""
+"""A run that was taken over: its execution, compensation around that, and its recorded end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Given(Protocol):
         """The mutable objects that it was called with."""
 
     def changed(self, before: bytes) -> dict[str, str]:
-        """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
+        """Return the kinds, by name, of arguments that differ from ``before``."""
 
 
 class Called(_Given, Protocol):
@@ -101,7 +101,7 @@ class Opened(Generic[BodyT_co]):
         return Result()
 
     def undo_after(self) -> Core:
-        """Undo what a run that failed did, if its workflow is to."""
+        """Undo the side effects of a failed run, if its workflow asks for that."""
         active = self.active
         if self.compensates and active.facts.status == "failed":
             from stepwise._calls.compensation import compensate  # on use

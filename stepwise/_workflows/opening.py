@@ -1,4 +1,4 @@
-"""How a call of a workflow takes its run up, whatever form its function has.
+"""How a call of a workflow takes its run over, whatever form its function has.
 
 :func:`open_run` gives either what a completed run returned or the run to execute.
 """
@@ -293,7 +293,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
 
 
 def _secrets_of(call: Invocation) -> Secrets:
-    """The secrets of the runs of which it is one."""
+    """Return the secrets of the runs that contain it."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
     secrets.add(call.secret)
     return secrets

@@ -266,7 +266,7 @@ class _Look:
         return getattr(builtins, name, _MISSING) if value is _MISSING else value
 
     def name(self, dotted: str, *, called: bool) -> None:
-        """Look at what a dotted name stands for."""
+        """Examine the object that a dotted name denotes."""
         root, *attributes = dotted.split(".")
         if root[0] == "@":  # the iterator of a loop
             cls = type(self.values.get(root))

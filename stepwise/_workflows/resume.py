@@ -173,7 +173,7 @@ class Body:
     # -- choosing --------------------------------------------------------------------------------
 
     def _choose(self) -> Loaded | None:
-        """The newest checkpoint that verifies, fits the code, and lies before what is to be redone.
+        """Return the newest checkpoint that verifies, fits the code, and precedes all redone calls.
 
         With it, the journal after it is loaded and the pool filled.
         """

@@ -94,7 +94,7 @@ class Starting:
         return bool(self._workflow.options.start or settings.start())
 
     def runs(self) -> Iterator[Meant]:
-        """The run that is meant; then what is, if that one is no longer unfinished or free."""
+        """Return the intended run; the next one, if that run is no longer unfinished or free."""
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
         if run_id is not None:

@@ -435,7 +435,7 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
 
 
 def _follow(old: Any, new: Any) -> None:
-    """Have a workflow that a module defined before do what the edited one does."""
+    """Update a workflow that a module defined before with the edited definition."""
     old, new = (
         each._self_parent if isinstance(each, _BoundWorkflow) else each for each in (old, new)
     )
