@@ -316,7 +316,7 @@ async def call(
     core = step.core(scope._replace(branch=branch) if branch else scope, args, kwargs, instance)
     operation = start(core)
     if only_recorded and not isinstance(operation, Result):
-        core.close()  # the journal has been asked, and nothing was done
+        core.close()  # the journal was queried; nothing was done
         return None
     return (await aresume(core, operation)).unwrap()
 
@@ -347,7 +347,7 @@ class HostStore:
 
     @cached
     def _seal(self) -> Seal:
-        # At first use: the key of a persistent store is made then, and not before.
+        # At first use, which also creates the key of a persistent store.
         return seal_for(self.store)
 
     def facts(self, run_id: str) -> RunFacts | None:

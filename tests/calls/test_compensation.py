@@ -485,7 +485,7 @@ def test_a_failing_compensation_does_not_hide_the_failure(world):
 
     world.failing = "a"
     with (
-        pytest.warns(stepwise.RunWarning, match="undoing its side effects did too"),
+        pytest.warns(stepwise.RunWarning, match="undoing its side effects failed too"),
         pytest.raises(ValueError, match="sold out"),
     ):
         order()
