@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
+# Interpreters that the tests start are to find compiled modules, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install test test-all sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page
 
@@ -48,7 +51,7 @@ wheel: install  ## build the wheel, and use it in a clean environment
 	$(PYTHON) .ci/wheel.py $(BIN)/python
 
 examples: install  ## run the examples, each killed once and run again
-	$(BIN)/python -m pytest -n $(JOBS) -q tests/test_examples.py
+	$(BIN)/python -m pytest -n $(JOBS) -q tests/docs/test_examples.py
 
 demo: install  ## see a program killed in the middle, run again, and go on
 	$(BIN)/stepwise demo

@@ -71,7 +71,7 @@ def main(builder: str) -> None:
         assert killed.returncode == 9, killed.stderr
         again = run(python, str(program), **state)
         assert again.stdout.strip() == "[1, 2, 3, 4, 'DONE']", again.stdout + again.stderr
-        assert "goes on at agent.py" in again.stderr, again.stderr
+        assert "resumes at agent.py" in again.stderr, again.stderr
         shown = run(command, "runs", "--json", **state)
         assert json.loads(shown.stdout)[0]["status"] == "completed", shown.stdout + shown.stderr
         typed = pathlib.Path(

@@ -4,7 +4,7 @@
 
 Shows the classic objects: an agent function that is called once per step, a checkpoint every three
 steps, and a tool with a side effect at the end.  ``--fail-at`` raises once in that step: the agent
-goes on at its checkpoint by itself.
+resumes at its checkpoint by itself.
 
 Every tool prints a line when it really runs.  Crash it (Ctrl-C, ``kill -9``, or
 ``python -u examples/recoverable_agent.py | head -n 4``) and run it again: files that were read are
@@ -81,7 +81,7 @@ def main() -> None:
     done = asyncio.run(agent.run_with_recovery(task, run_id=f"survey of {options.folder}"))
     print(done["result"])
     if done["recovered_from_step"] is not None:
-        print(f"(went on after step {done['recovered_from_step']})")
+        print(f"(resumed after step {done['recovered_from_step']})")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ until a human says whether ``publish`` may append it to the outbox.
 
 Every node prints a line when it really runs.  Crash it (Ctrl-C, ``kill -9``, or
 ``python -u examples/review_graph.py | head -n 4``) or leave it at its question, and run it again:
-it goes on where it was.  If it was killed while publishing, it stops and asks.
+it resumes where it was.  If it was killed while publishing, it stops and asks.
 """
 
 from __future__ import annotations

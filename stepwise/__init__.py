@@ -1,8 +1,58 @@
 """Durable execution for ordinary Python functions.
 
-Decorate them with ``@step``, ``@tool(side_effect=True)`` and ``@workflow``; run the script, kill it
-anywhere, run it again: it goes on where it stopped, and nothing that was done is done twice.
+A script that can be killed anywhere::
 
+  from stepwise import step, tool, workflow
+
+  @step(retries=3)                  # recorded once per run
+  def research(topic): ...
+
+  @tool(side_effect=True)           # never repeated silently
+  def send_email(to, body): ...
+
+  @workflow
+  def agent(topics):
+      notes = [research(topic) for topic in topics]
+      send_email("team@example.org", "; ".join(notes))
+
+  agent(["tides", "winds"])         # killed, and run again: it resumes where it stopped
+
+The next start of the script resumes the run inside the function, with its local variables, at
+the statement where it stopped. Completed steps and tools do not run again.
+
+Recording
+  step, tool            decorators for the calls that are recorded
+  map                   calls a step for each item, several at a time
+  resource, reenterable objects to create again on resume: clients, context managers
+  identity              which attributes distinguish two clients
+  background            exempts a task that does not belong to the run
+Running
+  workflow              decorator for the function that resumes; makes a Workflow
+  Handle, AsyncHandle   a run that ``Workflow.start()`` started
+  recover               resumes the crashed runs, when a server starts
+  current_run, current_step   the run and the step in progress
+  RecoverableAgent      a step loop with explicit checkpoints (Checkpoint, CheckpointStore)
+Looking
+  runs, get_run         the recorded runs; a Run has steps, checkpoints, locals, result, error
+  on_event              a callback for each Event; the logger ``stepwise`` reports the same
+Settling
+  Run.resolve           answers a call in doubt: did the side effect happen?
+  Landed, DidNotHappen, Inconclusive   what an ``in_doubt=`` function returns
+  Run.fork, Run.compensate, Run.forget, Run.delete
+Configuring
+  configure             where runs are stored, encryption, what distinguishes calls
+Errors
+  stepwise.errors       shows all exceptions and warnings as one tree
+
+Environment variables: STEPWISE_HOME (the folder, ~/.stepwise), STEPWISE_STORE (the URL of a store),
+STEPWISE_FRESH=1 (start new runs), STEPWISE_START, STEPWISE_RESUME=RUN, STEPWISE_ENCRYPT=1,
+STEPWISE_KEY, STEPWISE_PROGRESS, STEPWISE_QUIET=1 (no notices), STEPWISE_DEBUG=1 (full tracebacks).
+
+More: README.md, docs/command-line.md, docs/servers.md, docs/notebooks.md, docs/checkpoint-api.md,
+docs/design.md (every promise and its limits); ``stepwise --help`` lists the commands.
+
+For maintainers
+---------------
 The rooms of the house, each importing only from those above it::
 
     errors         every exception and warning, as one tree

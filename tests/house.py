@@ -11,6 +11,7 @@ import collections
 import io
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import tokenize
@@ -80,22 +81,42 @@ class Trace:
         sys.setprofile(None)
 
 
+def loaded():
+    """How many modules ``import stepwise`` loads: all, and those of ours."""
+    count = "import sys; b = {*sys.modules}; import stepwise; n = {*sys.modules} - b; "
+    shown = "print(len(n), sum(m.startswith('stepwise') for m in n))"
+    command = [
+        sys.executable,
+        "-I",
+        "-c",
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; {count}{shown}",
+    ]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
 def visits():
-    """Modules and hops of a step with its checkpoint, and of a resume inside the function."""
+    """Modules and hops of a step without and with a checkpoint, and of a resume inside."""
     with tempfile.TemporaryDirectory() as home:
         os.environ.update(STEPWISE_HOME=home, STEPWISE_QUIET="1")
         sys.path.insert(0, str(ROOT))
         import stepwise
 
-        call, resume, fails = Trace(), Trace(), [True]
+        plain, call, resume, fails = Trace(), Trace(), Trace(), [True]
 
         @stepwise.step
         def one(number):
             return number
 
+        @stepwise.workflow(checkpoint_every=100)
+        def rarely():
+            one(0)  # whatever is made once is there
+            plain.__enter__()
+            one(1)
+            plain.__exit__()
+
         @stepwise.workflow
         def flow():
-            one(0)  # whatever is made once is there
+            one(0)
             call.__enter__()
             one(1)
             call.__exit__()
@@ -103,13 +124,18 @@ def visits():
                 raise LookupError
             return "done"
 
+        rarely()
         try:
             flow()
         except LookupError:
             fails.clear()
         with resume:
             flow()
-    return {"a step with its checkpoint": call, "a resume, to the end of its run": resume}
+    return {
+        "a step without a checkpoint": plain,
+        "a step with its checkpoint": call,
+        "a resume, to the end of its run": resume,
+    }
 
 
 def page():
@@ -125,8 +151,8 @@ def page():
                 arrows[room(name), room(other)] += 1
     yield "# The rooms"
     yield ""
-    yield "Made by `make map` from the imports, those inside functions included. What each room is"
-    yield "for: [design.md](design.md), section 8."
+    yield "`make map` writes this page from the imports, those inside functions included. The"
+    yield "purpose of each room: [design.md](design.md), section 8."
     yield ""
     yield "| room | modules | lines of code | imports from |"
     yield "|---|---:|---:|---|"
@@ -142,6 +168,9 @@ def page():
     yield "|---|---:|---:|"
     for what, trace in visits().items():
         yield f"| {what} | {len(trace.seen)} | {trace.hops} |"
+    yield ""
+    every, ours = loaded()
+    yield f"`import stepwise` loads {every} modules, {ours} of them ours."
     yield ""
     yield "```mermaid"
     yield "graph TD"

@@ -24,7 +24,7 @@ class Progress:
 
     Args:
         executed, skipped: steps that it executed; that it did not, since they were done.
-        resumed_from: how many were done where it went on; ``None`` for a first attempt.
+        resumed_from: how many were done where it resumed; ``None`` for a first attempt.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class Lease:
             self.release()
 
     def release(self) -> None:
-        """Give the lease up, if it is held; not in a forked child, whose parent goes on."""
+        """Release the lease if it is held, but not in a forked child: the parent still uses it."""
         if self.epoch and self._pid == os.getpid():
             with Uninterrupted():
                 epoch, self.epoch = self.epoch, 0

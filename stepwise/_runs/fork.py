@@ -1,4 +1,4 @@
-"""A fork: a new run that goes on from a point of another run, with other variables or results.
+"""A fork: a new run that resumes from a point of another run, with other variables or results.
 
 The records up to that point are copied, sealed anew for the new run, so that nothing done is done
 again and deleting either run leaves the other whole; what comes after is not.  Side effects that
@@ -73,7 +73,7 @@ class Change:
 
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
-    """Write a run that goes on from a point of another one; gives its id."""
+    """Write a run that resumes from a point of another one; gives its id."""
     source = Source(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
     taken = facts_of(store, seal, new_id)
@@ -151,7 +151,7 @@ class Source:
 def point_of(
     source: Source, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
-    """The last record to share, and the checkpoint to go on at, if not from the top."""
+    """The last record to share, and the checkpoint to resume at, if not from the top."""
     run_id, at = source.facts.run_id, change.at
     if at is None and results:
         at = max(results)

@@ -188,7 +188,7 @@ def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Ite
 
 
 def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
-    """Where a run goes on, and the line of source that is there, if it is known.
+    """Where a run resumes, and the line of source that is there, if it is known.
 
     It names the statement that is executed next, or else the one that was done last.
     """

@@ -90,7 +90,7 @@ class Run:
         return each_step(self.store, self._seal, self._facts(), doubtful)
 
     def _goes_on(self) -> tuple[str, str]:
-        """Where it goes on, and the line of source that is there, if it is known."""
+        """Where it resumes, and the line of source that is there, if it is known."""
         return goes_on(self.store, self._seal, self._facts())
 
     def __eq__(self, other: object) -> bool:
@@ -236,7 +236,7 @@ class Run:
 
     @property
     def resumed_from_step(self) -> int | None:
-        """How many steps were done at the point where its last attempt went on.
+        """How many steps were done at the point where its last attempt resumed.
 
         0 if that went on from the top, ``None`` if there was only one attempt.
         """
@@ -324,11 +324,11 @@ class Run:
         ``stepwise resume``.
 
         Args:
-            at: share the steps up to this number, and go on at the newest checkpoint among them;
+            at: share the steps up to this number, and resume at the newest checkpoint among them;
                 0 for the beginning; by default, the newest checkpoint (or the last of ``results``).
             run_id: of the fork; by default one is made up.
             locals: variables that have other values at that checkpoint, by name.
-            results: steps that returned something else, by number or name; the fork goes on at a
+            results: steps that returned something else, by number or name; the fork resumes at a
                 checkpoint before them.
 
         Raises:

@@ -63,7 +63,7 @@ def said_of(
     given = [answer is not None, landed is not UNSET, did_not_happen, same, another]
     if sum(map(bool, given)) != 1:
         raise ConfigurationError(
-            "say one thing: of a step in doubt, resolve(step, landed=value) or "
+            "give exactly one answer: of a step in doubt, resolve(step, landed=value) or "
             "resolve(step, did_not_happen=True); of the call that the run stopped at because of a "
             "step, resolve(step, same=True) or resolve(step, another=True)"
         )

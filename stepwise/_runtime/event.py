@@ -42,7 +42,7 @@ class Event:
         name: of the step.
         arguments: of the step, as shortened text.
         detail: what came of it, as shortened text: the result, the exception, what interrupted
-            it, where the run goes on, ``file:line`` of the checkpoint.
+            it, where the run resumes, ``file:line`` of the checkpoint.
         duration: seconds that the step took.
         executed: steps that this attempt has executed so far.
         skipped: steps that it did not execute, since they were done.

@@ -56,7 +56,7 @@ def heard() -> bool:
 @reports
 def emit(kind: Kind, run_id: str, workflow: str, **facts: Any) -> None:
     """Tell everybody who listens; see :class:`Event`."""
-    from stepwise._runtime.event import Event  # on use: mostly nobody listens
+    from stepwise._runtime.event import Event  # on use: most programs have no listener
 
     event = Event(kind, run_id, workflow, **facts)
     level = logging.INFO if event.kind.startswith("run") else logging.DEBUG
@@ -79,4 +79,4 @@ def _tell_once(listener: Listener, error: BaseException) -> None:
         _told.add(id(listener))
         _logger.debug("a callback of on_event raised", exc_info=error)
         name = getattr(listener, "__qualname__", type(listener).__qualname__)
-        notice(f"{name}, a callback of stepwise.on_event, raised {error!r}; the run goes on")
+        notice(f"{name}, a callback of stepwise.on_event, raised {error!r}; the run continues")

@@ -76,7 +76,7 @@ class WorkflowFrame(Frame):
 
     Args:
         begun: called once the frame stands, before any code of the function runs.
-        loaded: the checkpoint to go on at.
+        loaded: the checkpoint to resume at.
         target: the point at which it was taken, in the function as it is now.
     """
 

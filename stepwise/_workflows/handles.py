@@ -22,11 +22,10 @@ from stepwise._runtime.messages import notice, reports
 from stepwise._runtime.thread_context import call_at_exit
 from stepwise._values.preview import preview
 from stepwise._workflows.definition import Definition
-from stepwise._workflows.execute import execute, execute_async
-from stepwise._workflows.interrupted import record_interruption
+from stepwise._workflows.execute import execute, execute_async, record_interruption
 from stepwise._workflows.invoke import TopLevel, run_of
-from stepwise._workflows.opened import Opened
 from stepwise._workflows.opening import Recall
+from stepwise._workflows.resume import WorkflowRun
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -72,11 +71,11 @@ class StartedRun(abc.ABC):
         """True if the run no longer runs in this process: it ended, or it stopped."""
 
     def _late(self, timeout: float | None) -> TimeoutError:
-        return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it goes on")
+        return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
 
 
 class Handle(StartedRun, Generic[R]):
-    """A run that goes on in a thread of this process."""
+    """A run that executes in a thread of this process."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -100,7 +99,7 @@ class Handle(StartedRun, Generic[R]):
         """Wait for the run, and return its result, or raise what it raised.
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
+            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
         """
         if not self._ended.wait(timeout):
             raise self._late(timeout)
@@ -115,7 +114,7 @@ class Handle(StartedRun, Generic[R]):
 
 
 class AsyncHandle(StartedRun, Generic[R]):
-    """A run that goes on in a task of an event loop; awaited, it gives the result."""
+    """A run that executes in a task of an event loop; awaited, it gives the result."""
 
     _task: asyncio.Task[Any]
 
@@ -138,7 +137,7 @@ class AsyncHandle(StartedRun, Generic[R]):
         """Wait for the run, and return its result, or raise what it raised.
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
+            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
         """
         if not await self.wait(timeout):
             raise self._late(timeout)
@@ -287,7 +286,7 @@ def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHa
         top.begin_now()
     handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
     task = asyncio.get_running_loop().create_task(_execute_task(top, limit), name=top.run_id)
-    if isinstance(top.taken, Opened):
+    if isinstance(top.taken, WorkflowRun):
         # It is neither over, though it has not begun, nor executed by who starts it.
         top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
     _tasks_held.add(task)
@@ -308,7 +307,7 @@ async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
 
 def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
     _tasks_held.discard(task)
-    if isinstance(top.taken, Opened) and not top.taken.active.ended:
+    if isinstance(top.taken, WorkflowRun) and not top.taken.active.ended:
         # Its task was cancelled before it began: by the end of the loop, perhaps by a Ctrl-C.
         ambient = sys.exc_info()[1]
         if isinstance(ambient, KeyboardInterrupt):
@@ -322,8 +321,8 @@ def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
             tell_failure(top, error)
 
 
-def _detach(opened: Recall | Opened[Any]) -> None:
-    if isinstance(opened, Opened):
+def _detach(opened: Recall | WorkflowRun) -> None:
+    if isinstance(opened, WorkflowRun):
         opened.active.detached = True
 
 

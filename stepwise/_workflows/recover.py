@@ -68,7 +68,7 @@ def _call_again(
     facts = run._facts()
     if facts.parent:
         raise ConfigurationError(
-            f"run {run.id!r} is a child run: it goes on when its parent, {facts.parent!r}, does"
+            f"run {run.id!r} is a child run: it resumes when its parent, {facts.parent!r}, does"
         )
     if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
@@ -118,7 +118,7 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
 
     Args:
         workflow: only the runs of this workflow: the workflow itself, its name or its full name.
-        max_workers: how many runs go on at the same time: in threads, and, where an event loop is
+        max_workers: how many runs execute at the same time: in threads, and, where an event loop is
             running, so many asynchronous ones in its tasks.
         store: a URL, path or store object; by default the configured one, and those that workflows
             were decorated with.

@@ -89,7 +89,7 @@ def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None
 def record_resumed(
     active: ActiveRun, how: str, step: int, *, code: str, void: bool = False
 ) -> None:
-    """Record that the run goes on, in words, and after how many steps; see :class:`Resumed`."""
+    """Record that the run resumes, in words, and after how many steps; see :class:`Resumed`."""
     now = time.time()
     command, cwd = process_command(active.secrets.mask) if active.parent is None else ((), "")
     active.facts = active.facts._replace(

@@ -2,7 +2,7 @@
 
 For who arrives with nodes and edges instead of a workflow function.  A :class:`GraphExecutor` with
 a :class:`CheckpointManager` records each node before the next one starts: killed anywhere and
-called again, it goes on where it stopped.  Without a manager nothing is written.
+called again, it resumes where it stopped.  Without a manager nothing is written.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from stepwise._calls.options import check_kind, check_takes, check_values
 from stepwise._runtime import settings
+from stepwise._runtime.options import check_kind, check_takes, check_values
 from stepwise.errors import ConfigurationError, StepwiseError
 from stepwise.graph._checkpoints import (
     CheckpointConfig,
@@ -70,7 +70,7 @@ class GraphExecutor:
         input_data: Mapping[str, Any] | None = None,
         session_state: Mapping[str, Any] | None = None,
     ) -> ExecutionResult:
-        """Execute a graph, or go on where an execution was cut off, failed or paused.
+        """Execute a graph, or resume where an execution was cut off, failed or paused.
 
         With a checkpoint manager the same graph, goal and input are the same run: one that was cut
         off goes on, one that has completed gives what it gave.

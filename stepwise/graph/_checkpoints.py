@@ -13,10 +13,10 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from stepwise._calls.options import check_kind, check_values
-from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._runtime.messages import notice
-from stepwise.agent._checkpoints import CheckpointStore
+from stepwise._runtime.options import check_kind, check_values
+from stepwise._workflows.host import Retention, State
+from stepwise.agent import CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
 from stepwise.stores import Store
 
@@ -38,7 +38,7 @@ class CheckpointConfig:
     """When checkpoints are saved, and how many are kept.
 
     Whatever it says, each node is *recorded* before the next one starts, and is never visited
-    again; a checkpoint is what an execution goes on at without reading all of these records.
+    again; a checkpoint is what an execution resumes at without reading all of these records.
 
     Args:
         enabled: nothing is written otherwise.
@@ -192,7 +192,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 class CheckpointManager:
-    """Saves checkpoints of graphs, and finds the one to go on at.
+    """Saves checkpoints of graphs, and finds the one to resume at.
 
     Args:
         storage: a URL, a path or a :class:`stepwise.stores.Store`.
@@ -280,7 +280,7 @@ class CheckpointManager:
     def restore_from_checkpoint(
         self, run_id: str, checkpoint_id: str | None = None
     ) -> tuple[dict[str, Any], str | None] | tuple[None, None]:
-        """The memory, and the node to go on at: of one checkpoint, or of the newest intact one.
+        """The memory, and the node to resume at: of one checkpoint, or of the newest intact one.
 
         Args:
             checkpoint_id: which; asked for by its id, it is found without ``auto_recovery``, too.

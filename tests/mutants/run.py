@@ -29,6 +29,13 @@ SECONDS = 600  # for the tests of one mutant: those of a mutant that waits for e
 _PASSED, _FAILED = 0, 1  # exit codes of pytest
 
 
+def located(guard: str) -> str:
+    """Return ``test_file.py::test_name`` with the folder of the file."""
+    file, _, name = guard.partition("::")
+    (path,) = ROOT.glob(f"tests/**/{file}")
+    return f"{path.relative_to(ROOT)}::{name}"
+
+
 class Tree:
     """A copy of the files that git knows, in which tests can be run.
 
@@ -52,7 +59,7 @@ class Tree:
         # second, the same size.
         environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
-            [*command, *[f"tests/{guard}" for guard in guards]],
+            [*command, *map(located, guards)],
             cwd=self.folder,
             env=environment,
             stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ class Mutant(NamedTuple):
         file: in which it is made.
         old: the text that is replaced; it is in the file exactly once.
         new: what stands there instead.
-        guards: the tests that fail with it, as ``test_file.py::test_name``.
+        guards: the tests that fail with it, as ``test_file.py::test_name``, whatever its folder.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""What the random programs of ``tests/identity`` have in common: a ledger, and an end at any line.
+"""What the random programs of ``identity`` have in common: a ledger, and an end at any line.
 
 Each body of a step writes to the ledger who it really is (which object with which configuration and
 client), whatever the library can see of that; so a judge can tell whether a recorded outcome

@@ -1,4 +1,4 @@
-"""Small programs that are killed in each of their steps, and go on where they were.
+"""Small programs that are killed in each of their steps, and resume where they were.
 
 A program is the text of a script: it defines ``run()`` and calls the step ``work`` or the tool
 ``act``.  It is killed, once for each of these calls, as the call begins.
@@ -94,7 +94,7 @@ def survives(program, *, back=(), exactly=True):
             assert lab.result == result, story
             assert {*lab.did.values()} == {1}, story
             if exactly and call not in back:
-                assert "goes on at script.py:" in ended.text, story
+                assert "resumes at script.py:" in ended.text, story
                 assert lab.log == before + rest, story
             said[call] = ended.text
     return said

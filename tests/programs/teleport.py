@@ -214,7 +214,7 @@ def load(folder):
             continue
         going_on.clear()
         after = outcome(workflow_of(function, name), data)
-        inside = [each for each in going_on if each.startswith("goes on")]
+        inside = [each for each in going_on if each.startswith("resumes")]
         resumed["resumed"] += bool(inside)
         if after != before or not inside:
             wrong.append([module, qualname, name, going_on[:], before, after])

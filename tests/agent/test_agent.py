@@ -1,0 +1,733 @@
+"""The classic objects: checkpoints that are saved and verified, a step loop that recovers."""
+
+import asyncio
+import copy
+import dataclasses
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepwise
+from stepwise import Checkpoint, CheckpointStore, RecoverableAgent, tool
+from stepwise._values import codec
+from stepwise.stores.memory import MemoryStore
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(params=["memory", "disk"])
+def store(request, tmp_path):
+    return CheckpointStore(None if request.param == "memory" else f"disk:{tmp_path / 'store'}")
+
+
+def checkpoint(step=1, run="run", **facts):
+    return Checkpoint("", run, step, **facts)
+
+
+def damage(store, run, step):
+    """Flip a bit in the stored bytes of the checkpoints of a step."""
+    epoch = store.store.acquire(run, stepwise.stores.Owner(os.getpid(), "here", 0.0))
+    for name in store.store.names(run, f"agent/{step:012d}"):
+        data = bytearray(store.store.get(run, name))
+        data[-3] ^= 4
+        store.store.write(run, epoch, stepwise.stores.Batch(put={name: bytes(data)}))
+    store.store.release(run, epoch)
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_comes_back(store):
+    """What was saved is loaded with every field, and gets an id, a time and a checksum."""
+    saved = checkpoint(3, state={"n": 1}, messages=MESSAGES, tool_results={"look": [1, 2]})
+    store.save(saved)
+    loaded = store.load_latest("run")
+    assert loaded == saved
+    assert len(loaded.checksum) == 64
+    assert loaded.checkpoint_id
+    assert loaded.timestamp.endswith("+00:00")
+    assert store.validate(loaded)
+    assert store.load_latest("other") is None
+
+
+def test_a_saved_checkpoint_is_a_copy(store):
+    """What happens to the live state, or to a loaded one, changes no saved checkpoint."""
+    state = {"list": [1]}
+    store.save(checkpoint(state=state))
+    state["list"].append(2)
+    loaded = store.load_latest("run")
+    loaded.state["list"].append(3)
+    assert store.load_latest("run").state == {"list": [1]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": {"n": 2}},
+        {"messages": []},
+        {"tool_results": {"look": 4}},
+        {"step_number": 2},
+        {"checkpoint_id": "other"},
+        {"run_id": "other"},
+        {"timestamp": "2000-01-01T00:00:00+00:00"},
+        {"checksum": "0" * 64},
+        {"is_valid": False},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_checksum_covers_every_field(store, change):
+    """A checkpoint of which any field was changed is not valid."""
+    saved = checkpoint(state={"n": 1}, messages=MESSAGES, tool_results={"look": 3})
+    store.save(saved)
+    assert store.validate(saved)
+    for name, value in change.items():
+        setattr(saved, name, value)
+    assert not store.validate(saved)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner),
+        max_leaves=20,
+    )
+)
+def test_any_state_comes_back(value):
+    """Any state of plain data is loaded as it was saved, and verifies."""
+    store = CheckpointStore()
+    saved = checkpoint(state={"value": value})
+    store.save(saved)
+    loaded = store.load_latest("run")
+    assert loaded.state == {"value": value}
+    assert store.validate(loaded)
+
+
+def test_a_fresh_checkpoint_is_valid(store):
+    """A checkpoint has a checksum and an id from the beginning, and what changes it is noticed."""
+    fresh = checkpoint(state={"n": [1]}, messages=MESSAGES)
+    assert len(fresh.checksum) == 64
+    assert fresh.checkpoint_id
+    assert store.validate(fresh)
+    fresh.state["n"].append(2)
+    assert not store.validate(fresh)
+
+
+def test_a_checkpoint_is_saved_as_it_is(store):
+    """A checkpoint that was changed, fresh or loaded, is saved and loaded as it is now."""
+    changed = checkpoint(state={"n": 1})
+    changed.state["n"] = 2
+    store.save(changed)
+    loaded = store.load_latest("run")
+    assert loaded.state == {"n": 2}
+    loaded.state["n"] = 3
+    store.save(loaded)
+    assert store.load_latest("run").state == {"n": 3}
+    assert store.validate(loaded)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda one: dataclasses.replace(one, timestamp="now"),
+        lambda one: Checkpoint(**vars(one)),
+        lambda one: Checkpoint(**dataclasses.asdict(one)),
+    ],
+    ids=["copy", "deepcopy", "replace", "vars", "asdict"],
+)
+def test_a_copy_of_a_checkpoint_is_saved_as_it_is(store, copied):
+    """A checkpoint made of another one, fresh or loaded, is saved as it is, not as that was."""
+    store.save(checkpoint(1, state={"n": 1}))
+    for one in (checkpoint(1, state={"n": 1}), store.load_latest("run")):
+        another = copied(one)
+        another.step_number, another.state = 2, {"n": 2}
+        store.save(another)
+        assert store.load_at_step("run", 2).state == {"n": 2}
+        store.delete("run")
+
+
+def test_a_checkpoint_survives_other_formats(store):
+    """A checkpoint that was kept as JSON or as a pickle is valid, and a change in it is noticed."""
+    one = checkpoint(1, state={"n": 1})
+    for back in (
+        Checkpoint(**json.loads(json.dumps(vars(one)))),
+        pickle.loads(pickle.dumps(one)),
+    ):
+        assert back == one
+        assert type(back.checksum) is str
+        assert store.validate(back)
+        back.state["n"] = 2
+        assert not store.validate(back)
+
+
+def test_a_checksum_that_does_not_fit_is_reported(store, told):
+    """A checkpoint with a wrong checksum of the caller is never loaded, which is said at once."""
+    store.save(checkpoint(1))
+    store.save(checkpoint(2, checksum="0" * 64))
+    assert "will not be loaded" in told()
+    assert store.load_latest("run").step_number == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((1, 2), [1, 2]), ({1: "a"}, {"1": "a"}), (1, True), (1, 1.0), (0.0, -0.0), ("", None)],
+    ids=repr,
+)
+def test_the_checksum_tells_types_apart(one, other):
+    """Values that JSON would write alike have different checksums."""
+    same = {"checkpoint_id": "id", "run_id": "run", "step_number": 1, "timestamp": "now"}
+    sums = [Checkpoint(**same, state={"value": value}).checksum for value in (one, other)]
+    assert sums[0] != sums[1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"role": "user", "content": f"word {n}", "n": n, "ok": n % 2 == 0} for n in range(200)],
+        {"text": "\u00e4\ud800" * 1000, "numbers": [n / 3 for n in range(200)]},
+        {"nested": [[{"a": (b"bytes", None, 2**80)}]] * 3},
+    ],
+    ids=["dicts", "texts", "nested"],
+)
+def test_the_checksum_of_plain_data_needs_no_digest(value, monkeypatch):
+    """The checksum of plain data comes from one pass in C, and identity of parts does not count."""
+    same = {"checkpoint_id": "id", "run_id": "run", "step_number": 1, "timestamp": "now"}
+    monkeypatch.setattr("stepwise._values.digest.digest", None)
+    monkeypatch.setattr("json.dumps", None)
+    fresh = Checkpoint(**same, state={"value": value})
+    copied = Checkpoint(**same, state={"value": pickle.loads(pickle.dumps(value))})
+    apart = Checkpoint(**same, state={"value": eval(repr(value))})
+    assert len(fresh.checksum) == 64
+    assert fresh.checksum == copied.checksum == apart.checksum
+
+
+def test_the_checksum_of_sets_and_cycles(store):
+    """A set has no order in a checksum; a cycle, deep nesting and objects have a checksum too."""
+    words = [f"word {n}" for n in range(50)]
+    backwards = words[::-1]
+    cycle: list = [1]
+    cycle.append(cycle)
+    deep: list = []
+    for _ in range(150):
+        deep = [deep]
+    state = {"set": set(words), "cycle": cycle, "deep": deep, "path": pathlib.PurePosixPath("/a")}
+    saved = checkpoint(state=state)
+    before = saved.compute_checksum()
+    saved.state["set"] = set(backwards)
+    assert saved.compute_checksum() == before
+    store.save(saved)
+    assert store.load_latest("run").state["set"] == set(words)
+
+
+def test_checkpoints_of_earlier_versions_are_loaded(store):
+    """A checkpoint whose checksum an earlier version computed is loaded, and is valid."""
+    old = checkpoint(3, state={"n": 1}, checksum="f" * 64)
+    encoded = codec.encode(old._facts(), "a checkpoint")
+    header = {"step": 3, "id": old.checkpoint_id, "form": encoded.form, "run": None}
+    with store._host.owned("run") as journal:
+        journal.put("agent/000000000003/000000000001", header, encoded.data, durable=True)
+    loaded = store.load_latest("run")
+    assert loaded.state == {"n": 1}
+    assert store.validate(loaded)
+
+
+def test_the_agent_names_its_store(store):
+    """The store of an agent is its attribute of that name."""
+    assert RecoverableAgent(print, store).store is store
+
+
+def test_the_newest_that_verifies(store):
+    """The newest checkpoint that verifies is loaded; damaged ones are skipped, and listed so."""
+    for step in (1, 2, 3):
+        store.save(checkpoint(step, state={"step": step}))
+    assert store.load_latest("run").step_number == 3
+    damage(store, "run", 3)
+    assert store.load_latest("run").step_number == 2
+    assert store.load_at_step("run", 3) is None
+    assert store.load_at_step("run", 1).state == {"step": 1}
+    assert [each.is_valid for each in store.list("run")] == [True, True, False]
+    assert [each.step_number for each in store.list("run")] == [1, 2, 3]
+
+
+def test_of_two_of_one_step_the_later(store):
+    """A step that was saved again is loaded as it was saved last."""
+    for n in range(3):
+        store.save(checkpoint(5, state={"n": n}))
+    assert store.load_latest("run").state == {"n": 2}
+    assert store.load_at_step("run", 5).state == {"n": 2}
+    assert len({each.checkpoint_id for each in store.list("run")}) == 3
+
+
+def test_pruning_keeps_the_newest_that_verifies(store):
+    """Pruning keeps as many as it is told, and always the newest that verifies."""
+    for step in range(1, 6):
+        store.save(checkpoint(step))
+    assert store.prune("run", "all") == 0
+    assert store.prune("run", "prune_old", keep=3) == 2
+    damage(store, "run", 5)
+    assert store.prune("run", "latest_only") == 1
+    assert [each.step_number for each in store.list("run")] == [4, 5]
+    assert store.load_latest("run").step_number == 4
+    with pytest.raises(stepwise.ConfigurationError, match=r"keep=0 .* 1 or more"):
+        store.prune("run", "prune_old", keep=0)
+
+
+def test_deleting(store):
+    """Deleting removes the checkpoints of one run and says how many there were."""
+    for run in ("run", "run2"):
+        store.save(checkpoint(run=run))
+    assert store.delete("run") == 1
+    assert store.delete("run") == 0
+    assert store.load_latest("run") is None
+    assert store.load_latest("run2") is not None
+
+
+@pytest.mark.parametrize("run", ["a/b", "../up", "run 1", "\u8fd0\u884c", "%", "x" * 500])
+def test_odd_run_ids(store, run):
+    """Any text is a run id, and no run sees the checkpoints of another."""
+    store.save(checkpoint(run=run, state={"run": run}))
+    store.save(checkpoint(run=run + "/", state={}))
+    assert store.load_latest(run).state == {"run": run}
+    assert len(store.list(run)) == 1
+
+
+def test_threads_save_one_run(store):
+    """Threads that save checkpoints of one run by hand wait for one another."""
+    with ThreadPoolExecutor(4) as pool:
+        saved = [Checkpoint("", "run", number % 5, {"n": number}) for number in range(40)]
+        list(pool.map(store.save, saved))
+    assert len({each.checkpoint_id for each in store.list("run")}) == 40
+
+
+def test_what_cannot_be_saved(store):
+    """A state that cannot be pickled is refused, and the error says which part."""
+    with pytest.raises((stepwise.NotRecordableError, stepwise.DigestError), match="lock"):
+        store.save(checkpoint(state={"lock": threading.Lock()}))
+
+
+def test_a_store_object_is_taken():
+    """A Store instance is used as it is, so that two CheckpointStores may share one."""
+    backend = MemoryStore("shared")
+    CheckpointStore(backend).save(checkpoint())
+    assert CheckpointStore(backend).load_latest("run") is not None
+
+
+# -- the agent -----------------------------------------------------------------------------------
+
+
+def run(agent, task="task", run_id="run"):
+    return asyncio.run(agent.run_with_recovery(task, run_id))
+
+
+def look(n):
+    CALLS.append(n)
+    return n * 10
+
+
+CALLS: list = []
+
+
+@pytest.fixture(autouse=True)
+def forget_calls():
+    CALLS.clear()
+
+
+def failing_agent(fail_in=5, times=1, last=6, failures=None):
+    """An agent of six steps with a tool in each, which fails in one of them, after its tool."""
+    left = {"times": times}
+    steps = []
+
+    async def agent_fn(ctx):
+        steps.append(ctx.step)
+        ctx.state.setdefault("seen", []).append(ctx.step)
+        ctx.messages.append({"step": ctx.step, "found": await ctx.tool(look, ctx.step)})
+        if ctx.step == fail_in and left["times"]:
+            left["times"] -= 1
+            raise ConnectionError("lost")
+        return f"done {ctx.task}" if ctx.step == last else None
+
+    return agent_fn, steps
+
+
+def test_an_undisturbed_agent(store):
+    """An agent is called once per step until it returns something, which is the result."""
+    agent_fn, steps = failing_agent(times=0)
+    agent = RecoverableAgent(agent_fn, store)
+    done = run(agent)
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert done["result"] == "done task"
+    assert (done["recovered_from_step"], done["recovery_count"]) == (None, 0)
+    assert (done["steps"], done["run_id"]) == (6, "run")
+    assert done["state"] == {"seen": steps}
+    assert [each["found"] for each in done["messages"]] == [10, 20, 30, 40, 50, 60]
+    assert list(done["tool_results"].values()) == [10, 20, 30, 40, 50, 60]
+    assert done["tool_results"]["look"] == 10
+    assert [each.step_number for each in store.list("run")] == [3]
+
+
+def test_an_agent_that_fails_once(store):
+    """Checkpointed after step 3, a failure in step 5 runs steps 4 and 5 again, not their tools."""
+    agent_fn, steps = failing_agent()
+    agent = RecoverableAgent(agent_fn, store, checkpoint_every_n=3)
+    done = run(agent)
+    assert steps == [1, 2, 3, 4, 5, 4, 5, 6]
+    assert CALLS == [1, 2, 3, 4, 5, 6]
+    assert done["recovered_from_step"] == 3
+    assert done["recovery_count"] == agent.recovery_count == 1
+    assert done["state"] == {"seen": [1, 2, 3, 4, 5, 6]}
+    undisturbed = run(RecoverableAgent(failing_agent(times=0)[0], CheckpointStore()))
+    assert done["messages"] == undisturbed["messages"]
+
+
+def test_tools_at_once_that_captured_the_context(store):
+    """Tools that are called at once may capture the context: their results are no change of it."""
+    called = []
+
+    async def agent_fn(ctx):
+        async def double(n):
+            await asyncio.sleep(0)
+            CALLS.append(n)
+            return ctx.step * n
+
+        await asyncio.gather(*(ctx.tool(double, n) for n in (1, 2, 3)))
+        called.append(ctx.step)
+        if called == [1, 2]:
+            raise ConnectionError("lost")
+        return "done" if ctx.step == 2 else None
+
+    done = run(RecoverableAgent(agent_fn, store))
+    assert called == [1, 2, 1, 2]
+    assert sorted(CALLS) == [1, 1, 2, 2, 3, 3]
+    assert sorted(done["tool_results"].values()) == [1, 2, 2, 3, 4, 6]
+
+
+def test_a_failure_before_the_first_checkpoint(store):
+    """Without a checkpoint the agent begins again, and its tools are still answered."""
+    agent_fn, steps = failing_agent(fail_in=2)
+    done = run(RecoverableAgent(agent_fn, store))
+    assert steps == [1, 2, 1, 2, 3, 4, 5, 6]
+    assert CALLS == [1, 2, 3, 4, 5, 6]
+    assert done["recovered_from_step"] == 0
+
+
+@pytest.mark.parametrize("damaged", [(6,), (3, 6)])
+def test_damaged_checkpoints(store, damaged):
+    """Damaged checkpoints are passed over, down to the beginning, and no tool runs again."""
+    agent_fn, _ = failing_agent(fail_in=8, last=9)
+    agent = RecoverableAgent(agent_fn, store)
+    agent.max_recoveries = 0
+    with pytest.raises(ConnectionError):
+        run(agent)
+    for step in damaged:
+        damage(store, "run", step)
+    agent.max_recoveries = 3
+    done = run(agent)
+    assert done["recovered_from_step"] == (3 if damaged == (6,) else 0)
+    assert list(range(1, 10)) == CALLS
+    assert done["state"]["seen"] == list(range(1, 10))
+
+
+def test_too_many_failures(store):
+    """The exception propagates when it comes once too often; the next call goes on."""
+    agent_fn, _ = failing_agent(times=3)
+    agent = RecoverableAgent(agent_fn, store, max_recoveries=2)
+    with pytest.raises(ConnectionError, match="lost"):
+        run(agent)
+    assert agent.recovery_count == 2
+    assert stepwise.get_run("run", store=store.store).status == "failed"
+    done = run(agent)
+    assert done["recovered_from_step"] == 3
+    assert done["recovery_count"] == 0
+    assert CALLS == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_completed_run(store):
+    """A run that completed gives what it gave, and calls nothing."""
+    agent_fn, steps = failing_agent(times=0)
+    agent = RecoverableAgent(agent_fn, store)
+    done = run(agent)
+    assert run(agent) == done
+    assert len(steps) == 6
+
+
+def test_a_state_that_cannot_be_kept_is_no_failure_to_recover_from(store):
+    """A state that cannot be kept stops the agent at its checkpoint, naming the part, and once."""
+    steps = []
+
+    def agent_fn(ctx):
+        steps.append(ctx.step)
+        ctx.state["lock"] = threading.Lock()
+
+    with pytest.raises(
+        stepwise.DigestError, match=r"state\['lock'\] of the checkpoint after step 3"
+    ):
+        run(RecoverableAgent(agent_fn, store))
+    assert steps == [1, 2, 3]
+
+
+def test_a_mistake_in_a_call_is_no_failure_to_recover_from(store):
+    """What is given to a tool and cannot be recorded, or cannot be called, is raised at once."""
+    steps = []
+
+    async def gives_a_lock(ctx):
+        steps.append(ctx.step)
+        await ctx.tool(look, threading.Lock())
+
+    async def calls_a_text(ctx):
+        steps.append(ctx.step)
+        await ctx.tool("look", 1)
+
+    with pytest.raises(stepwise.DigestError, match="lock"):
+        run(RecoverableAgent(gives_a_lock, store))
+    with pytest.raises(stepwise.ConfigurationError, match=r"write ctx\.tool\(search, 'word'\)"):
+        run(RecoverableAgent(calls_a_text, store), run_id="other")
+    assert steps == [1, 1]
+
+
+def test_another_task_under_the_same_id(store):
+    """A run id belongs to one task; another one is refused, showing both."""
+    agent = RecoverableAgent(failing_agent(times=0)[0], store)
+    run(agent, "first")
+    with pytest.raises(stepwise.RunConflictError, match=r"(?s)first.*second") as raised:
+        run(agent, "second")
+    assert "@workflow" not in str(raised.value)
+
+
+class Asking:
+    """An agent function with a configuration, and state that its steps change."""
+
+    def __init__(self, model, worker=""):
+        self.model, self.worker, self.asked = model, worker, 0
+
+    def __call__(self, ctx):
+        self.asked += 1
+        return self.model
+
+
+def test_an_agent_function_that_holds_another_value(store):
+    """A run made for one model is refused to another by name, unless ``ignore`` leaves it out."""
+    assert run(RecoverableAgent(Asking("gpt"), store))["result"] == "gpt"
+    with pytest.raises(stepwise.RunConflictError, match=r"(?s)model of the agent.*ignore=.'model'"):
+        run(RecoverableAgent(Asking("claude"), store))
+    assert run(RecoverableAgent(Asking("claude"), store, ignore="model"))["result"] == "gpt"
+
+
+def test_what_an_agent_function_changes_of_itself(store):
+    """A counter that the steps change, a time or an ignored name keeps a run from nothing."""
+    agent, fails = Asking("gpt", "one"), [True]
+
+    def step(ctx):
+        agent(ctx)
+        if fails.pop():
+            raise ValueError
+        return "done"
+
+    with pytest.raises(ValueError):
+        run(RecoverableAgent(step, store, max_recoveries=0))
+    fails.append(False)
+    assert run(RecoverableAgent(step, store))["result"] == "done"
+    method = Asking("gpt").__call__
+    assert run(RecoverableAgent(method, store), run_id="another")["result"] == "gpt"
+    assert run(RecoverableAgent(method, store), run_id="another")["result"] == "gpt"
+
+
+def test_plain_functions_and_callable_objects(store):
+    """A step function may be plain, and any object that can be called."""
+
+    class Agent:
+        def __call__(self, ctx):
+            return ctx.step if ctx.step == 2 else None
+
+    assert run(RecoverableAgent(Agent(), store))["result"] == 2
+    assert run(RecoverableAgent(lambda ctx: "x", store), run_id="2")["result"] == "x"
+
+
+def test_a_tool_that_fails_with_side_effects_is_in_doubt(store):
+    """A failed side effect may have happened, so recovering stops instead of repeating it."""
+
+    def send():
+        CALLS.append("send")
+        raise TimeoutError
+
+    async def agent_fn(ctx):
+        await ctx.tool(send)
+
+    with pytest.raises(stepwise.StepInDoubtError):
+        run(RecoverableAgent(agent_fn, store))
+    assert CALLS == ["send"]
+
+
+def test_a_harmless_tool_that_fails_is_tried_again(store):
+    """A tool without side effects is simply called again when the agent recovers."""
+
+    def fetch():
+        CALLS.append("fetch")
+        if len(CALLS) < 3:
+            raise TimeoutError
+        return "page"
+
+    async def agent_fn(ctx):
+        return await ctx.tool(fetch, side_effect=False)
+
+    assert run(RecoverableAgent(agent_fn, store))["result"] == "page"
+
+
+def test_decorated_tools_keep_their_options(store):
+    """A function with @tool keeps its own options in ctx.tool."""
+
+    @tool(side_effect=True, in_doubt="retry")
+    async def send(text):
+        CALLS.append(text)
+        if len(CALLS) == 1:
+            raise TimeoutError
+        return text
+
+    async def agent_fn(ctx):
+        return await ctx.tool(send, "hello")
+
+    assert run(RecoverableAgent(agent_fn, store))["result"] == "hello"
+
+
+def test_a_subclass_overrides_the_classic_methods(store):
+    """Subclasses decide when to save, and see each start at a checkpoint."""
+    starts = []
+
+    class Careful(RecoverableAgent):
+        def _should_checkpoint(self, step):
+            return step == 4
+
+        async def _run_from_checkpoint(self, checkpoint, task):
+            starts.append(checkpoint.step_number if checkpoint else None)
+            return await super()._run_from_checkpoint(checkpoint, task)
+
+    done = run(Careful(failing_agent()[0], store))
+    assert done["recovered_from_step"] == 4
+    assert starts == [None, 4]
+
+
+def test_a_checkpoint_saved_by_hand(store):
+    """An agent resumes at a checkpoint that was saved by hand."""
+    agent_fn, steps = failing_agent(times=0)
+    agent = RecoverableAgent(agent_fn, store)
+    start = checkpoint(4, "hand", state={"seen": ["by hand"]})
+    done = asyncio.run(agent._run_from_checkpoint(start, "task"))
+    assert steps == [5, 6]
+    assert done["state"]["seen"] == ["by hand", 5, 6]
+
+
+def test_an_agent_beside_itself(store):
+    """Two agents on one run: the second is told who executes it."""
+    entered, told = asyncio.Event(), []
+
+    async def agent_fn(ctx):
+        entered.set()
+        await asyncio.sleep(0)
+        with pytest.raises(stepwise.RunOwnedError):
+            await RecoverableAgent(agent_fn, store).run_with_recovery("task", "run")
+        told.append(True)
+        return "done"
+
+    assert run(RecoverableAgent(agent_fn, store))["result"] == "done"
+    assert told == [True]
+
+
+class Channel:
+    def __init__(self, name):
+        self.name = name
+
+    @tool(side_effect=True)
+    def post(self, text):
+        return f"{self.name}: {text}"
+
+
+def test_the_tool_of_an_instance(store):
+    """``ctx.tool`` calls a decorated method on its instance."""
+
+    async def agent(ctx):
+        return await ctx.tool(Channel("slack").post, "hello")
+
+    done = asyncio.run(RecoverableAgent(agent, store).run_with_recovery("task", "run"))
+    assert done["result"] == "slack: hello"
+    assert done["tool_results"] == {"post": "slack: hello"}
+
+
+def test_options_that_cannot_be(store):
+    """Numbers that make no sense are refused where they are given."""
+    for wrong in ({"checkpoint_every_n": 0}, {"max_recoveries": -1}):
+        with pytest.raises(stepwise.ConfigurationError, match=next(iter(wrong))):
+            RecoverableAgent(print, store, **wrong)
+    with pytest.raises(stepwise.ConfigurationError, match="agent_fn"):
+        RecoverableAgent("agent", store)
+
+
+# -- killed --------------------------------------------------------------------------------------
+
+PROGRAM = textwrap.dedent(
+    """
+    import asyncio, json, os, signal, sys
+    from stepwise import CheckpointStore, RecoverableAgent
+
+    def log(line):
+        with open(os.environ["LOG"], "a") as file:
+            file.write(line + "\\n")
+        if os.environ["DIE"] == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def send(n):
+        log(f"send {n}")
+        log(f"sent {n}")
+        return n * n
+
+    async def agent_fn(ctx):
+        log(f"step {ctx.step}")
+        value = await ctx.tool(send, ctx.step, side_effect=False)
+        ctx.messages.append({"value": value})
+        log(f"end {ctx.step}")
+        return len(ctx.messages) if ctx.step == 4 else None
+
+    agent = RecoverableAgent(agent_fn, CheckpointStore("disk:" + os.environ["STORE"]), 2)
+    print(json.dumps(asyncio.run(agent.run_with_recovery("task", "job"))))
+    """
+)
+PLACES = [f"{what} {n}" for n in range(1, 5) for what in ("step", "send", "sent", "end")]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_killed_agent(tmp_path, place):
+    """Killed anywhere, the agent resumes at its checkpoint; no tool that returned runs again."""
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    environment = {**os.environ, "LOG": str(tmp_path / "log"), "STORE": str(tmp_path / "store")}
+
+    def start(die):
+        return subprocess.run(
+            [sys.executable, tmp_path / "agent.py"],
+            env={**environment, "DIE": die},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    assert start(place).returncode == -9
+    again = start("")
+    assert again.returncode == 0, again.stderr
+    done = json.loads(again.stdout)
+    assert done["result"] == 4
+    assert [each["value"] for each in done["messages"]] == [1, 4, 9, 16]
+    word, number = place.split()
+    assert done["recovered_from_step"] == (2 if int(number) > 2 else 0)
+    log = pathlib.Path(tmp_path / "log").read_text().split("\n")
+    inside = word in ("send", "sent")
+    for n in range(1, 5):
+        assert log.count(f"send {n}") == (2 if inside and n == int(number) else 1)

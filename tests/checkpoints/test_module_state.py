@@ -1,0 +1,397 @@
+"""Sentinels of a module, exceptions in variables, and globals, as they are after a kill."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import traceback
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
+
+from survival import lab_of, survives
+
+from stepwise import step, workflow
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.variables import load_values
+from stepwise._execution import process_memory
+from stepwise._values import sentinels
+from stepwise._values.pickling import Reducers, dump
+
+SENTINELS = {
+    "an object of the script": """
+        UNSET = object()
+
+        @workflow
+        def run():
+            found, box = UNSET, {"limit": [UNSET]}
+            def limited(limit=UNSET):
+                return limit is UNSET
+            work(1)
+            work(2)
+            return [found is UNSET, box["limit"][0] is UNSET, limited()]
+    """,
+    "a default": """
+        UNSET = object()
+
+        @workflow
+        def flow(limit=UNSET):
+            work(1)
+            work(2)
+            return limit is UNSET
+
+        def run():
+            return flow()
+    """,
+    "one of the standard library": """
+        import dataclasses, inspect
+
+        @workflow
+        def run():
+            missing, empty = [dataclasses.MISSING], inspect.Parameter.empty
+            work(1)
+            work(2)
+            return [missing[0] is dataclasses.MISSING, empty is inspect.Parameter.empty]
+    """,
+    "an attribute of a class": """
+        class NotGiven:
+            pass
+
+        class Config:
+            UNSET, NONE = object(), NotGiven()
+
+            class Inner:
+                UNSET = object()
+
+        @workflow
+        def run():
+            found, kept = [Config.UNSET], {"n": Config.NONE, "deep": Config.Inner.UNSET}
+            work(1)
+            work(2)
+            return [found[0] is Config.UNSET, kept["n"] is Config.NONE,
+                    kept["deep"] is Config.Inner.UNSET]
+    """,
+    "an instance of a class of its own": """
+        class NotGiven:
+            def __bool__(self):
+                return False
+
+        class Named:
+            def __init__(self, name):
+                self.name = name
+
+        NOT_GIVEN, ABSENT = NotGiven(), Named("absent")
+
+        @step
+        def options():
+            return {"text": "x" * 600, "temperature": NOT_GIVEN, "n": ABSENT}
+
+        @workflow
+        def run():
+            given, kept = {"temperature": NOT_GIVEN, "n": ABSENT, "m": Named("absent")}, options()
+            work(1)
+            work(2)
+            return [given["temperature"] is NOT_GIVEN, given["n"] is ABSENT, given["m"] is ABSENT,
+                    kept["temperature"] is NOT_GIVEN, kept["n"] is ABSENT, bool(NOT_GIVEN)]
+    """,
+    "a lock of the module": """
+        LOCK = threading.Lock()
+
+        class Holder:
+            def __init__(self):
+                self.lock = LOCK
+
+        @workflow
+        def run():
+            holder = Holder()
+            work(1)
+            work(2)
+            return holder.lock is LOCK
+    """,
+    "one that was changed is state": """
+        class Usage:
+            def __init__(self):
+                self.tokens = 0
+
+        usage = Usage()
+
+        @workflow
+        def run():
+            mine = usage
+            mine.tokens += 5
+            work(1)
+            mine.tokens += 5
+            work(2)
+            return mine.tokens
+    """,
+}
+
+
+@pytest.mark.parametrize("name", SENTINELS)
+def test_sentinels(name):
+    """What a module holds to be compared with ``is`` is the same object after a kill."""
+    survives(SENTINELS[name], exactly=False)
+
+
+def test_a_sentinel_of_another_module(tmp_path, monkeypatch):
+    """A sentinel is found though its class is of another module than the one that holds it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.joinpath("sentinel_lib.py").write_text(
+        "class Sentinel:\n    def __init__(self, name): self.name = name\n"
+    )
+    tmp_path.joinpath("sentinel_user.py").write_text(
+        "import sentinel_lib\nUNSET = sentinel_lib.Sentinel('unset')\n"
+    )
+    import sentinel_user  # type: ignore[import-not-found]
+
+    sentinels.look_for({"__name__": __name__, "user": sentinel_user})
+    around = Surroundings()
+    (loaded, _, _) = load_loaded(sentinel_user.UNSET, around)
+    assert loaded is sentinel_user.UNSET
+    (loaded, _, _) = load_loaded(sentinel_user.sentinel_lib.Sentinel("unset"), around)
+    assert loaded is not sentinel_user.UNSET
+
+
+def load_loaded(value, around):
+    """A value that went through a pickle of variables."""
+    data = bytes(dump(({"value": value}, [], {}), Reducers()))
+    return load_values(data, around)["value"], None, None
+
+
+def test_a_global_that_cannot_be_recorded():
+    """A global that the workflow assigns and that does not pickle keeps it from no checkpoint."""
+    survives(
+        """
+        total, guard = 0, None
+
+        @workflow
+        def run():
+            global total, guard
+            total, guard = work(1), [threading.Lock()]
+            log("locked")
+            total += work(2)
+            total += work(3)
+            return total
+    """
+    )
+
+
+def test_kept_exceptions():
+    """An exception in a variable keeps what it was raised from, and prints as before."""
+    survives(
+        """
+        import traceback
+
+        class Odd(Exception):
+            def __init__(self, code, *, lock=None):
+                super().__init__(f"odd {code}")
+                self.code, self.lock = code, lock
+
+        def fail():
+            try:
+                try:
+                    raise ValueError("root")
+                except ValueError as root:
+                    raise Odd(5) from root
+            except Odd:
+                raise KeyError("k") from None
+
+        @workflow
+        def run():
+            try:
+                fail()
+            except KeyError as error:
+                last = error
+            try:
+                raise Odd(1, lock=threading.Lock())
+            except Odd as odd:
+                try:
+                    raise RuntimeError("after a lock") from odd
+                except RuntimeError as error:
+                    other = error
+            work(1)
+            work(2)
+            odd, text = last.__context__, "".join(traceback.format_exception(last))
+            return [
+                last.__cause__ is None, last.__suppress_context__, type(odd).__name__, odd.code,
+                repr(odd.__cause__), odd.__cause__ is odd.__context__, "in fail" in text,
+                [each.name for each in traceback.extract_tb(last.__traceback__)],
+                [each.lineno for each in traceback.extract_tb(odd.__traceback__)],
+                str(other), "odd 1" in str(other.__cause__),
+            ]
+        """,
+        exactly=False,
+    )
+
+
+def test_a_kept_exception_can_be_raised_again():
+    """It is raised, and its traceback printed, as any other."""
+    try:
+        {}["nobody"]
+    except KeyError as error:
+        kept = error
+    from stepwise._checkpoints.exceptions import raised_form
+
+    make, args, history, _, _, set_history = raised_form(kept)
+    again = make(*args)
+    set_history(again, history)
+    with pytest.raises(KeyError) as caught:
+        raise again
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count(f'File "{__file__}"') == 2
+    assert '{}["nobody"]' in text
+
+
+ASSIGNED = """
+    TOTAL, notes, client = 0, [], None
+
+    @workflow
+    def flow(n):
+        global TOTAL, notes, client
+        client = threading.Lock()
+        for i in range(n):
+            TOTAL += work(i)
+            notes = [*notes, i]
+        return [TOTAL, notes]
+"""
+
+
+def test_assigned_globals():
+    """A global that the workflow assigns goes on from the value that it had; a lock is left out."""
+    survives(f"{ASSIGNED}\n    def run():\n        return flow(4)", exactly=False)
+
+
+def test_a_global_that_the_process_changed_is_left():
+    """What something else has assigned meanwhile is left as it is, and told."""
+    program = f"""{ASSIGNED}
+    @workflow
+    def other():
+        global TOTAL
+        TOTAL += 100
+        return TOTAL
+
+    def run():
+        if sys.argv[1:]:
+            other()
+        return flow(4)
+    """
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(3) before").died
+        lab.arguments = ["again"]
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert lab.result[0] == 103
+        assert "TOTAL (it was 3 and is 100), since this process changed it" in ended.text
+        assert ended.text.count("left as they are") == 1
+
+
+def test_containers_that_were_changed_in_place_are_named():
+    """A module's container that the run changed is not restored, which is told once, by name."""
+    program = """
+        budget, untouched = {"usd": 1.0}, [1]
+
+        class Usage:
+            tokens = 0
+
+        usage = Usage()
+
+        def spend():
+            usage.tokens += 1
+
+        @step
+        def think(i):
+            budget["usd"] -= 0.25
+            return work(i)
+
+        @workflow
+        def run():
+            for i in range(4):
+                think(i)
+                spend()
+            return len(untouched) + budget["usd"] + usage.tokens
+    """
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(2) before").died
+        ended = lab.run(die_at="work(3) before")
+        assert ended.died
+        again = lab.run()
+        for text in (ended.text, again.text):
+            told = [line for line in text.splitlines() if "is not restored" in line]
+            assert len(told) == 1
+            assert "changed in budget, usage of the module" in told[0]
+            assert "untouched" not in text
+
+
+CAPTURED = """
+    def counting():
+        count, seen, model = 0, [], ["untouched"]
+        @step
+        def ask(i):
+            nonlocal count
+            count += len(model)
+            seen.append(i)
+            return work(i)
+        {0}
+        return ask
+    ask = counting()
+    {1}
+"""
+FLOW = """@workflow
+{0}def run():
+{0}    for i in range(4):
+{0}        ask(i)
+{0}    return len("four")
+"""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_captured_variables_that_were_changed_are_named(inside):
+    """What a step did to variables of the function around it is not restored, which is told."""
+    if inside:
+        program = CAPTURED.format(FLOW.format(" " * 8) + "        return run", "run = ask")
+    else:
+        program = CAPTURED.format("", FLOW.format(" " * 4))
+    with lab_of(program) as lab:
+        assert lab.run(die_at="work(2) before").died
+        ended = lab.run()
+        told = [line for line in ended.text.splitlines() if "is not restored" in line]
+        assert len(told) == 1
+        assert "changed in the captured" in told[0]
+        assert "count" in told[0]
+        assert "seen" in told[0]
+        assert "model" not in told[0]
+
+
+counted = 0
+
+
+def test_in_the_same_process(told):
+    """Called again after it failed, the workflow goes on with the values of its checkpoint."""
+    global counted
+    counted = 0
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    dying = [True]
+
+    @step
+    def price(i):
+        return i
+
+    def check(i):
+        if i == 2 and dying:
+            dying.pop()
+            raise ValueError(i)
+
+    @workflow
+    def bill():
+        global counted
+        for i in range(1, 4):
+            counted += price(i)
+            check(i)
+        return counted
+
+    with pytest.raises(ValueError, match="2"):
+        bill()
+    assert bill() == 6
+    assert bill() == 12  # another run
+    assert "left as they are" not in told()

@@ -1,0 +1,131 @@
+"""A client in a variable is not recorded: a resumed run executes the statement that made it."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
+
+from survival import lab_of, survives
+
+PROGRAM = """
+    import os
+    import types
+
+    class Groq:
+        def __init__(self, api_key="none", *, headers=None, **options):
+            self.lock, self.key, self.limit = threading.Lock(), api_key, 1
+
+        def asked(self, question):
+            return f"{{question}} by {{self.key}} {{self.limit}}"
+
+    class Mine(Groq):
+        pass
+
+    Groq.__module__ = "groq"
+    groq = sys.modules["groq"] = types.ModuleType("groq")
+    groq.Groq = Groq
+    KEY = os.environ.get("KEY", "global")
+    KEYS = ["global"]
+
+    def make(outer):
+        @workflow
+        def run(key="secret", extra=None):
+            log("begins")
+            work(1)
+            options = {{"api_key": key}}
+            {made}
+            log("made")
+            work(2)
+            {then}
+            work(3)
+            return [client.asked("first"), work(4), client.asked("second")]
+        return run
+
+    run = make("outer")
+"""
+
+
+def program(made, then="pass"):
+    """A workflow that makes a client by a statement."""
+    return PROGRAM.format(made=made, then=then)
+
+
+MADE = {
+    "without arguments": "client = Groq()",
+    "of a module": "client = groq.Groq()",
+    "with constants": "client = Groq('mine', timeout=3)",
+    "with a parameter": "client: Groq = Groq(api_key=key)",
+    "with a global": "client = Groq(KEY)",
+    "in a branch": "if key:\n                client = Groq(key)",
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_client_in_a_variable(case):
+    """A client that one call makes of what stays the same is made again, and nothing else is."""
+    said = survives(program(MADE[case], "asked = lambda question: client.asked(question)"))
+    assert not [text for text in said.values() if "no checkpoint" in text]
+
+
+REFUSED = {
+    "bound twice": ("client = Groq()", "client = Groq('other')"),
+    "made in a loop": ("for key in 'ab':\n                client = Groq(key)", "pass"),
+    "an attribute that is set": ("client = Groq()", "client.limit = 2"),
+    "an argument that is bound twice": ("client = Groq(extra)", "extra = 2"),
+    "an argument that can change": ("client = Groq(headers=options)", "pass"),
+    "unpacked arguments": ("client = Groq(**options)", "pass"),
+    "a call among the arguments": ("client = Groq(str(key))", "pass"),
+    "a global that can change": ("client = Groq(KEYS)", "pass"),
+    "a variable of an enclosing function": ("client = Groq(outer)", "pass"),
+    "a class of one's own": ("client = Mine()", "pass"),
+    "a function": ("client = (lambda: Groq())()", "pass"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_client_that_stays_what_it_is(case):
+    """Any other client is named as what cannot be recorded, and the run goes back before it."""
+    said = survives(program(*REFUSED[case]), back=["work(2)", "work(3)", "work(4)"])
+    assert "the variable 'client' is a" in said["work(2)"]
+    assert ", after 1 step\n" in said["work(4)"]
+
+
+def test_a_client_whose_argument_is_another_now():
+    """Where a global that is passed to it is another one now, the run goes back before it."""
+    text = program("client = Groq(KEY)")
+    with lab_of(text) as lab:
+        assert lab.run(die_at="work(3) before").died
+        lab.environment["KEY"] = "rotated"
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert "what makes 'client' is not what it was" in ended.text
+        assert lab.result[0] == "first by rotated 1"
+        assert {*lab.did.values()} == {1}
+
+
+def test_a_client_whose_argument_may_change_where_the_journal_is_pruned():
+    """A checkpoint that a changed global would make useless lets no record be pruned."""
+    text = program("client = Groq(KEY)").replace("@workflow", "@workflow(prune_journal=True)")
+    with lab_of(text) as lab:
+        first = lab.run(die_at="work(3) before")
+        assert first.died
+        assert "the variable 'client' is a" in first.text
+        lab.environment["KEY"] = "rotated"
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert lab.result[0] == "first by rotated 1"
+
+
+def test_the_key_of_a_client_is_not_stored():
+    """What a client is made with is not recorded with it: of a global there is a digest alone."""
+    text = program("client = Groq(KEY)")
+    with lab_of(text) as lab:
+        lab.environment["KEY"] = "sk-very-secret"
+        assert lab.run(die_at="work(3) before").died
+        files = [each for each in (lab.folder / "home").rglob("*") if each.is_file()]
+        assert files
+        assert not [each for each in files if b"sk-very-secret" in each.read_bytes()]

@@ -1,0 +1,461 @@
+"""The command line: what it prints, its exit codes, and the way out of each mistake.
+
+Most commands run in this process, through click's runner; what depends on a real terminal, pipe or
+entry point runs as a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from command import COMMAND, process
+
+import stepwise
+from stepwise import cli, step, tool, workflow
+
+
+@step
+def think(topic):
+    return f"about {topic}"
+
+
+@tool(side_effect=True)
+def send(text):
+    if text == "fail":
+        raise ConnectionError("the line is dead")
+    return len(text)
+
+
+@workflow
+def agent(topic):
+    thought = think(topic)
+    return send(thought)
+
+
+@workflow
+def sender(text):
+    thought = think(text)
+    send(text)
+    return thought
+
+
+@workflow
+def family(topic):
+    return agent(topic)
+
+
+def run(*arguments, **options):
+    """What a command does: exit code, and output with what would go to stderr."""
+    return CliRunner().invoke(cli.main, arguments, **options)
+
+
+def fails(*arguments):
+    """The exception that the entry point would turn into a message and exit code 1."""
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, (stepwise.StepwiseError, stepwise.RunStopped))
+    return str(result.exception)
+
+
+@pytest.fixture
+def doubtful():
+    """The id of a run that failed inside its side effect, which is step 2."""
+    with pytest.raises(ConnectionError):
+        sender("fail")
+    return sender.run_id_for("fail")
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+def test_runs():
+    """``runs`` lists run, status, time and call, the newest first."""
+    agent("tides")
+    agent("winds")
+    result = run("runs")
+    assert result.exit_code == 0
+    head, first, second = result.stdout.splitlines()
+    assert head.split() == ["RUN", "STATUS", "UPDATED", "CALL"]
+    assert first.startswith(agent.run_id_for("winds").rpartition("-")[0])
+    assert "completed" in first
+    assert "agent(topic='winds')" in first
+    assert "agent(topic='tides')" in second
+
+
+def test_runs_like_that(doubtful):
+    """``--workflow`` and ``--status`` choose; an unknown status is a wrong command line."""
+    agent("tides")
+    assert "sender" not in run("runs", "--workflow", "agent").stdout
+    assert doubtful in run("runs", "--status", "failed").stdout
+    assert "agent(" not in run("runs", "--status", "failed").stdout
+    result = run("runs", "--status", "odd")
+    assert result.exit_code == 2
+    assert "'crashed'" in result.output
+    result = run("runs", "--workflow", "nobody")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no runs like that in disk:" in result.stderr
+
+
+def test_children():
+    """Child runs are listed on request only."""
+    family("tides")
+    assert len(json.loads(run("runs", "--json").stdout)) == 1
+    parent, child = json.loads(run("runs", "--children", "--json").stdout)[::-1]
+    assert child["parent"] == parent["run"]
+    assert run("show", child["run"]).exit_code == 0
+
+
+def test_limit():
+    """``-n`` shows only the newest few."""
+    for topic in ("tides", "winds", "currents"):
+        agent(topic)
+    shown = json.loads(run("runs", "--json", "-n", "2").stdout)
+    assert [each["arguments"] for each in shown] == ["topic='currents'", "topic='winds'"]
+    assert run("runs", "-n", "0").exit_code == 2
+
+
+def test_as_a_module():
+    """``python -m stepwise`` is the same command."""
+    command = [sys.executable, "-m", "stepwise", "show", "nothing"]
+    by_module = subprocess.run(command, capture_output=True, text=True, check=False)
+    by_name = process("show", "nothing")
+    assert by_module.returncode == by_name.returncode == 1
+    assert by_module.stderr == by_name.stderr != ""
+
+
+def test_empty_store():
+    """An empty store is told on stderr, with its place; JSON is an empty list; neither fails."""
+    result = run("runs")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("no runs in disk:")
+    assert json.loads(run("runs", "--json").stdout) == []
+    result = run("in-doubt")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert json.loads(run("in-doubt", "--json").stdout) == []
+
+
+def test_store_of_choice(tmp_path):
+    """``--store`` looks elsewhere; a URL that means nothing is explained."""
+    agent.options(store=f"disk:{tmp_path / 'other'}")("tides")
+    assert "no runs" in run("runs").stderr
+    assert "tides" in run("runs", "--store", f"disk:{tmp_path / 'other'}").stdout
+    assert "begins with 'disk:'" in fails("runs", "--store", "nonsense:")
+
+
+# -- show ----------------------------------------------------------------------------------------
+
+
+def test_show():
+    """``show`` tells a run and its steps with results, tries, times and where they were called."""
+    agent("tides")
+    (listed,) = json.loads(run("runs", "--json").stdout)
+    text = run("show", listed["run"]).stdout
+    assert text.startswith("agent(topic='tides')\n")
+    assert listed["run"] in text
+    assert listed["workflow"] in text
+    head, think_row, send_row = text.splitlines()[-3:]
+    assert head.split() == ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"]
+    assert "think(topic='tides')" in think_row
+    assert "'about tides'" in think_row
+    assert "test_cli.py:" in think_row
+    assert send_row.startswith("2 ")
+
+
+def test_show_json(doubtful):
+    """``show --json`` has every fact of the run, its error, and every fact of its steps."""
+    facts = json.loads(run("show", doubtful, "--json").stdout)
+    assert facts["run"] == doubtful
+    assert facts["status"] == "failed"
+    assert facts["error"] == "ConnectionError: the line is dead"
+    first, second = facts["steps"]
+    assert (first["name"], first["status"], first["preview"]) == (
+        "think",
+        "completed",
+        "'about fail'",
+    )
+    assert (second["status"], second["side_effect"]) == ("in_doubt", True)
+    assert second["idempotency_key"].startswith("sw-")
+
+
+def test_show_a_failed_run(doubtful):
+    """A failed run says where it resumes, its error, and how to settle what is in doubt."""
+    text = run("show", doubtful).stdout
+    assert "resumes   at test_cli.py:" in text
+    assert "error     ConnectionError: the line is dead" in text
+    assert f"stepwise resolve {doubtful} 2 --landed JSON | --did-not-happen" in text
+
+
+def test_show_locals(doubtful):
+    """``show --locals`` adds the variables with which the run would resume."""
+    text = run("show", doubtful, "--locals").stdout
+    assert "VARIABLE" in text
+    assert "'about fail'" in text.partition("VARIABLE")[2]
+    facts = json.loads(run("show", doubtful, "--locals", "--json").stdout)
+    assert facts["locals"] == {"text": "'fail'", "thought": "'about fail'"}
+
+
+# -- which run -----------------------------------------------------------------------------------
+
+
+def test_unknown_run():
+    """An unknown run is a message with the ids that are close to it."""
+    agent("tides")
+    (listed,) = json.loads(run("runs", "--json").stdout)
+    wrong = listed["run"][:-2] + "zz"
+    text = fails("show", wrong)
+    assert f"there is no run {wrong!r}" in text
+    assert f"Did you mean {listed['run']!r}?" in text
+
+
+def test_beginning_of_an_id(doubtful):
+    """The beginning of a run's id is enough, for every command, while only one begins so."""
+    start = doubtful[: len("sender-") + 4]
+    assert doubtful in run("show", start).stdout
+    assert doubtful in run("resolve", start, "2", "--did-not-happen").stdout
+    assert doubtful in run("forget", start, "1").stdout
+    assert doubtful in run("forget", start, "--yes").stdout
+
+
+def test_ambiguous_beginning():
+    """A beginning that fits several runs changes nothing, and lists them."""
+    agent("tides")
+    agent("winds")
+    for command in (["show"], ["forget", "--yes"]):
+        text = fails(*command, "agent-")
+        assert "2 runs begin with 'agent-'" in text
+        assert len(text.splitlines()) == 3
+    assert len(stepwise.runs()) == 2
+
+
+def test_beginning_of_a_family():
+    """A run is not hidden by its own child runs, whose ids begin with its own."""
+    family("tides")
+    parent = next(each for each in stepwise.runs() if each.parent is None)
+    assert json.loads(run("show", parent.id[:-2], "--json").stdout)["run"] == parent.id
+
+
+# -- in doubt ------------------------------------------------------------------------------------
+
+
+def test_in_doubt(doubtful):
+    """``in-doubt`` lists the calls nobody knows about, and the command that settles them."""
+    text = run("in-doubt").stdout
+    assert text.splitlines()[0].split() == ["RUN", "STEP", "CALL", "STARTED"]
+    assert text.splitlines()[1].split()[:3] == [doubtful, "2", "send(text='fail')"]
+    assert "stepwise resolve RUN STEP --landed JSON | --did-not-happen" in text
+    (row,) = json.loads(run("in-doubt", "--json").stdout)
+    assert (row["run"], row["number"], row["name"]) == (doubtful, 2, "send")
+
+
+def test_landed(doubtful):
+    """``resolve --landed`` gives the call its result, and the workflow continues with it."""
+    result = run("resolve", doubtful, "2", "--landed", '{"id": 7}')
+    assert result.exit_code == 0
+    assert "continues with" in result.stdout
+    assert "nothing is in doubt" in run("in-doubt").stderr
+    assert sender("fail") == "about fail"
+    assert stepwise.get_run(doubtful).steps[1].result == {"id": 7}
+
+
+def test_did_not_happen(doubtful):
+    """``resolve --did-not-happen`` has the call made once more; a step goes by its name, too."""
+    assert run("resolve", doubtful, "send", "--did-not-happen").exit_code == 0
+    with pytest.raises(ConnectionError):  # it was really made
+        sender("fail")
+
+
+@pytest.mark.parametrize(
+    ("landed", "hint"), [("done", "'\"done\"'"), ("{", "'\"text\"'"), ("", "'\"text\"'")]
+)
+def test_bad_json(doubtful, landed, hint):
+    """What is no JSON is refused with an example to copy, and nothing is settled."""
+    result = run("resolve", doubtful, "2", "--landed", landed)
+    assert result.exit_code == 2
+    assert "is not JSON" in result.output
+    assert hint in result.output
+    assert len(json.loads(run("in-doubt", "--json").stdout)) == 1
+
+
+def test_resolve_says_one_thing(doubtful):
+    """Neither or both answers are a wrong command line."""
+    for extra in ([], ["--landed", "1", "--did-not-happen"]):
+        result = run("resolve", doubtful, "2", *extra)
+        assert result.exit_code == 2
+        assert "give exactly one answer" in result.output
+
+
+def test_resolve_what_is_not_in_doubt(doubtful):
+    """A step that is not in doubt cannot be settled; those that are, are named."""
+    for wrong in ("1", "9", "think"):
+        text = fails("resolve", doubtful, wrong, "--did-not-happen")
+        assert wrong in text
+        assert "2 (send)" in text
+
+
+# -- forget --------------------------------------------------------------------------------------
+
+
+def test_forget_a_step():
+    """A forgotten step runs again when the workflow is called."""
+    with pytest.raises(ConnectionError):
+        sender("fail")
+    run_id = sender.run_id_for("fail")
+    assert "runs again" in run("forget", run_id, "1").stdout
+    assert "Steps recorded: " in fails("forget", run_id, "nobody")
+    assert [each.name for each in stepwise.get_run(run_id).steps] == ["send"]
+
+
+def test_forget_a_run_with_side_effects(doubtful):
+    """Deleting a run that holds side effects asks first, naming them; no answer is a no."""
+    result = run("forget", doubtful, input="n\n")
+    assert result.exit_code == 1
+    assert "send(text='fail')" in result.output
+    assert run("forget", doubtful, input="").exit_code == 1
+    assert stepwise.get_run(doubtful).id == doubtful
+    assert run("forget", doubtful, input="y\n").exit_code == 0
+    assert stepwise.runs() == []
+
+
+def test_forget_a_run_without_side_effects():
+    """Without side effects there is nothing to ask."""
+
+    @workflow
+    def harmless():
+        return think("tides")
+
+    harmless()
+    (listed,) = stepwise.runs()
+    assert run("forget", listed.id).stdout == f"{listed.id} is deleted\n"
+
+
+def test_prune(doubtful):
+    """``prune`` deletes completed runs that are old enough; what is unfinished stays."""
+    agent("tides")
+    family("winds")
+    assert "0 runs" in run("prune").stdout  # 30 days
+    assert "would be deleted" in run("prune", "--older-than", "0", "--dry-run").stdout
+    assert len(stepwise.runs("agent")) == 2
+    assert run("prune", "--older-than", "0").stdout.splitlines()[-1].startswith("2 runs")
+    assert [each.id for each in stepwise.runs()] == [doubtful]
+    assert run("prune", "--older-than", "-1").exit_code == 2
+
+
+# -- as a process --------------------------------------------------------------------------------
+
+
+def test_messages_not_tracebacks():
+    """A problem is one line on stderr and exit code 1; a wrong command line is exit code 2."""
+    done = process("show", "nobody")
+    assert done.returncode == 1
+    assert done.stderr.startswith("stepwise: there is no run 'nobody'")
+    assert "Traceback" not in done.stderr
+    assert process("nonsense").returncode == 2
+    assert process("show").returncode == 2
+    assert process("--version").stdout == f"stepwise, version {stepwise.__version__}\n"
+    for name in cli.main.commands:
+        assert process(name, "--help").returncode == 0
+
+
+def test_damaged_key(home):
+    """Another machine's key is explained, not taken for damage."""
+    agent("tides")
+    done = process("runs", STEPWISE_KEY="00" * 32)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "key" in done.stderr
+
+
+def test_pipe_has_no_colours():
+    """Into a pipe go whole cells without colours."""
+    agent("a topic that is longer than a third of any terminal, which is where cells are cut")
+    text = process("runs").stdout
+    assert "\x1b" not in text
+    assert "where cells are cut" in text
+
+
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_terminal(no_colour):
+    """A terminal gets colours and short cells; ``NO_COLOR`` turns the colours off."""
+    agent("a topic that is longer than a third of any terminal, which is where cells are cut")
+    source = f"import pty, sys; sys.exit(pty.spawn([{COMMAND!r}, 'runs']))"
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"COLUMNS": "100"}
+    if no_colour:
+        env["NO_COLOR"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ("\x1b[32mcompleted" in done.stdout) is not no_colour
+    assert "completed" in done.stdout
+    assert "where cells are cut" not in done.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_a_table_fits(columns):
+    """On a terminal a table is no wider than that, and the names that commands take are whole."""
+    run_id = family.execute("a topic that is longer than a cell can be, and the result is too").id
+    source = (
+        f"import pty, sys; code = pty.spawn([{COMMAND!r}, 'show', {run_id!r}]);"
+        f"pty.spawn([{COMMAND!r}, 'runs', '--children']); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    _, _, tables = done.stdout.partition("STEP")
+    lines = tables.splitlines()
+    (child,) = [each.id for each in stepwise.runs() if each.parent]
+    assert any(line.startswith(child) for line in lines)
+    assert max(len(line) for line in lines if not line.startswith(child)) <= columns
+
+
+def test_broken_pipe():
+    """``stepwise runs | head -1`` shows one line and no complaint."""
+    for number in range(3):
+        agent("x" * 60 + str(number))
+    script = f"{COMMAND} runs | head -1; for i in 1 2 3; do {COMMAND} runs --json | true; done"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["RUN", "STATUS", "UPDATED", "CALL"]
+    assert done.stderr == ""
+
+
+def test_demo(tmp_path):
+    """``stepwise demo`` kills a program, runs it again, and leaves nothing behind."""
+    done = process("demo", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Killed (kill -9)" in done.stdout
+    assert "resumes at release_notes.py:" in done.stdout
+    assert "Lines in the outbox: 1." in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} <= {"home"}
+
+
+# -- completion ----------------------------------------------------------------------------------
+
+
+def test_completion():
+    """A shell completes commands, and the ids of runs."""
+    agent("tides")
+    (made,) = stepwise.runs()
+
+    def completed(*words):
+        typed = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return process(_STEPWISE_COMPLETE="bash_complete", **typed).stdout.split()
+
+    assert completed("stepwise", "in") == ["plain,in-doubt"]
+    assert completed("stepwise", "show", "age") == [f"plain,{made.id}"]
+    assert completed("stepwise", "show", "--store", "memory:", "age") == []

@@ -1,0 +1,473 @@
+"""The commands that steer and compare runs, on programs that were really killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from command import COMMAND, process, waiting
+
+import stepwise
+from stepwise import cli, step, tool, workflow
+
+SCRIPT = """
+import os, sys
+from stepwise import step, tool, workflow
+
+@step
+def think(number):
+    print("think", number, flush=True)
+    if os.environ.get("STOP_AT") == str(number):
+        print("waiting", flush=True)
+        sys.stdin.readline()
+    return number * 10
+
+@tool(side_effect=True)
+def send(text):
+    print("send", text, flush=True)
+    return f"sent {text}"
+
+@workflow(retention="all")
+def agent(topic):
+    mood = "calm"
+    for number in range(1, 4):
+        think(number)
+        send(f"{topic} {mood} {number}")
+    return mood
+
+if __name__ == "__main__":
+    print("result", agent(sys.argv[1] if len(sys.argv) > 1 else "tides"))
+"""
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(cli.main, arguments, **options)
+
+
+@pytest.fixture
+def killed(start, monkeypatch):
+    """A run that was killed inside its fifth step, ``think(3)``; its fourth was ``send``."""
+
+    def kill(topic="tides"):
+        before = {each.id for each in stepwise.runs()}
+        monkeypatch.setenv("STOP_AT", "3")
+        script = start(SCRIPT, topic)
+        while script.hear() != "waiting":
+            pass
+        script.kill()
+        monkeypatch.delenv("STOP_AT")
+        (made,) = [each for each in stepwise.runs() if each.id not in before]
+        return made
+
+    return kill
+
+
+@step
+def think(topic):
+    return f"about {topic}"
+
+
+@tool(side_effect=True)
+def send(text):
+    return f"sent {text}"
+
+
+@workflow(retention="all")
+def agent(topic, mood="calm"):
+    thought = think(topic)
+    first = send(f"{mood} {thought}")
+    return send(first)
+
+
+# -- resume --------------------------------------------------------------------------------------
+
+
+def test_resume(killed):
+    """``resume`` says what it will do, starts the program as it was started, and it goes on."""
+    crashed = killed("winds")
+    done = process("resume", crashed.id)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["think 3", "send winds calm 3", "result calm"]
+    told = done.stderr.splitlines()
+    assert told[0].startswith("agent(topic='winds'), crashed, resumes at script0.py:")
+    assert told[1] == "  for number in range(1, 4):"
+    assert told[2].endswith("script0.py winds")
+    assert stepwise.get_run(crashed.id).status == "completed"
+    text = run("show", crashed.id).stdout
+    assert re.search(r"resumed   \d.*, resumes at script0.py:\d+, after 4 steps", text)
+    assert "the last one: 2 executed, 4 skipped, which saved " in text
+
+
+def test_resume_only_says(killed):
+    """``--dry-run`` only says what would be run."""
+    crashed = killed()
+    done = process("resume", crashed.id[:-3], "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "would resume at script0.py:" in done.stderr
+    assert crashed.status == "crashed"
+
+
+def test_resume_all(killed):
+    """``resume --all-crashed`` resumes every run whose process is gone."""
+    killed("tides")
+    killed("winds")
+    done = process("resume", "--all-crashed")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result calm") == 2
+    assert {each.status for each in stepwise.runs()} == {"completed"}
+    done = process("resume", "--all-crashed")
+    assert (done.returncode, done.stderr) == (0, "no run has crashed\n")
+
+
+def test_resume_a_module(tmp_path, killed):
+    """A program that was started with ``python -m`` is started so again, in its folder."""
+    (tmp_path / "talk.py").write_text(SCRIPT)
+    env = {**os.environ, "STOP_AT": "2"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "talk", "winds"],
+        cwd=tmp_path,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while started.stdout.readline().strip() != "waiting":
+        pass
+    started.kill()
+    started.communicate()
+    (crashed,) = stepwise.runs()
+    done = process("resume", crashed.id)
+    assert done.returncode == 0, done.stderr
+    assert "-m talk winds" in done.stderr
+    assert done.stdout.splitlines()[0] == "think 2"
+
+
+def test_nothing_to_resume(killed):
+    """A completed run is left alone; one that is being executed is refused."""
+    agent("tides")
+    (completed,) = stepwise.runs()
+    done = process("resume", completed.id)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "has completed" in done.stderr
+    assert run("resume").exit_code == 2
+    assert run("resume", completed.id, "--all-crashed").exit_code == 2
+
+
+def test_a_program_that_is_gone(killed):
+    """Where the script is gone, that is said, and how to resume it from another place."""
+    crashed = killed()
+    script = crashed.program.command[-2]
+    os.remove(script)
+    done = process("resume", crashed.id)
+    assert done.returncode == 1
+    assert f"{script} is gone" in done.stderr
+    assert f"STEPWISE_RESUME={crashed.id}" in done.stderr
+
+
+def test_a_program_that_calls_something_else(killed):
+    """A program that ends without taking the run up is an error that says so."""
+    crashed = killed()
+    with open(crashed.program.command[-2], "w") as file:
+        file.write("print('hello')\n")
+    done = process("resume", crashed.id)
+    assert done.returncode == 1
+    assert "does it still call agent with the same arguments?" in done.stderr
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+
+def test_fork_and_resume(killed):
+    """``fork --set`` starts a run with another variable, and ``resume`` resumes it."""
+    crashed = killed()
+    made = process("fork", crashed.id, "--at", "2", "--set", "mood=merry")
+    assert made.returncode == 0, made.stderr
+    assert f"stepwise resume {made.stdout.strip()}" in made.stderr
+    done = process("resume", made.stdout.strip())
+    assert done.stdout.splitlines() == [
+        "think 2",
+        "send tides merry 2",
+        "think 3",
+        "send tides merry 3",
+        "result merry",
+    ]
+    assert crashed.status == "crashed"
+
+
+def test_fork_with_another_result():
+    """``fork --result`` gives a step another result; values are JSON, or else text."""
+    source = agent.execute("tides")
+    made = run("fork", source.id, "--result", 'think={"a": 1}', "--id", "other")
+    assert made.exit_code == 0
+    agent.options(run_id="other")("tides")
+    assert stepwise.get_run("other").steps[1].arguments == "text=\"calm {'a': 1}\""
+    assert run("fork", source.id, "--set", "mood").exit_code == 2
+    assert run("fork", source.id, "--at", "99").exit_code == 1
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def test_locals():
+    """``locals`` shows the variables at the newest checkpoint, or after a step."""
+    source = agent.execute("tides")
+    told = json.loads(run("locals", source.id, "--json").stdout)
+    assert told["first"] == "'sent calm about tides'"
+    told = json.loads(run("locals", source.id, "--at", "1", "--json").stdout)
+    assert "first" not in told
+    shown = run("locals", source.id, "--at", "1")
+    assert "at test_cli_steer.py:" in shown.stderr
+    assert shown.stdout.split()[:2] == ["VARIABLE", "VALUE"]
+
+
+def test_diff():
+    """``diff`` names the first step and the first variable in which two runs differ."""
+    one, other = agent.execute("tides"), agent.execute("tides", mood="merry")
+    done = run("diff", one.id, other.id)
+    assert done.exit_code == 1
+    assert "step 2 is the first that differs, in its arguments:" in done.stdout
+    assert "variable mood is the first that differs" in done.stdout
+    told = json.loads(run("diff", one.id, other.id, "--json").stdout)
+    assert (told["step"]["number"], told["variable"]["runs"]) == (2, ["'calm'", "'merry'"])
+    same = run("diff", one.id, one.id)
+    assert (same.exit_code, same.stdout) == (0, "the runs do not differ\n")
+
+
+def test_diff_of_equal_runs():
+    """Two runs that did the same do not differ, although their pickles and ids do."""
+    one = agent.execute("tides")
+    other = one.fork(at=0)
+    agent.options(run_id=other.id)("tides")
+    assert run("diff", one.id, other.id).stdout == "the runs do not differ\n"
+
+
+class Mood:
+    def __init__(self, word):
+        self.word = word
+
+
+@workflow
+def moody(number):
+    mood, unknown = Mood(os.environ["MOOD"]), float("nan")
+    thought = think(number)
+    return thought, mood.word, unknown
+
+
+def test_diff_of_what_is_not_to_be_had(monkeypatch):
+    """Objects of a class that cannot be loaded are compared by what they show; NaN is NaN."""
+    for run_id, word in (("one", "calm"), ("other", "calm"), ("third", "merry")):
+        monkeypatch.setenv("MOOD", word)
+        moody.options(run_id=run_id)(1)
+    assert process("diff", "one", "other").stdout == "the runs do not differ\n"
+    assert "variable mood is the first that differs" in process("diff", "one", "third").stdout
+
+
+def test_locals_without_a_checkpoint():
+    """Who asks for the variables of a run that has no checkpoint is told just that."""
+    done = run("locals", agent.execute("tides").fork(at=0).id)
+    assert done.exit_code == 1
+    assert str(done.exception).endswith("has no checkpoint")
+
+
+def test_export(tmp_path):
+    """``export`` writes one page that needs nothing else, in which everything is escaped."""
+    source = agent.execute("<script>alert(1)</script>")
+    path = tmp_path / "run.html"
+    assert run("export", source.id, "-o", str(path)).exit_code == 0
+    page = path.read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert page.rstrip().endswith("</html>")
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "http" not in page.replace("http-equiv", "")
+    told = json.loads(run("export", source.id, "--format", "json").stdout)
+    assert [each["name"] for each in told["steps"]] == ["think", "send", "send"]
+    assert told["locals"]["mood"] == "'calm'"
+    assert told["checkpoints"][0]["verified"]
+
+
+def test_doctor(home):
+    """``doctor`` looks at everything and changes nothing; a problem is exit code 1."""
+    done = process("doctor")
+    assert done.returncode == 0, done.stdout
+    assert not home.exists()
+    agent("tides")
+    told = json.loads(process("doctor", "--json").stdout)
+    assert {each["what"] for each in told} >= {
+        "stepwise",
+        "SQLite",
+        "store",
+        "key",
+        "runs",
+        "locks",
+    }
+    assert {each["state"] for each in told} <= {"ok", "warning"}
+    (home / "key").unlink()
+    done = process("doctor")
+    assert done.returncode == 1
+    assert "is gone" in done.stdout
+    assert not (home / "key").exists()
+
+
+def test_doctor_of_a_key_that_others_can_write(home):
+    """A key that somebody else could have written is a problem, and is left as it is."""
+    agent("tides")
+    (home / "key").chmod(0o602)
+    done = process("doctor")
+    assert done.returncode == 1
+    assert "others may write to it (602)" in done.stdout
+    assert (home / "key").stat().st_mode & 0o777 == 0o602
+
+
+def test_doctor_tells_which_locks_there_are(home, monkeypatch):
+    """Where locks are dropped by reading the store's files, ``doctor`` warns, before a run too."""
+    monkeypatch.setattr("stepwise.cli.doctor.has_ofd", lambda: False)
+    told = json.loads(run("doctor", "--json").stdout)
+    assert {each["what"]: each["state"] for each in told}["locks"] == "warning"
+
+
+@pytest.mark.parametrize("url", ["sqlite:{home}/other", "disk:~/runs"])
+def test_doctor_of_another_store(home, monkeypatch, url):
+    """``doctor`` looks into whatever store is meant, however its URL is written."""
+    monkeypatch.setenv("HOME", str(home / "user"))
+    monkeypatch.setenv("STEPWISE_STORE", url.format(home=home))
+    told = process("doctor")
+    assert told.returncode == 0, told.stdout
+    assert f"{url.format(home=home)} is made by the first run" in told.stdout
+    assert not home.exists()
+    agent("tides")
+    told = process("doctor")
+    assert told.returncode == 0, told.stdout
+    assert f"{url.format(home=home)} holds 1 runs" in told.stdout
+    assert "permissions" in told.stdout
+
+
+def test_doctor_without_a_store(monkeypatch):
+    """A URL that no store has is a problem that ``doctor`` tells, with exit code 1."""
+    monkeypatch.setenv("STEPWISE_STORE", "mongodb://somewhere")
+    told = process("doctor")
+    assert told.returncode == 1
+    assert "no store for 'mongodb://somewhere'" in told.stdout
+
+
+def test_doctor_of_a_crashed_run(killed):
+    """A crashed run is a warning with the command that resumes it."""
+    killed()
+    done = process("doctor")
+    assert done.returncode == 0
+    assert "1 crashed" in done.stdout
+    assert "stepwise resume --all-crashed" in done.stdout
+
+
+def test_times():
+    """``--since`` and ``--older-than`` take 90s, 15m, 2h, 30d, 4w."""
+    agent("tides")
+    assert len(json.loads(run("runs", "--since", "1h", "--json").stdout)) == 1
+    assert json.loads(run("runs", "--older-than", "1h", "--json").stdout) == []
+    assert run("runs", "--since", "soon").exit_code == 2
+
+
+def test_prune_keeps():
+    """``prune --keep`` keeps the newest runs of each workflow."""
+    for topic in ("tides", "winds", "currents"):
+        agent(topic)
+    run("prune", "--older-than", "0s", "--keep", "2")
+    assert [each.arguments for each in stepwise.runs()] == ["topic='currents'", "topic='winds'"]
+
+
+# -- while it runs -------------------------------------------------------------------------------
+
+
+def test_watch_and_show_a_live_run(start, monkeypatch):
+    """``show`` tells of a run that another process executes; ``watch`` follows it to its end."""
+    monkeypatch.setenv("STOP_AT", "2")
+    script = start(SCRIPT)
+    while script.hear() != "waiting":
+        pass
+    (live,) = stepwise.runs()
+    text = process("show", live.id).stdout
+    assert f"running  by process {script.pid}" in text
+    assert process("resume", live.id).returncode == 1
+    watching = subprocess.Popen([COMMAND, "watch", live.id], stdout=subprocess.PIPE, text=True)
+    assert "think(number=1)  completed" in watching.stdout.readline()
+    script.tell()
+    script.finish()
+    rest, _ = watching.communicate(timeout=60)
+    assert "think(number=2)  completed" in rest
+    assert rest.splitlines()[-1] == f"{live.id} has completed"
+    assert watching.returncode == 0
+
+
+def test_run_a_script(tmp_path):
+    """``run`` runs a script with its arguments, and gives its exit code."""
+    path = tmp_path / "talk.py"
+    path.write_text(SCRIPT)
+    done = process("run", str(path), "winds")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "result calm"
+    path.write_text("import sys; print(sys.argv[1:]); sys.exit(3)")
+    done = process("run", str(path), "--store", "x", "-n")
+    assert (done.returncode, done.stdout) == (3, "['--store', 'x', '-n']\n")
+    assert f"to resume: stepwise run {path} --store x -n" in done.stderr
+
+
+def test_run_a_module(tmp_path, monkeypatch):
+    """``run -m`` runs a module of a package with its arguments; killed, ``resume`` goes on."""
+    package = tmp_path / "talks"
+    package.mkdir()
+    (package / "__init__.py").write_text("TOPICS = ['tides']")
+    (package / "talk.py").write_text(SCRIPT.replace("import os", "from . import TOPICS\nimport os"))
+    monkeypatch.chdir(tmp_path)
+    with waiting("run", "-m", "talks.talk", "winds", STOP_AT="2") as started:
+        os.killpg(started.pid, signal.SIGKILL)
+    (crashed,) = stepwise.runs()
+    done = process("resume", crashed.id)
+    assert done.stdout.splitlines()[0] == "think 2", done.stderr
+    assert "-m talks.talk winds" in done.stderr
+    assert crashed.status == "completed"
+    done = process("run", "talks.talk")
+    assert done.returncode == 2
+    assert "A module is run by: stepwise run -m talks.talk" in done.stderr
+    assert process("run").returncode == 2
+
+
+def test_interrupt_a_script(tmp_path):
+    """Ctrl-C during ``run`` ends the script, and tells how to go on; that goes on."""
+    path = tmp_path / "talk.py"
+    path.write_text(SCRIPT)
+    with waiting("run", str(path), STOP_AT="2") as started:
+        os.killpg(started.pid, signal.SIGINT)
+        _, told = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert told.splitlines()[-1].endswith(f"to resume: stepwise run {path}")
+    done = process("run", str(path))
+    assert done.stdout.splitlines()[0] == "think 2"
+
+
+def doctor_of_the_key():
+    told = json.loads(CliRunner().invoke(cli.main, ["doctor", "--json"]).stdout)
+    return next(each for each in told if each["what"] == "key")
+
+
+def test_doctor_tells_of_a_home_that_others_could_write(home):
+    """The folder in which the first run will make the key is looked at before there is one."""
+    home.mkdir(exist_ok=True)
+    home.chmod(0o777)
+    found = doctor_of_the_key()
+    assert found["state"] == "problem"
+    assert f"chmod go-w {home}" in found["text"]
+    home.chmod(0o700)
+    assert doctor_of_the_key()["state"] == "ok"
+
+
+def test_doctor_tells_of_a_key_that_is_no_file(home):
+    """A FIFO in the place of the key is named; nobody waits for who writes into it."""
+    home.mkdir(exist_ok=True)
+    os.mkfifo(home / "key")
+    found = doctor_of_the_key()
+    assert found["state"] == "problem"
+    assert "is not a file" in found["text"]

@@ -1,0 +1,96 @@
+"""Random programs with several objects: a recorded outcome answers only its own call.
+
+How that is checked: ``tests/programs/identity``.  A failure prints the seed and the program;
+``python tests/programs/identity SEED`` repeats it.
+"""
+
+import functools
+import pathlib
+import sys
+from collections import Counter
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
+
+from identity.judge import PROMISED, check_seeds
+from identity.programs import CARRIERS, draw
+from identity.rules import NAIVE, TODAY
+from sweeping import SEED, size
+
+BLOCK = 8  # programs of one test
+BLOCKS = range(size(6, 1000))
+FIRST = SEED if len(BLOCKS) > 6 else 0  # CI looks at the same programs each time
+UNSEEN = 0.05  # wrong answers and effects where nobody can tell objects apart, of these trials
+SEEN = {"ordinary", "a body configures"}
+HARM = {"wrong", "lost", "doubled", "key", "state"}
+NEEDLESS = 0.02  # trials with a step that ran, or a side effect that asked, without need
+
+
+@functools.cache
+def block(number):
+    return check_seeds(range(FIRST + number * BLOCK, FIRST + (number + 1) * BLOCK))
+
+
+@pytest.mark.parametrize("number", BLOCKS)
+def test_a_recorded_outcome_answers_only_its_own_call(number, tally):
+    """Killed anywhere, a program of several objects ends as it would without the library."""
+    came = block(number)
+    seen = [each for each in came.broken if each.program.category in SEEN]
+    assert not any(HARM & set(each.broken) for each in seen), came.text()
+    tally(
+        "programs of several objects killed",
+        came.trials,
+        in_doubt=came.needed,
+        asked_without_need=came.found["stop"],
+        repeated_steps=came.found["repeat"],
+    )
+
+
+def test_what_nobody_can_tell_apart_seldom_goes_wrong():
+    """Objects that look alike and hold different accounts hardly ever get each other's answers.
+
+    Ordinary ones hardly ever run a recorded step again, or ask without need.
+    """
+    came = [block(number) for number in BLOCKS]  # in one test: each process makes them anew
+    unseen = [
+        each.by_category.get(kind, Counter()) for each in came for kind in set(PROMISED) - SEEN
+    ]
+    found = sum(unseen, Counter())
+    wrong = found["wrong"] + found["lost"] + found["doubled"]
+    assert wrong <= 1 + UNSEEN * found["trials"], found
+    needless = sum(len(each.broken) for each in came)
+    assert needless <= 1 + NEEDLESS * sum(each.trials for each in came), found
+
+
+def test_the_programs_hold_every_kind_of_object():
+    """Among the programs of a sample is every carrier of identity, in each way of being called."""
+    programs = [draw(seed) for seed in range(400)]
+    assert {each.carrier for each in programs} == set(CARRIERS)
+    forms = {statement.form for each in programs for statement in each.statements}
+    assert forms >= {"seq", "set", "plugins", "gather", "helpers", "threads", "pool", "map"}
+    assert {each.category for each in programs} >= {"ordinary", "twins", "a body configures"}
+
+
+# -- the check itself: with another rule put in, it fails ----------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["wrong", "lost", "doubled"])
+def test_the_rule_of_names_and_arguments_fails(kind):
+    """A rule that leaves out objects gives wrong answers, and loses and doubles side effects."""
+    assert finds(TODAY, [kind], seeds=range(80))
+
+
+def test_the_rule_of_whole_objects_fails():
+    """A rule that digests whole objects pays again for what is recorded, or asks without need."""
+    assert finds(NAIVE, ["repeat", "stop"], seeds=range(80))
+
+
+def finds(rule, kinds, seeds):
+    """Whether that goes wrong, several times, in ordinary programs."""
+
+    def enough(tally):
+        found = tally.by_category.get("ordinary", Counter())
+        return sum(found[kind] for kind in kinds) >= 3
+
+    return enough(check_seeds(seeds, kills=2, before=rule, enough=enough))

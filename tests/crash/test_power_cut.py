@@ -1,0 +1,227 @@
+"""A power cut at any moment loses nothing that was acknowledged.
+
+A program runs with a shim that logs what it does to its files (``tests/power/shim.c``).  From that
+log the disk is made again as it could have been left by a power cut after each operation: what was
+not flushed is gone, or there, or torn at a sector, or zeros, or there in part; and names of files
+are as durable as a journaling file system makes them, or only as far as their folder was flushed.
+"""
+
+import os
+import pathlib
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+from sweeping import SEED, needs_the_shim, shim, size
+
+import stepwise
+from stepwise.testing import fresh_store
+
+HERE = pathlib.Path(__file__).parents[1] / "power"
+STEPS = 8
+SAMPLE = 180  # images of each kind of disk
+CONTENTS = ("dropped", "kept", "torn", "zeroed", "partial")
+NAMES = ("journaled", "flushed")
+SECTOR = 512
+
+pytestmark = needs_the_shim
+stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
+
+
+def record(folder, store, durability):
+    """Run the program with the shim; the operations, with the paths relative to its home."""
+    home, log = folder / "home", folder / "log"
+    home.mkdir(parents=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(shim()),
+        "POWER_ROOT": str(home),
+        "POWER_LOG": str(log),
+        "POWER_ACKS": str(home / "acks"),
+        "POWER_DURABILITY": durability,
+        "STEPWISE_HOME": str(home),
+        "STEPWISE_STORE": f"{store}:{home}/store",
+    }
+    command = [sys.executable, HERE / "program.py", str(STEPS)]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    return list(operations(log.read_bytes(), f"{home}/"))
+
+
+def operations(log, prefix):
+    at = 0
+    while at < len(log):
+        what = chr(log[at])
+        offset, length, size = struct.unpack_from("<qII", log, at + 1)
+        path = f"{log[at + 17 : at + 17 + length].decode()}/".removeprefix(prefix)[:-1]
+        at += 17 + length
+        data = log[at : at + size]
+        at += size
+        if what in "rl":
+            data = data.decode().removeprefix(prefix)
+        if not path.endswith("-shm"):  # an index, made again
+            yield what, path, offset, data
+
+
+class File:
+    """A file: what is flushed, and the operations since."""
+
+    def __init__(self):
+        self.flushed = b""
+        self.pending = []
+
+    def content(self, how, chance):
+        data = bytearray(self.flushed)
+        for number, (what, offset, new) in enumerate(self.pending):
+            last = number == len(self.pending) - 1
+            if how == "dropped" or (how == "partial" and chance.random() < 0.5):
+                continue
+            if what == "t":
+                data[offset:] = bytes(max(0, offset - len(data)))
+                continue
+            if how == "zeroed":
+                data += bytes(max(0, offset + len(new) - len(data)))
+                continue
+            torn = how == "torn" and last
+            size = len(new) // 2 // SECTOR * SECTOR if torn else len(new)
+            data += bytes(max(0, offset - len(data)))
+            data[offset : offset + size] = new[:size]
+        return bytes(data)
+
+
+class Disk:
+    """The files of a home, as the operations up to now have left them."""
+
+    def __init__(self):
+        self.names, self.flushed_names = {}, {}
+        self.acks = b""
+
+    def apply(self, what, path, offset, data):
+        if path == "acks":
+            self.acks += data
+        elif what == "c":
+            self.names[path] = File()
+        elif what == "u":
+            self.names.pop(path, None)
+        elif what in "rl":
+            file = self.names[path] if what == "l" else self.names.pop(path)
+            self.names[data] = file
+        elif what in "wt":
+            self.names[path].pending.append((what, offset, data))
+        elif path in self.names:
+            file = self.names[path]
+            file.flushed, file.pending = file.content("kept", None), []
+        else:  # a folder
+            inside = f"{path}/" if path else ""
+            for each in {*self.names, *self.flushed_names}:
+                if each.startswith(inside) and "/" not in each.removeprefix(inside):
+                    self.flushed_names.pop(each, None)
+                    if each in self.names:
+                        self.flushed_names[each] = self.names[each]
+
+    def write(self, folder, names, how, chance):
+        shutil.rmtree(folder, ignore_errors=True)
+        for path, file in (self.names if names == "journaled" else self.flushed_names).items():
+            target = folder / path
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.write_bytes(file.content(how, chance))
+            target.chmod(0o600)
+
+
+def missing(folder, store, acks, monkeypatch):
+    """The acknowledged calls of which the image does not tell."""
+    monkeypatch.setenv("STEPWISE_HOME", str(folder))
+    told = [line.split(" ", 1) for line in acks.decode().splitlines()]
+    if not told:
+        return []
+    with fresh_store(f"{store}:{folder}/store"):
+        try:
+            run = stepwise.get_run("job")
+        except stepwise.RunNotFoundError:
+            return told
+        steps = {f"{each.name}({each.arguments})": each.status for each in run.steps}
+        status = run.status
+    allowed = {"done": {"completed"}, "announced": {"completed", "in_doubt"}}
+    return [
+        (word, call)
+        for word, call in told
+        if (status != "completed" if call == "agent" else steps.get(call) not in allowed[word])
+    ]
+
+
+def cut(tmp_path, monkeypatch, store, durability, sample):
+    """Cut the power at (a sample of) all operations; what was lost, and in how many images."""
+    found = record(tmp_path / "recorded", store, durability)
+    kinds = [(names, how) for names in NAMES for how in CONTENTS]
+    moments = [(number, kind) for number in range(len(found)) for kind in kinds]
+    chance = random.Random(SEED)
+    chosen = set(chance.sample(moments, size(sample, len(moments))))
+    disk, lost, image = Disk(), [], tmp_path / "image"
+    for number, operation in enumerate(found):
+        disk.apply(*operation)
+        for names, how in kinds:
+            if (number, (names, how)) in chosen:
+                disk.write(image, names, how, chance)
+                gone = missing(image, store, disk.acks, monkeypatch)
+                if gone:
+                    lost.append(f"operation {number} {operation[:3]}, {names}, {how}: {gone}")
+    return lost, len(chosen)
+
+
+@stores
+def test_a_power_cut_at_any_moment(tmp_path, monkeypatch, tally, store):
+    """Whatever the disk made of what was not flushed, all that was acknowledged is there."""
+    lost, images = cut(tmp_path, monkeypatch, store, "fsync", SAMPLE)
+    tally("a power cut at an operation of the disk", images, with_losses=len(lost))
+    assert lost == [], f"seed {SEED}"
+
+
+@stores
+def test_the_harness_sees_losses(tmp_path, monkeypatch, store):
+    """Without a flush per step (durability="os") the same power cuts do lose acknowledged steps."""
+    lost, _ = cut(tmp_path, monkeypatch, store, "os", SAMPLE)
+    assert any("dropped" in each for each in lost)
+
+
+@stores
+def test_the_program_goes_on_after_a_power_cut(tmp_path, store):
+    """Started again after a power cut, the program ends as if nothing had happened."""
+    found = record(tmp_path / "recorded", store, "fsync")
+    chance = random.Random(SEED)
+    moments = sorted(chance.sample(range(len(found)), size(8, len(found))))
+    disk = Disk()
+    for number, operation in enumerate(found):
+        disk.apply(*operation)
+        if number in moments:
+            image = tmp_path / f"image{number}"
+            disk.write(image, chance.choice(NAMES), chance.choice(CONTENTS), chance)
+            assert goes_on(image, store, disk.acks), f"seed {SEED}, operation {number}"
+
+
+def goes_on(image, store, acks):
+    image.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "STEPWISE_HOME": str(image),
+        "STEPWISE_STORE": f"{store}:{image}/store",
+        "POWER_ACKS": str(image / "acks"),
+        "POWER_DURABILITY": "fsync",
+    }
+    again = subprocess.run(
+        [sys.executable, HERE / "program.py", str(STEPS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if "StepInDoubtError" in again.stderr:  # it was begun, and perhaps no more than that
+        (call,) = re.findall(r"  step +\d+  (\S+)$", again.stderr, re.MULTILINE)
+        return f"done {call}".encode() not in acks
+    told = (image / "acks").read_bytes().splitlines()
+    executed = {line for line in told if line.startswith(b"announced")}
+    before = {line for line in acks.splitlines() if line.startswith(b"announced")}
+    return again.returncode == 0 and told[-1] == b"done agent" and not executed & before

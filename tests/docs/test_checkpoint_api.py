@@ -1,0 +1,57 @@
+"""What ``docs/checkpoint-api.md`` shows is what happens: its programs are executed as they are."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "checkpoint-api.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+PRINTED = {
+    "RecoverableAgent(": ("6 results - recovered from step 3", "searching"),
+    "store.prune": ("[2, 3]", ""),
+    "outline": ("'check', 'write', 'check'] tides 1 and tides 2!!", "write, time"),
+    "waits at": ("sent ['draft', 'ask', 'send']", "waits at"),
+    "planner": ("['guess', 'look up', 'answer'] 42", ""),
+    "save_checkpoint": ("{'x': [1]} node b", ""),
+}
+
+
+@pytest.mark.parametrize("which", PRINTED)
+def test_a_program_of_the_page(which, tmp_path):
+    """Each program does what the page says, and what is done is not done again in another start."""
+    [program] = [each for each in PROGRAMS if which in each and next(_keys(each)) == which]
+    path = tmp_path / "program.py"
+    path.write_text(program, encoding="utf-8")
+    printed, only_once = PRINTED[which]
+    environment = {**os.environ, "STEPWISE_HOME": f"{tmp_path}/home"}
+    for start in (1, 2):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", path],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert printed in done.stdout
+        if only_once:
+            assert (only_once in done.stdout) is (start == 1)
+
+
+def _keys(program):
+    return (key for key in PRINTED if key in program)
+
+
+def test_every_program_is_tested():
+    """Each program of the page is executed, and what it links to is there."""
+    assert [next(_keys(each)) for each in PROGRAMS] == list(PRINTED)
+    for link in re.findall(r"\]\((\.\.?/[^)]*)\)", TEXT):
+        assert (PAGE.parent / link).exists(), link

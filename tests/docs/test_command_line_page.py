@@ -1,0 +1,130 @@
+"""``docs/command-line.md`` is true: its commands are executed in order, and print what it shows."""
+
+import functools
+import os
+import pathlib
+import re
+import subprocess
+import sysconfig
+
+import pytest
+
+import stepwise
+from stepwise import cli
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+PROGRAM, EVENTS = (text for language, text in BLOCKS if language == "python")
+COMPLETION = next(text for language, text in BLOCKS if language == "bash").splitlines()
+CONSOLE = "".join(text for language, text in BLOCKS if language == "console")
+COMMANDS = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.MULTILINE)
+
+
+def normal(text):
+    """Without what differs from one time to the next: ids, times, sizes, versions, folders."""
+    text = re.sub(r"\btrip-[0-9a-f]{3,12}\b", "trip-ID", text)
+    text = re.sub(r"\d+(\.\d+)? (ms|s|min)\b", "TIME", text)
+    text = re.sub(r"(^|\s)in \S+: \S+ trip", r"\1in FOLDER: PYTHON trip", text)
+    text = re.sub(r"(disk:)?/\S+", "PATH", text)
+    text = re.sub(r"\d+(\.\d+)+", "VERSION", text)
+    text = re.sub(r"\d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d|\d\d:\d\d:\d\d", "WHEN", text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+@pytest.fixture
+def shell(tmp_path, home):
+    """Execute a line of a shell, next to the program."""
+    (tmp_path / "trip.py").write_text(PROGRAM)
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path}
+    del env["STEPWISE_QUIET"]
+
+    def execute(line):
+        return subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        ).stdout
+
+    return execute
+
+
+def test_the_page_is_what_happens(shell):
+    """Every command of the page prints what the page shows."""
+    assert len(COMMANDS) >= 10
+    ids: list[tuple[str, str]] = []  # of the run, as the page has it and as it is, long and short
+    for command, shown in COMMANDS:
+        printed = shell(functools.reduce(lambda text, pair: text.replace(*pair), ids, command))
+        if not ids:
+            found = re.findall(r"^trip-[0-9a-f]{12}", printed, re.MULTILINE)
+            for real in found:
+                written = re.search(r"^trip-[0-9a-f]{12}", shown, re.MULTILINE)[0]
+                ids = [(written, real), (written[:8], real[:8])]
+        assert sorted(normal(printed)) == sorted(normal(shown)), command
+
+
+def test_a_fork_in_python(shell, tmp_path):
+    """What the page says of forks in Python does what its commands do."""
+    shell("CRASH=1 python trip.py Oslo Rome Bern")
+    fork, call = re.search(r"In Python: `(.*?)`, then\n`(.*?)`", PAGE).groups()
+    fork = fork.replace("get_run(...)", "runs()[0]")
+    program = PROGRAM.partition("print(trip(")[0]
+    (tmp_path / "trip.py").write_text(f"{program}import stepwise\n{fork}\nprint({call})")
+    printed = shell("python trip.py").splitlines()[-1]
+    assert (
+        printed
+        == next(shown for line, shown in COMMANDS if "resume three" in line).splitlines()[-1]
+    )
+
+
+def test_the_completions(shell):
+    """The lines for the shells make stepwise print what these understand."""
+    for line, name in zip(COMPLETION, ("bash", "zsh", "fish"), strict=True):
+        command = re.search(r"_STEPWISE_COMPLETE=\w+ stepwise", line)[0]
+        assert f"_STEPWISE_COMPLETE={name}_complete" in shell(command).replace("COMP_WORDS", "")
+
+
+def test_the_events(capsys):
+    """The program that listens to events hears of steps until it no longer wants to."""
+    names = {}
+    exec(EVENTS, names)
+
+    @stepwise.step
+    def search(city):
+        return city
+
+    @stepwise.workflow(store="memory:")
+    def trip(city):
+        return search(city)
+
+    trip("Oslo")
+    names["end"]()
+    trip("Rome")
+    assert re.fullmatch(r"search took \d+\.\d s\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", sorted(cli.main.commands))
+def test_every_command_is_on_the_page(name):
+    """Every command is described there."""
+    assert re.search(rf"`{name}\b|stepwise {name}\b", PAGE), name
+
+
+@pytest.mark.parametrize("page", ["README", "docs"])
+def test_every_command_on_the_page_exists(page):
+    """Every command that is named there exists, and so does each of its options."""
+    text = README if page == "README" else PAGE
+    named = re.findall(
+        r"^\$ stepwise ([a-z-]+)(.*)$|`stepwise ([a-z-]+)([^`]*)`", text, re.MULTILINE
+    )
+    assert named
+    for first, options, second, more in named:
+        command = cli.main.commands[first or second]
+        known = {option for each in command.params for option in each.opts}
+        assert set(re.findall(r"--[a-z-]+", options + more)) <= known, (first or second, known)

@@ -1,0 +1,333 @@
+"""The README's table of what is promised, line by line, with real processes that are really killed.
+
+Every test names the line that it proves; the last one compares with the README.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+import stepwise
+
+README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+SECONDS = 60
+
+PROGRAM = """
+import sys
+from stepwise import step, tool, workflow
+
+def ask(line):
+    print(line, flush=True)
+    return sys.stdin.readline().strip()
+
+@step
+def research(topic):
+    answer = ask(f"researching {topic}")
+    if answer == "fail":
+        raise ValueError(topic)
+    return topic.upper()
+
+@tool(side_effect=True)
+def send(text):
+    with open("outbox", "a") as file:
+        file.write(text + "\\n")
+    ask("sending")
+
+@workflow
+def agent(topics):
+    notes = []
+    for topic in topics:
+        notes.append(research(topic))
+    send(" ".join(notes))
+    return f"{len(notes)} notes sent"
+
+print(agent(["tides", "winds", "currents"]))
+"""
+
+proven = set()
+
+
+def promise(line):
+    """This test proves a line of the README's table."""
+
+    def decorate(test):
+        proven.add(line)
+        return test
+
+    return decorate
+
+
+class Process:
+    """The program, running; it prints a line and waits for one."""
+
+    def __init__(self, folder, **options):
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", folder / "agent.py"],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,
+        )
+
+    def hear(self, *lines):
+        """The next lines are these; all but the last are answered."""
+        for number, line in enumerate(lines):
+            if number:
+                self.say()
+            heard = self.process.stdout.readline().rstrip("\n")
+            assert re.fullmatch(line, heard), heard + "\n" + self.process.stdout.read()
+
+    def say(self, text=""):
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def stop(self, number=signal.SIGKILL):
+        self.process.send_signal(number)
+        self.end()
+
+    def end(self):
+        """What it still prints, when nothing is said to it any more."""
+        text, _ = self.process.communicate(timeout=SECONDS)
+        return text
+
+
+class Agent:
+    """The program in its folder, to be edited and started again."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.source = PROGRAM
+        self.processes = []
+
+    def start(self, **options):
+        (self.folder / "agent.py").write_text(self.source)
+        self.processes.append(Process(self.folder, **options))
+        return self.processes[-1]
+
+    def killed_in_the_second_step(self):
+        process = self.start()
+        process.hear("researching tides", "researching winds")
+        process.stop()
+
+    def goes_on(self, process=None):
+        """Another start goes on with the second step, and does everything else once."""
+        process = process or self.start()
+        process.hear(r"stepwise: agent-\w+ resumes at agent.py:\d+, after 1 step")
+        process.hear("researching winds", "researching currents", "sending", "3 notes sent")
+        assert process.end() == ""
+        assert self.outbox() == ["TIDES WINDS CURRENTS"]
+
+    def edit(self, old, new):
+        assert self.source.count(old) == 1
+        self.source = self.source.replace(old, new)
+
+    def outbox(self):
+        path = self.folder / "outbox"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    monkeypatch.delenv("STEPWISE_QUIET")
+    made = Agent(tmp_path)
+    yield made
+    for each in made.processes:
+        each.process.kill()
+        each.end()
+
+
+@promise("an exception leaves the workflow")
+def test_exception(agent):
+    """An exception propagates unchanged; the next call tries the failed step again."""
+    process = agent.start()
+    process.hear("researching tides", "researching winds")
+    process.say("fail")
+    assert "ValueError: winds" in process.end()
+    assert process.process.returncode == 1
+    agent.goes_on()
+
+
+@promise("Ctrl-C, a kernel interrupt")
+def test_ctrl_c(agent):
+    """After Ctrl-C the run can be resumed at once."""
+    process = agent.start()
+    process.hear("researching tides", "researching winds")
+    process.process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in process.end()
+    agent.goes_on()
+
+
+@promise("Ctrl-C, a kernel interrupt")
+def test_ctrl_c_in_the_same_process(agent):
+    """After Ctrl-C the same process can call the workflow again, and resumes."""
+    call = 'print(agent(["tides", "winds", "currents"]))'
+    agent.edit(call, f"try:\n    {call}\nexcept KeyboardInterrupt:\n    {call}\n")
+    process = agent.start()
+    process.hear("researching tides", "researching winds")
+    process.process.send_signal(signal.SIGINT)
+    agent.goes_on(process)
+
+
+@promise("`kill -9`, `os._exit`, a power cut")
+def test_kill(agent):
+    """After SIGKILL the next start resumes at once."""
+    agent.killed_in_the_second_step()
+    agent.goes_on()
+
+
+@promise("`kill -9`, `os._exit`, a power cut")
+def test_kill_in_the_first_step(agent):
+    """Killed before anything was done, it begins again, and says so."""
+    process = agent.start()
+    process.hear("researching tides")
+    process.stop()
+    process = agent.start()
+    process.hear("stepwise: agent-.* begins again from the top: it was stopped before its first .*")
+    process.hear("researching tides", "researching winds", "researching currents", "sending")
+
+
+@promise("`kill -9`, `os._exit`, a power cut")
+def test_os_exit(agent):
+    """After ``os._exit`` it does so too."""
+    agent.edit("raise ValueError(topic)", '__import__("os")._exit(3)')
+    process = agent.start()
+    process.hear("researching tides", "researching winds")
+    process.say("fail")
+    process.end()
+    assert process.process.returncode == 3
+    agent.goes_on()
+
+
+@promise("killed *inside* a side effect")
+def test_killed_inside_a_side_effect(agent):
+    """The next start stops with ``StepInDoubtError``, and how to settle it; it sends once."""
+    process = agent.start()
+    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process.stop()
+    text = agent.start().end()
+    assert "StepInDoubtError" in text
+    (run,) = stepwise.runs()
+    command = re.search(rf"stepwise resolve {run.id} 4 --landed", text)
+    assert command is not None, text
+    run.resolve("send", landed=None)
+    assert "3 notes sent" in agent.start().end()
+    assert agent.outbox() == ["TIDES WINDS CURRENTS"]
+
+
+@promise("two processes, one run")
+def test_two_processes(agent):
+    """The second process gets ``RunBusyError``, naming the first; that one is not disturbed."""
+    process = agent.start()
+    process.hear("researching tides", "researching winds")
+    text = agent.start().end()
+    assert "RunBusyError" in text
+    assert str(process.process.pid) in text
+    process.say()
+    process.hear("researching currents", "sending", "3 notes sent")
+
+
+@promise("disk full, read-only")
+def test_disk_full(agent):
+    """No space: ``StoreError`` with the path and the cause; with space again it goes on."""
+    agent.killed_in_the_second_step()
+    (database,) = pathlib.Path(os.environ["STEPWISE_HOME"]).glob("**/*.db")
+    files = database.parent.iterdir()
+    largest = max(path.stat().st_size for path in files)
+
+    def no_space():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+
+    agent.edit("return topic.upper()", 'return topic.upper() + " " * 300_000')
+    process = agent.start(preexec_fn=no_space)
+    process.say()
+    text = process.end()
+    assert "StoreError" in text
+    assert str(database.parent) in text
+    agent.edit(' + " " * 300_000', "")
+    agent.goes_on()
+
+
+@promise("a flipped bit, a deleted file")
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("o/%/checkpoint/%4", "after 2 steps .the newest checkpoint does not verify.*3 notes sent"),
+        ("r/%/%4", "1 of its records .* cannot be read.*researching currents.*3 notes sent"),
+        ("r/%/%5", "cannot be read .*JournalLostError: .*announced a side effect"),
+        ("r/%/%6", "cannot be read .*StepInDoubtError: send was started and never finished"),
+        ("r/%/%3", "after 3 steps.*3 notes sent"),  # behind the checkpoint, and not needed
+        ("h/%", "after 3 steps.*3 notes sent"),  # only what listings read; made anew
+    ],
+)
+def test_flipped_bit(agent, key, told):
+    """A flipped bit in whatever is stored: never a wrong value, never a second e-mail."""
+    process = agent.start()
+    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process.stop()
+    (run,) = stepwise.runs()
+    run.resolve("send", landed=None)
+    run.store.close()
+    (path,) = pathlib.Path(os.environ["STEPWISE_HOME"]).glob("**/*.db")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        like = "where key like ?"
+        (value,) = database.execute(f"select value from Cache {like}", [key]).fetchone()
+        middle = len(value) // 2
+        flipped = value[:middle] + bytes([value[middle] ^ 1]) + value[middle + 1 :]
+        database.execute(f"update Cache set value = ? {like}", [flipped, key])
+    text = agent.start().end()
+    assert re.search(told, text, re.DOTALL), text
+    assert agent.outbox() == ["TIDES WINDS CURRENTS"]
+
+
+@promise("a flipped bit, a deleted file")
+def test_deleted_file(agent):
+    """A deleted database is noticed, since records of side effects may be lost with it."""
+    process = agent.start()
+    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process.stop()
+    for path in pathlib.Path(os.environ["STEPWISE_HOME"]).glob("**/*.db*"):
+        path.unlink()
+    text = agent.start().end()
+    assert "JournalLostError" in text
+    assert agent.outbox() == ["TIDES WINDS CURRENTS"]
+
+
+@promise("the code was edited below where it stopped")
+def test_edited_below(agent):
+    """It resumes where it stopped, with the new code."""
+    agent.killed_in_the_second_step()
+    agent.edit('" ".join(notes)', '"; ".join(notes)')
+    process = agent.start()
+    process.hear(r"stepwise: .* resumes at agent.py:\d+, after 1 step \(the code below.*\)")
+    process.hear("researching winds", "researching currents", "sending", "3 notes sent")
+    assert agent.outbox() == ["TIDES; WINDS; CURRENTS"]
+
+
+@promise("the code was edited above")
+def test_edited_above(agent):
+    """It replays; what was recorded is answered by the journal."""
+    agent.killed_in_the_second_step()
+    agent.edit("    notes = []\n", '    notes = ["first:"]\n')
+    process = agent.start()
+    process.hear("stepwise: .* replays from the top, 1 step answered by the journal .*changed.*")
+    process.hear("researching winds", "researching currents", "sending", "4 notes sent")
+    assert agent.outbox() == ["first: TIDES WINDS CURRENTS"]
+
+
+def test_every_line_is_proven():
+    """Each line of the table in the README has a test here, and each test a line."""
+    table = README.read_text(encoding="utf-8").partition("## What is promised")[2]
+    table = table.partition("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
+    assert set(rows[1:]) == proven

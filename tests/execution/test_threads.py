@@ -1,0 +1,429 @@
+"""Threads, pools and processes beside a run: what belongs to it, what does not, who owns it."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import stepwise
+from stepwise import OutsideRunError, RunBusyError, UnrecordedCallWarning, step, tool, workflow
+from stepwise._execution.concurrency import Flows
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
+
+from harness import Lab
+from outside import Log
+
+pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of threads
+
+
+@step
+def fetch(n):
+    return n * 10
+
+
+def names():
+    (run,) = stepwise.runs()
+    return [each.name for each in run.steps]
+
+
+class Model:
+    def __init__(self, name):
+        self.name = name
+
+    @step
+    def complete(self, prompt):
+        return f"{self.name}: {prompt}"
+
+    @step
+    async def acomplete(self, prompt):
+        return f"{self.name}: {prompt}"
+
+
+# -- what belongs to a run -----------------------------------------------------------------------
+
+
+def in_thread(call):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_pool(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def in_loop(call):
+    async def main():
+        return await asyncio.to_thread(call)
+
+    return asyncio.run(main())
+
+
+def in_executor(call):
+    async def main():
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("started", [in_thread, in_pool, in_loop, in_executor])
+def test_a_thread_that_the_workflow_starts_belongs_to_the_run(started):
+    """A step called in a thread, a pool or an executor is recorded like any other."""
+
+    @workflow
+    def agent():
+        return started(lambda: fetch(1))
+
+    assert agent() == 10
+    assert names() == ["fetch"]
+
+
+def test_a_thread_from_before_the_run_is_no_part_of_it():
+    """A step called where no run is visible runs unrecorded, and never in silence."""
+    asked, told, warned = threading.Event(), threading.Event(), []
+
+    def serve():
+        asked.wait()
+        with pytest.warns(UnrecordedCallWarning, match="called where no run is visible") as caught:
+            fetch(1)
+        warned.extend(caught)
+        told.set()
+
+    server = threading.Thread(target=serve)
+    server.start()
+
+    @workflow
+    def agent():
+        asked.set()
+        told.wait()
+
+    agent()
+    server.join()
+    assert warned
+    assert names() == []
+
+
+def test_a_background_thread_is_a_plain_one():
+    """Under ``stepwise.background()`` steps are plain functions, without a warning."""
+
+    @workflow
+    def agent():
+        with stepwise.background():
+            return in_thread(lambda: fetch(1))
+
+    assert agent() == 10
+    assert names() == []
+
+
+def test_a_thread_that_outlives_its_run_cannot_record():
+    """A step called after the run has ended raises, and says to join what is started."""
+    ended, errors = threading.Event(), []
+
+    def late():
+        ended.wait()
+        with pytest.raises(OutsideRunError, match="had ended") as caught:
+            fetch(1)
+        errors.append(caught)
+
+    thread = threading.Thread(target=late)
+
+    @workflow
+    def agent():
+        thread.start()
+
+    agent()
+    ended.set()
+    thread.join()
+    assert errors
+
+
+def test_no_checkpoint_while_a_thread_of_the_workflow_is_alive():
+    """What a living thread would do is in no checkpoint, so none is taken before it has ended."""
+    go = threading.Event()
+    taken = []
+
+    def work():
+        go.wait()
+        fetch(7)
+
+    threads = []
+
+    @workflow
+    def agent():
+        threads.append(threading.Thread(target=work))
+        threads[0].start()
+        taken.append(len(stepwise.current_run().checkpoints))
+        fetch(1)
+        taken.append(len(stepwise.current_run().checkpoints))
+        go.set()
+        threads.pop().join()
+        fetch(2)
+        taken.append(len(stepwise.current_run().checkpoints))
+
+    agent()
+    assert taken[0] == taken[1]
+    assert names() == ["fetch"] * 3
+
+
+def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
+    """A Ctrl-C as ``stepwise.map`` starts a thread: what that thread has begun is recorded."""
+    inside, leave, struck = threading.Event(), threading.Event(), []
+    start, join = threading.Thread.start, Flows.join
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name.startswith("stepwise map") and not struck:
+            struck.append(thread)
+            inside.wait()
+            raise KeyboardInterrupt  # the pool does not know of this thread
+
+    def joining(flows, whose):
+        leave.set()  # only now: the run does wait
+        join(flows, whose)
+
+    @step
+    def slow(n):
+        inside.set()
+        leave.wait()
+        return n
+
+    @workflow
+    def agent():
+        return stepwise.map(slow, [1, 2, 3])
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(Flows, "join", joining)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            agent()
+    finally:
+        leave.set()
+    assert names() == ["slow"]
+    assert agent() == [1, 2, 3]
+
+
+PLACES = [1, 3]
+
+
+def stopping(found):
+    if len(PLACES) == 2:
+        raise KeyboardInterrupt
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_recorded_of_another_item_does_not_answer(monkeypatch, workers):
+    """Where map had done the third item but not the second, the second is done, not the third."""
+    sent = Log()
+
+    @tool(side_effect=True)
+    def send(n):
+        sent.append(n)
+        return f"sent {n}"
+
+    @workflow
+    def agent():
+        return stopping(stepwise.map(send, PLACES, max_workers=workers))
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    monkeypatch.setattr(sys.modules[__name__], "PLACES", [1, 2, 3])
+    assert agent() == ["sent 1", "sent 2", "sent 3"]
+    assert sorted(sent) == [1, 2, 3]
+
+
+def test_no_checkpoint_once_the_run_has_stopped():
+    """A doubt that a thread swallows: nothing after it counts, and it is met again."""
+    died = Log()
+
+    @tool(side_effect=True)
+    def send(n):
+        if not died:
+            died.append(n)
+            raise KeyboardInterrupt
+        return f"sent {n}"
+
+    def work(found):
+        with contextlib.suppress(stepwise.StepInDoubtError):
+            found.append(fetch(len(died)))  # another one each time
+            found.append(send(1))
+
+    @workflow
+    def agent():
+        found = [fetch(1)]
+        in_thread(lambda: work(found)) if died else work(found)
+        found = list(found)
+        return [*found, fetch(2)]
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+    for _ in range(2):
+        with pytest.raises(stepwise.StepInDoubtError):
+            agent()
+        (run,) = stepwise.runs()
+        assert all(each.step <= 1 for each in run.checkpoints)
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+def test_a_step_in_a_forked_child_raises():
+    """A forked child is not the run: a step called there raises instead of writing into it."""
+
+    @workflow
+    def agent():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                fetch(1)
+            except OutsideRunError:
+                os._exit(42)
+            os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), fetch(2)
+
+    assert agent() == (42, 20)
+    assert names() == ["fetch"]
+
+
+WORKERS = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+import stepwise
+
+@stepwise.step
+def fetch(n):
+    return n * 10
+
+def unseen(n):
+    with stepwise.background():
+        return fetch(n)
+
+def in_workers(function, method):
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return list(pool.map(function, [1, 2]))
+
+@stepwise.workflow
+def agent(function, method):
+    return in_workers(function, method)
+
+if __name__ == "__main__":
+    method, *places = sys.argv[1:]
+    for where in places:
+        if where == "outside":
+            print(in_workers(fetch, method))
+        else:
+            print(agent(unseen if where == "background" else fetch, method))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("places", "warned"),
+    [
+        (["run"], 1),
+        (["background"], 0),
+        (["outside"], 0),
+        (["outside", "run"], 1),
+        (["background", "outside"], 0),
+    ],
+)
+def test_a_step_in_a_worker_process_is_not_recorded(tmp_path, method, places, warned):
+    """A step that a run sends to a process of its own warns that nothing records it there."""
+    program = tmp_path / "program.py"
+    program.write_text(WORKERS)
+    ended = subprocess.run(
+        [sys.executable, program, method, *places], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "[10, 20]\n" * len(places)
+    told = "UnrecordedCallWarning: step 'fetch' was called in a worker process"
+    assert ended.stderr.count(told) == warned
+
+
+def test_a_run_leaves_the_environment_as_it_is():
+    """A step that is given the environment is given the same after a restart."""
+    before = dict(os.environ)
+
+    @workflow
+    def agent():
+        return dict(os.environ)
+
+    assert agent() == before == dict(os.environ)
+
+
+# -- one owner -----------------------------------------------------------------------------------
+
+
+def test_a_second_thread_cannot_have_the_same_run():
+    """Called in two threads at once, a run is executed in one; the other is told by which."""
+    inside, leave, errors = threading.Event(), threading.Event(), []
+
+    @tool(side_effect=True)
+    def wait():
+        inside.set()
+        leave.wait()
+
+    @workflow
+    def agent():
+        wait()
+        return "done"
+
+    results = []
+    first = threading.Thread(target=lambda: results.append(agent()), name="the first")
+    first.start()
+    inside.wait()
+    with pytest.raises(RunBusyError, match="by this process, in thread the first") as caught:
+        agent()
+    errors.append(caught)
+    leave.set()
+    first.join()
+    assert results == ["done"]
+
+
+def test_a_second_process_cannot_have_the_same_run():
+    """A second process is told at once which one has the run, and gets it once that is killed."""
+    with Lab("plain.py") as lab, lab.popen(die_at="post(task 10) after", how="pause") as owner:
+        assert owner.stdout.readline() == "paused\n"
+        second = lab.run()
+        assert second.code == 1
+        assert f"is being executed by process {owner.pid} on" in second.text
+        assert " since 20" in second.text
+        owner.kill()
+        owner.wait()
+        assert len(lab.run_to_end()) == 1  # it was inside a side effect
+        assert lab.did["post(task 10)"] == 1
+
+
+# -- methods in a map ----------------------------------------------------------------------------
+
+
+@workflow
+def mapped():
+    return stepwise.map(Model("gpt").complete, ["a", "b"])
+
+
+@workflow
+async def amapped():
+    return await stepwise.map(Model("gpt").acomplete, ["a", "b"])
+
+
+def test_the_method_of_an_instance_is_mapped():
+    """``stepwise.map`` of a bound method calls it on its instance, and records each call."""
+    assert mapped() == ["gpt: a", "gpt: b"]
+    assert names() == ["Model.complete"] * 2
+
+
+def test_the_coroutine_method_of_an_instance_is_mapped():
+    """The same awaited."""
+    assert asyncio.run(amapped()) == ["gpt: a", "gpt: b"]
+    assert names() == ["Model.acomplete"] * 2

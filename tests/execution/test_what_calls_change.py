@@ -1,0 +1,391 @@
+"""What steps do to their instances and to what these hold, when the steps are answered."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
+
+from calls import Calls, stopped
+
+BLOCKS = pytest.mark.parametrize(
+    "block", ["with open(os.devnull):", "if True:"], ids=["replay", "inside"]
+)
+TEAM = """
+class Worker:
+    def __init__(self, number): self.number, self.history = number, []
+    @step
+    async def ask(self, question):
+        self.history.append(question)
+        await asyncio.sleep(0)
+        self.history.append("answer")
+        return did("ask", self.number, question)
+class Lead:
+    def __init__(self, workers): self.workers = workers
+    @step
+    async def sum_up(self, question): return did("sum", "-", question)
+    @tool(side_effect=True)
+    async def publish(self, text): return did("publish", "-", text)
+@workflow
+async def run():
+    workers = [Worker(n) for n in range(3)]
+    lead = Lead(workers)
+    BLOCK
+        found = await asked(workers)
+        found.append(await lead.sum_up("all"))
+        found.append(await lead.publish("it"))
+        crash()
+        found.append(await lead.publish("more"))
+    return found, [each.history for each in workers]
+"""
+ONE_BY_ONE = "async def asked(them): return [await each.ask('x') for each in them]\n"
+AT_ONCE = "async def asked(them): return list(await asyncio.gather(*(w.ask('x') for w in them)))\n"
+RESULT = 'print("result", repr(asyncio.run(run())))'
+
+
+@BLOCKS
+@pytest.mark.parametrize("asked", [ONE_BY_ONE, AT_ONCE], ids=["one by one", "at once"])
+def test_who_holds_instances_that_grow_is_not_another(block, asked):
+    """An object that holds others, which their own steps change, is answered all the same."""
+    with Calls(asked + TEAM.replace("BLOCK", block) + RESULT) as program:
+        told = program.crash()
+        found, histories = program.rerun()
+        assert found == ["0: x", "1: x", "2: x", "-: all", "-: it", "-: more"]
+        assert len(program.bodies) == 6
+        assert histories == [["x", "answer"]] * 3 or "ArgumentMutatedWarning" in told
+
+
+BOARD = """
+class Agent:
+    def __init__(self, name, board): self.name, self.board = name, board
+    @step
+    def write(self, text):
+        if text == "last": crash()
+        self.board.append(self.name + text)
+        return did("write", self.name, text)
+@workflow
+def run():
+    board = []
+    a, b = Agent("a", board), Agent("b", board)
+    BLOCK
+        a.write("1")
+        b.write("2")
+        out = [a.write("3"), b.write("4"), a.write("last")]
+    return board, a.board is board, b.board is board, out
+print("result", repr(run()))
+"""
+
+
+@BLOCKS
+def test_what_instances_share_stays_shared(block):
+    """A list that two instances hold is put back in place: it is one and the same afterwards."""
+    with Calls(BOARD.replace("BLOCK", block)) as program:
+        program.crash()
+        board, *rest = program.rerun()
+        assert board == ["a1", "b2", "a3", "b4", "alast"]
+        assert rest == [True, True, ["a: 3", "b: 4", "a: last"]]
+        assert len(program.bodies) == 5
+
+
+USAGE = """
+class Usage:
+    def __init__(self): self.tokens, self.calls = 0, {}
+class Agent:
+    def __init__(self, usage): self.usage, self.client = usage, threading.Lock()
+    @step
+    def ask(self, question):
+        self.usage.tokens += 100
+        self.usage.calls[question] = self.usage.calls.get(question, 0) + 1
+        return did("ask", "-", question)
+usage = Usage()
+@workflow
+def run():
+    agent = Agent(usage)
+    with open(os.devnull):
+        for n in range(4):
+            agent.ask("abab"[n])
+            if n == 2: crash()
+    return usage.tokens, usage.calls, agent.usage is usage
+print("result", repr(run()))
+"""
+
+
+def test_what_an_instance_counts_in_another_object_is_put_back():
+    """An object that is held by an instance, and is known outside of it, has its changes again."""
+    with Calls(USAGE) as program:
+        program.crash()
+        assert program.rerun() == (400, {"a": 2, "b": 2}, True)
+        assert len(program.bodies) == 4
+
+
+NESTED = """
+class Agent:
+    def __init__(self): self.history, self.count = [], 0
+    @step
+    def think(self, question):
+        self.count += 1
+        return did("think", "-", question)
+    @step
+    def ask(self, question):
+        self.history.append(question)
+        answer = self.think(question)
+        if question == "b": crash()
+        self.history.append(answer)
+        return answer
+@workflow
+def run():
+    agent = Agent()
+    BLOCK
+        out = [agent.ask("a"), agent.ask("b"), agent.ask("c")]
+    return out, agent.history, agent.count
+print("result", repr(run()))
+"""
+
+
+@BLOCKS
+def test_steps_of_steps_change_their_instance_once(block):
+    """What a step changed, and a step that it called, is put back, and not twice."""
+    with Calls(NESTED.replace("BLOCK", block)) as program:
+        program.crash()
+        history = ["a", "-: a", "b", "-: b", "c", "-: c"]
+        assert program.rerun() == (["-: a", "-: b", "-: c"], history, 3)
+        assert len(program.bodies) == 3
+
+
+FAILING = """
+class Agent:
+    def __init__(self): self.tries, self.history = 0, []
+    @step
+    def ask(self, question):
+        self.tries += 1
+        self.history.append(question)
+        did("ask", "-", question)
+        raise ValueError(question)
+@workflow
+def run():
+    agent = Agent()
+    with open(os.devnull):
+        for n in range(3):
+            try:
+                agent.ask("x")
+            except ValueError:
+                pass
+        handled()
+        crash()
+    return agent.tries, agent.history
+@step
+def handled(): return 1
+print("result", repr(run()))
+"""
+
+
+def test_what_a_step_that_failed_did_to_its_instance_is_put_back():
+    """A failure that the workflow handled is answered with what the step had changed by then."""
+    with Calls(FAILING) as program:
+        program.crash()
+        assert program.rerun() == (3, ["x", "x", "x"])
+        assert len(program.bodies) == 3
+
+
+FIRST_SIGHT = """
+class Agent:
+    def __init__(self, level): self.level, self.first = level, ledger(level)
+    @step
+    def up(self):
+        self.level = 7
+        return did("up", NAMES[id(self)], "-")
+    @step
+    def ask(self, question): return did("ask", NAMES[id(self)], question)
+def ledger(level): return None
+NAMES = {}
+@workflow
+def run():
+    out = {}
+    with open(os.devnull):
+        a, b = Agent(1), Agent(2)
+        NAMES.update({id(a): "a", id(b): "b"})
+        a.up(), b.up()
+        for name in "ab" if FIRST else "ba":
+            out[name] = {"a": a, "b": b}[name].ask("x")
+            crash()
+    return sorted(out.items())
+print("result", repr(run()))
+"""
+
+
+def test_a_scalar_tells_apart_by_what_it_was_at_first():
+    """A number that a step body changes still tells instances apart by what they began with."""
+    with Calls(FIRST_SIGHT) as program:
+        program.crash()
+        assert program.rerun() == [("a", "a: x"), ("b", "b: x")]
+        assert program.bodies == ["up a -", "up b -", "ask a x", "ask b x"]
+
+
+MANY = """
+class Agent:
+    def __init__(self, who): self.who = who
+    @KIND
+    def ask(self, question): return did("ask", self.who, question)
+@workflow
+def run():
+    out = []
+    BLOCK
+        for n in range(12):
+            out.append(Agent("ab"[n % 2]).ask("x"))
+            if n == int(os.environ["DIES"]): crash()
+    return out
+print("result", repr(run()))
+"""
+
+
+@BLOCKS
+@pytest.mark.parametrize("kind", ["step", "tool(side_effect=True)"])
+@pytest.mark.parametrize("dies", [0, 5, 6])
+def test_objects_made_for_one_call_are_told_apart(block, kind, dies):
+    """Objects that live for one call, one in another's memory, get their own answers in turn."""
+    with Calls(MANY.replace("BLOCK", block).replace("KIND", kind), DIES=str(dies)) as program:
+        program.crash()
+        ended = program.rerun()
+        while stopped(ended):
+            assert "was started and never finished" not in ended
+            program.resolve(ended, "--another")
+            ended = program.rerun()
+        assert ended == ["a: x", "b: x"] * 6
+        assert len(program.bodies) == 12
+
+
+REBOUND = """
+class Agent:
+    def __init__(self): self.messages = [{"role": "system"}]
+    @step
+    def ask(self, question):
+        self.messages = [*self.messages, {"role": "user", "content": question}]
+        answer = did("ask", len(self.messages), question)
+        self.messages = self.messages + [{"role": "assistant", "content": answer}]
+        return answer
+@workflow
+def run():
+    agent = Agent()
+    BLOCK
+        out = []
+        for n in range(5):
+            out.append(agent.ask("same"))
+            if n == 3: crash()
+    return out, len(agent.messages)
+print("result", repr(run()))
+"""
+
+
+@BLOCKS
+def test_a_conversation_that_is_rebound_at_each_turn_is_paid_for_once(block):
+    """An agent that makes its list of messages anew at each turn is answered turn by turn."""
+    with Calls(REBOUND.replace("BLOCK", block)) as program:
+        program.crash()
+        assert program.rerun() == ([f"{n}: same" for n in (2, 4, 6, 8, 10)], 11)
+        assert len(program.bodies) == 5
+
+
+OUTSIDE = """
+class Agent:
+    def __init__(self): self.messages = []
+    @step
+    def complete(self): return did("complete", len(self.messages), self.messages[-1])
+@workflow
+def run():
+    agent = Agent()
+    BLOCK
+        for n in range(5):
+            agent.messages.append(f"q{n}")
+            agent.messages.append(agent.complete())
+            if n == 3: crash()
+    return agent.messages
+print("result", repr(run()))
+"""
+
+
+@BLOCKS
+def test_a_conversation_that_the_workflow_writes_is_paid_for_once(block):
+    """An agent whose messages the workflow appends between the calls is answered call by call."""
+    with Calls(OUTSIDE.replace("BLOCK", block)) as program:
+        program.crash()
+        found = program.rerun()
+        assert found[::2] == [f"q{n}" for n in range(5)]
+        assert found[1::2] == [f"{2 * n + 1}: q{n}" for n in range(5)]
+        assert len(program.bodies) == 5
+
+
+EDITED = """
+class Agent:
+    def __init__(self): self.messages = ["PROMPT"]
+    @step
+    def complete(self): return did("complete", self.messages[0], len(self.messages))
+@workflow
+def run():
+    with open(os.devnull):
+        agent = Agent()
+        found = agent.complete()
+        crash()
+    return found
+print("result", repr(run()))
+"""
+
+
+def test_an_edited_prompt_in_an_instance_is_a_new_call():
+    """A plain step of an agent whose prompt was edited runs again."""
+    with Calls(EDITED) as program:
+        program.crash()
+        program.edit("PROMPT", "another")
+        assert program.rerun() == "another: 1"
+
+
+SHARED = """
+class Agents:
+    def __init__(self): self.gate, self.done = asyncio.Semaphore(2), asyncio.Event()
+    @step
+    async def ask(self, n):
+        async with self.gate:
+            await asyncio.sleep(0.01)
+            if n == 4: self.done.set()
+            return did("ask", n, "why")
+@workflow
+async def run():
+    agents = Agents()
+    with open(os.devnull):
+        found = await asyncio.gather(*[agents.ask(n) for n in range(5)])
+        crash()
+    return found, (await agents.ask(5))
+print("result", repr(asyncio.run(run())))
+"""
+
+
+def test_what_tasks_wait_with_is_no_state():
+    """Steps side by side that share a semaphore and an event are not warned about, and answered."""
+    with Calls(SHARED) as program:
+        assert "ArgumentMutatedWarning" not in program.crash()
+        program.rerun()
+        assert len(program.bodies) == 6
+
+
+MAPPED = """
+import os, stepwise
+from stepwise import step, workflow
+class Agent:
+    asked = 0
+    @step
+    def ask(self, question):
+        self.asked += 1
+@workflow
+def run():
+    list(stepwise.map(Agent().ask, "abcd"))
+    crash()
+run()
+"""
+
+
+def test_a_warning_without_a_place_in_the_code_is_said_once():
+    """In a thread with nothing but our code in it, a warning names no line, and comes once."""
+    with Calls(MAPPED) as program:
+        told = program.crash()
+        assert told.count("ArgumentMutatedWarning") == 1
+        assert "sys:1: ArgumentMutatedWarning: 'Agent.ask' changed the attribute 'asked'" in told

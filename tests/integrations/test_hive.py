@@ -1,0 +1,112 @@
+"""``stepwise.integrations.hive`` on a stand-in of hive's executor, killed at every place."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
+
+from harness import Lab
+
+from stepwise.errors import ConfigurationError
+from stepwise.integrations.hive import executor_class
+
+PLACES = [
+    "one begins",
+    "node(one) before",
+    "node(one) after",
+    "send(ann) before",
+    "send(ann) after",
+    "node(calls) before",
+    "node(calls) after",
+    "last begins",
+    "node(last) before",
+    "node(last) after",
+]
+WHOLE = {
+    "output": {
+        "x": 1,
+        "one": "one",
+        "one.wrote": 1,
+        "calls": "sent to ann",
+        "last": "last",
+        "last.wrote": 1,
+    },
+    "path": ["one", "calls", "last"],
+}
+
+
+def test_undisturbed():
+    """A node that is tried again gets what its tools returned, and the tools are not called."""
+    with Lab("hive.py") as lab:
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert lab.result == WHOLE
+        assert list(lab.places) == PLACES
+        assert set(lab.did.values()) == {1}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_killed(place):
+    """Killed at any place, it ends as if undisturbed: done nodes and tools are not repeated."""
+    with Lab("hive.py") as lab:
+        landed = '"sent to ann"' if place.endswith("after") else None
+        assert lab.run(die_at=place).died
+        doubts = lab.run_to_end(answer=lambda _: landed)
+        assert lab.result == WHOLE
+        assert len(doubts) == place.startswith("send")
+        assert lab.did["send(ann)"] == 1
+        repeated = {call for call, times in lab.did.items() if times > 1}
+        assert repeated <= {place.removesuffix(" after")}
+
+
+@pytest.mark.parametrize("mode", ["", "reject"])
+def test_a_node_that_was_tried_again(mode):
+    """A node that succeeded in its second attempt is done: none of its attempts is made again."""
+    with Lab("hive.py", *mode.split()) as lab:
+        assert lab.run(die_at="last begins").died
+        assert list(lab.log).count("executes calls") == 2
+        lab.run_to_end()
+        assert lab.result == WHOLE
+        assert list(lab.log).count("executes calls") == 2
+
+
+@pytest.mark.parametrize("place", ["rejects", *PLACES])
+def test_rejected(place):
+    """A node whose output hive rejects is tried again, and gets what its tools had returned."""
+    with Lab("hive.py", "reject") as lab:
+        landed = '"sent to ann"' if place.endswith("after") else None
+        assert lab.run(die_at=place).died
+        lab.run_to_end(answer=lambda _: landed)
+        assert lab.result == WHOLE
+        assert lab.did["send(ann)"] == 1
+
+
+def test_a_changed_graph():
+    """A graph that has changed since the crash is noticed; what is done stays done."""
+    with Lab("hive.py", "changed") as lab:
+        assert lab.run(die_at="node(calls) after").died
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert "the graph is not the one that it began with" in ended.text
+        assert lab.result["path"] == ["one", "calls", "new", "last"]
+        assert lab.did["send(ann)"] == lab.did["node(one)"] == 1
+    with Lab("hive.py") as lab:
+        assert lab.run(die_at="node(calls) after").died
+        assert "not the one" not in lab.run().text
+
+
+def test_failed():
+    """Called again after a failure, it tries again, with what its tools have returned."""
+    with Lab("hive.py", "once") as lab:
+        assert lab.run().code != 0
+        lab.run_to_end()
+        assert lab.result == WHOLE
+        assert set(lab.did.values()) == {1}
+
+
+def test_without_hive():
+    """Without hive, the error says where to get it."""
+    with pytest.raises(ConfigurationError, match=r"github\.com/adenhq/hive"):
+        executor_class()

@@ -1,0 +1,105 @@
+"""Encryption of what is stored, for who wants it."""
+
+import builtins
+import pathlib
+
+import pytest
+
+import stepwise
+from stepwise import step, workflow
+from stepwise._journal.seal import DamagedError, Seal
+from stepwise.testing import SimulatedCrash, crash_at, fresh_store
+
+SECRET = "the-eagle-has-landed"
+
+
+@step
+def secret_step(secret):
+    return f"{secret}!"
+
+
+@workflow
+def agent(secret):
+    local = [secret, secret_step(secret)]
+    local.append(secret_step("2"))
+    return local
+
+
+def stored(folder):
+    return b"".join(path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file())
+
+
+def crash_and_look(folder):
+    with fresh_store(folder), pytest.raises(SimulatedCrash), crash_at(secret_step, call=2):
+        agent.options(run_id="job")(SECRET)
+    return stored(folder)
+
+
+def test_nothing_readable_is_stored(tmp_path):
+    """Encrypted, neither arguments nor results, variables or names of functions can be read."""
+    assert SECRET.encode() in crash_and_look(tmp_path / "plain")  # the control: it would be seen
+    stepwise.configure(encrypt=True)
+    found = crash_and_look(tmp_path / "encrypted")
+    for text in (SECRET, "secret_step", "agent", __name__):
+        assert text.encode() not in found
+
+
+def test_encrypted_runs_go_on(tmp_path):
+    """An encrypted run resumes where it stopped, and is listed, shown and verified."""
+    stepwise.configure(encrypt=True)
+    crash_and_look(tmp_path)
+    with fresh_store(tmp_path):
+        assert agent.options(run_id="job")(SECRET) == [SECRET, f"{SECRET}!", "2!"]
+        (run,) = stepwise.runs(agent)
+        assert run.status == "completed"
+        assert [each.result for each in run.steps] == [f"{SECRET}!", "2!"]
+        assert run.verify().ok
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_encryption_is_switched(tmp_path, first, monkeypatch):
+    """What was stored before encryption was switched on, or off, is still read."""
+    monkeypatch.setenv("STEPWISE_ENCRYPT", "1" if first else "0")
+    crash_and_look(tmp_path)
+    monkeypatch.setenv("STEPWISE_ENCRYPT", "0" if first else "1")
+    with fresh_store(tmp_path):
+        assert agent.options(run_id="job")(SECRET) == [SECRET, f"{SECRET}!", "2!"]
+
+
+def test_equal_records_are_not_equal_when_encrypted():
+    """The same record encrypted twice gives different bytes, so that repeats do not show."""
+    seal = Seal((bytes(32),), encrypts=True)
+    one, other = (seal.close("here", {"kind": "x"}, b"payload")[0] for _ in range(2))
+    assert one != other
+    assert seal.open("here", one).payload == seal.open("here", other).payload == b"payload"
+
+
+def test_encrypted_records_are_refused_elsewhere():
+    """An encrypted record is refused in another place, with a flipped byte, or marked as plain."""
+    seal = Seal((bytes(32),), encrypts=True)
+    data, _ = seal.close("here", {"kind": "x"}, b"payload")
+    with pytest.raises(DamagedError):
+        seal.open("there", data)
+    for at in range(len(data)):
+        with pytest.raises(DamagedError):
+            seal.open("here", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+
+def test_without_the_extra(tmp_path, monkeypatch):
+    """Without the extra, the error names it, and nothing is stored in the clear instead."""
+    stepwise.configure(encrypt=True)
+    found = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.startswith("cryptography"):
+            raise ImportError(name)
+        return found(name, *args, **kwargs)
+
+    stepwise._journal.seal._cipher.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with (
+        fresh_store(tmp_path),
+        pytest.raises(stepwise.ConfigurationError, match=r"stepwise-agents\[encryption\]"),
+    ):
+        agent(SECRET)
+    assert SECRET.encode() not in stored(tmp_path)

@@ -1,0 +1,879 @@
+"""A call that could be a recorded side effect: the run stops, and each stop has an answer."""
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepwise
+import stepwise.testing
+from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool, workflow
+from stepwise._calls import claim
+from stepwise._calls.async_driver import adrive
+from stepwise._calls.driver import drive
+from stepwise._calls.operations import Change
+from stepwise._execution import process_memory
+from stepwise._execution.concurrency import Flows
+from stepwise._journal.projection import stops_in
+from stepwise._journal.records import (
+    Call,
+    Entry,
+    Forgotten,
+    Intent,
+    Outcome,
+    Resumed,
+    Ruled,
+    Stopped,
+)
+from stepwise._matching.pool import Pool, Verdict
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::stepwise.ArgumentsChangedWarning"),
+    pytest.mark.filterwarnings("ignore::stepwise.UnusedRecordWarning"),
+    pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning"),
+]
+
+
+class Killed(KeyboardInterrupt):
+    """The process ends here."""
+
+
+clock = itertools.count(1)  # no two starts have the same time
+sent = []
+dying = set()  # texts whose sending ends the process: before, after
+
+
+def send_body(to, at):
+    if f"before {to}" in dying:
+        dying.clear()
+        raise Killed
+    sent.append((to, stepwise.current_step().idempotency_key))
+    if f"in {to}" in dying:
+        dying.clear()
+        raise Killed
+    return f"sent to {to}"
+
+
+send = tool(name="send", side_effect=True)(send_body)
+
+
+@step
+def think(about):
+    if f"think {about}" in dying:
+        dying.clear()
+        raise Killed
+    return about
+
+
+def both(one="ann", other="bob"):
+    return [send(one, next(clock)), send(other, next(clock))]
+
+
+@workflow
+def letters():
+    return [*both(), think("end")]  # one statement: nothing but its arguments tells a call
+
+
+@pytest.fixture(autouse=True)
+def nothing_sent():
+    sent.clear()
+    dying.clear()
+
+
+def restart():
+    """As if this process had just begun."""
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
+
+
+def killed(call, *arguments, at):
+    """The run of a call that is killed there."""
+    dying.add(at)
+    with pytest.raises(Killed):
+        call(*arguments)
+    restart()
+    return stepwise.runs()[0]
+
+
+def stopped(call, *arguments):
+    """What the run says when it stops."""
+    with pytest.raises(StepInDoubtError) as caught:
+        call(*arguments)
+    restart()
+    return str(caught.value)
+
+
+def command(*arguments):
+    result = CliRunner().invoke(cli.main, arguments, catch_exceptions=True)
+    if result.exit_code:
+        raise result.exception
+    return result.stdout
+
+
+# -- the answers ---------------------------------------------------------------------------------
+
+
+def test_one_act():
+    """``same``: the recorded outcome answers the stopped call, with a warning; nothing is sent."""
+    run = killed(letters, at="before bob")
+    text = stopped(letters)
+    assert f"stepwise resolve {run.id} 1 --same " in text
+    run.resolve(1, same=True)
+    run.resolve(2, did_not_happen=True)
+    with pytest.warns(ArgumentsChangedWarning, match=r"recorded: \(to='ann', at=1\)"):
+        assert letters() == ["sent to ann", "sent to bob", "end"]
+    assert [to for to, _ in sent] == ["ann", "bob"]
+
+
+def test_what_was_said_holds_at_every_start():
+    """The answer is bound to call site and ordinal, so the next new arguments do not ask again."""
+    run = killed(letters, at="before bob")
+    stopped(letters)
+    run.resolve("1", same=True)
+    run.resolve(2, did_not_happen=True)
+    killed(letters, at="before bob")
+    text = stopped(letters)  # for the second call only
+    assert "called    send(to='bob'" in text
+    assert f"resolve {run.id} 1" not in text
+    run.resolve(run.steps[-1].number, did_not_happen=True)
+    assert letters()[:2] == ["sent to ann", "sent to bob"]
+    assert [to for to, _ in sent] == ["ann", "bob"]
+
+
+def test_two_acts():
+    """``another``: the record stays, and the call runs, once, with a key of its own."""
+    run = killed(letters, at="think end")
+    assert len(sent) == 2
+    stopped(letters)
+    run.resolve(1, another=True)
+    text = stopped(letters)  # at the second call, which could be the second record
+    assert "called    send(to='bob'" in text
+    run.resolve("2", another=True)
+    assert letters() == ["sent to ann", "sent to bob", "end"]
+    assert [to for to, _ in sent] == ["ann", "bob"] * 2
+    assert len({key for _, key in sent}) == 4
+    assert [each.name for each in run.steps] == [*["send"] * 4, "think"]
+
+
+def test_a_kill_inside_the_other_act():
+    """Killed inside the call that was said to be another act, it is in doubt like any other."""
+    run = killed(letters, at="before bob")
+    stopped(letters)
+    run.resolve(1, another=True)
+    killed(letters, at="in ann")
+    assert [to for to, _ in sent] == ["ann", "ann"]
+    assert "started and never finished" in stopped(letters)
+    doubtful = [each for each in run.steps if each.status == "in_doubt"]
+    assert [each.arguments.partition(",")[0] for each in doubtful] == ["to='bob'", "to='ann'"]
+    run.resolve(doubtful[-1].number, landed="sent already")
+    run.resolve(2, did_not_happen=True)
+    text = stopped(letters)  # the second call could still be the first record
+    assert "  recorded  1  send(to='ann', at=" in text
+    run.resolve(1, another=True)
+    assert letters() == ["sent already", "sent to bob", "end"]
+    assert [to for to, _ in sent] == ["ann", "ann", "bob"]
+
+
+def test_an_act_in_doubt():
+    """Said to be an act that is in doubt, a call is in doubt: its tool or somebody decides."""
+    run = killed(letters, at="in ann")
+    stopped(letters)
+    run.resolve(1, same=True)
+    assert "started and never finished" in stopped(letters)
+    run.resolve(1, landed="it was sent")
+    assert letters() == ["it was sent", "sent to bob", "end"]
+    assert [to for to, _ in sent] == ["ann", "bob"]
+
+
+def test_twice_and_the_other_way_round():
+    """The same answer twice is one; another answer before the next start replaces it."""
+    run = killed(letters, at="before bob")
+    stopped(letters)
+    run.resolve(1, same=True)
+    records = run.verify().records
+    run.resolve(1, same=True)
+    assert run.verify().records == records
+    run.resolve(1, another=True)
+    run.resolve(1, another=True)
+    assert run.verify().records == records + 1
+    stopped(letters)
+    assert [to for to, _ in sent] == ["ann", "ann"]
+
+
+def test_an_act_that_was_undone_is_no_other_call_any_more():
+    """What was said to be a recorded act, which is undone then, is an act of its own again."""
+
+    @tool(side_effect=True, compensate=lambda call: sent.append(("undone", call.result)))
+    def book(at):
+        return send_body("ann", at)
+
+    def booked():
+        return [book(next(clock)), think("end")]
+
+    @workflow
+    def trip():
+        return booked()
+
+    run = killed(trip, at="think end")
+    stopped(trip)
+    run.resolve(1, same=True)
+    assert trip() == ["sent to ann", "end"]
+    run.compensate()
+    restart()
+    assert trip() == ["sent to ann", "end"]
+    assert [to for to, _ in sent] == ["ann", "undone", "ann"]
+
+
+def test_a_child_workflow():
+    """A child run counts as a side effect: ``same`` gives its result, ``another`` a new child."""
+
+    @workflow
+    def child(at):
+        return send("ann", at)
+
+    @workflow
+    def parent(act):
+        def helper():
+            return child(next(clock))
+
+        return [helper(), think(act)]
+
+    for act, times in (("same", 1), ("another", 2)):
+        sent.clear()
+        killed(parent, act, at=f"think {act}")
+        run = stepwise.get_run(parent.run_id_for(act))
+        stopped(parent, act)
+        run.resolve(1, **{act: True})
+        assert parent(act) == ["sent to ann", act]
+        assert len(sent) == times
+
+
+def test_a_checkpoint_after_the_answer():
+    """What was said of a call counts although a checkpoint was taken before that call."""
+
+    @workflow
+    def agent():
+        about = think("once")
+        return [about, *both(), think("end")]
+
+    run = killed(agent, at="before bob")
+    stopped(agent)
+    run.resolve(2, same=True)
+    run.resolve(3, did_not_happen=True)
+    run.forget(1)  # made again, it leaves a checkpoint that lies after the answer
+    killed(agent, at="before bob")
+    assert max(each.number for each in run.checkpoints) > run.steps[0]._entry.number
+    text = stopped(agent)
+    assert "called    send(to='bob'" in text
+    assert [to for to, _ in sent] == ["ann"]
+
+
+def test_a_fork_knows_what_was_said():
+    """A fork shares the answers that its part of the journal holds."""
+
+    @workflow
+    def agent():
+        return [*both(), think("middle"), think("end")]
+
+    run = killed(agent, at="before bob")
+    stopped(agent)
+    run.resolve(1, same=True)
+    run.resolve(2, did_not_happen=True)
+    killed(agent, at="think end")
+    fork = run.fork(at=4)
+    agent_there = agent.options(run_id=fork.id)
+    text = stopped(agent_there)
+    assert "called    send(to='bob'" in text
+    fork.resolve(3, same=True)
+    assert agent_there() == ["sent to ann", "sent to bob", "middle", "end"]
+    assert [to for to, _ in sent] == ["ann", "bob"]
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def test_wrong_numbers():
+    """A step that no stopped call could be is refused, and the message lists those that are."""
+    run = killed(letters, at="before bob")
+    with pytest.raises(stepwise.StepNotFoundError, match="has not stopped at a call"):
+        run.resolve(1, same=True)
+    stopped(letters)
+    for wrong in (9, "nobody", "send"):
+        with pytest.raises(stepwise.StepNotFoundError, match=r"1 \(send\), 2 \(send\)"):
+            run.resolve(wrong, another=True)
+    with pytest.raises(stepwise.StepNotFoundError, match=r"stop 99 .* is send\(to='ann'"):
+        run.resolve(1, same=True, stop=99)
+    for said in ({}, {"same": True, "another": True}, {"same": True, "landed": 1}):
+        with pytest.raises(stepwise.ConfigurationError, match="give exactly one answer"):
+            run.resolve(1, **said)
+    with pytest.raises(stepwise.ConfigurationError, match="stop= says which stopped call"):
+        run.resolve(2, did_not_happen=True, stop=3)
+    assert "send" in stopped(letters)
+
+
+def test_a_stop_is_over_when_the_run_goes_on():
+    """After the run went on, what it once stopped at is neither listed nor resolved."""
+    run = killed(letters, at="before bob")
+    stopped(letters)
+    run.resolve(1, same=True)
+    run.resolve(2, did_not_happen=True)
+    killed(letters, at="think end")
+    assert json.loads(command("show", run.id, "--json"))["stops"] == []
+    with pytest.raises(stepwise.StepNotFoundError, match="has not stopped at a call"):
+        run.resolve(1, another=True)
+
+
+# -- several at once -----------------------------------------------------------------------------
+
+
+@workflow
+async def crowd():
+    @tool(side_effect=True, name="post")
+    async def post(to, at):
+        sent.append((to, at))
+        return to
+
+    async def one(to):
+        return await post(to, next(clock))
+
+    return [*(await asyncio.gather(one("ann"), one("bob"))), think("end")]
+
+
+def test_several_stopped_calls():
+    """Each call that waits is recorded; where two could be one record, ``stop=`` says which."""
+    dying.add("think end")
+    with pytest.raises(Killed):
+        asyncio.run(crowd())
+    restart()
+    (run,) = stepwise.runs()
+    with pytest.raises(StepInDoubtError, match="1 call more wait") as caught:
+        asyncio.run(crowd())
+    restart()
+    assert " --stop " in str(caught.value)
+    stops = json.loads(command("show", run.id, "--json"))["stops"]
+    assert [each["arguments"].partition(",")[0] for each in stops] == ["to='ann'", "to='bob'"]
+    assert [[could["number"] for could in each["could_be"]] for each in stops] == [[1, 2]] * 2
+    with pytest.raises(stepwise.StepNotFoundError, match="several stopped calls"):
+        run.resolve(1, same=True)
+    first, second = (each["stop"] for each in stops)
+    command("resolve", run.id, "1", "--same", "--stop", str(first))
+    with pytest.raises(stepwise.ConfigurationError, match="answers one call only"):
+        run.resolve(1, same=True, stop=second)
+    command("resolve", run.id, "2", "--same", "--stop", str(second))
+    assert asyncio.run(crowd()) == ["ann", "bob", "end"]
+    assert len(sent) == 2
+
+
+# -- what is listed ------------------------------------------------------------------------------
+
+
+def test_listings():
+    """``show`` and ``in-doubt`` name the stopped call, the recorded ones, and the commands."""
+    run = killed(letters, at="before bob")
+    stopped(letters)
+    for text in (command("show", run.id), command("in-doubt")):
+        assert "stopped at send(to='ann', at=" in text
+        assert "step 1  send(to='ann', at=" in text
+        assert f"stepwise resolve {run.id} 1 --same " in text
+        assert f"stepwise resolve {run.id} 1 --another " in text
+        assert f"stepwise resolve {run.id} 2 --same " in text
+    rows = json.loads(command("in-doubt", "--json"))
+    assert [each["status"] for each in rows] == ["in_doubt", "stopped"]
+    assert rows[1]["said"] is None
+    command("resolve", run.id, "1", "--same")
+    assert "resolved: it is step 1" in command("show", run.id)
+    assert json.loads(command("in-doubt", "--json"))[1]["said"] == "same"
+
+
+def test_nothing_that_happened_is_to_be_forgotten():
+    """No message advises to forget a side effect that completed, and the command asks first."""
+    run = killed(letters, at="before bob")
+    assert "forget" not in stopped(letters)
+    result = CliRunner().invoke(cli.main, ["forget", run.id, "1"], input="n\n")
+    assert "is a side effect that happened" in result.output
+    assert len(run.steps) == 2
+    assert "may have happened" in CliRunner().invoke(cli.main, ["forget", run.id, "2"]).output
+    assert CliRunner().invoke(cli.main, ["forget", run.id, "1", "--yes"]).exit_code == 0
+    assert len(run.steps) == 1
+
+
+def test_what_was_cancelled_can_be_settled():
+    """A side effect that the workflow cancelled, and handled, takes an answer from outside."""
+
+    @tool(side_effect=True)
+    async def slow():
+        sent.append("slow")
+        await asyncio.sleep(60)
+
+    @workflow
+    async def agent(limit=0.01):
+        try:
+            found = await asyncio.wait_for(slow(), limit)
+        except asyncio.TimeoutError:
+            found = "too late"
+        return [found, think("end")]
+
+    dying.add("think end")
+    with pytest.raises(Killed):
+        asyncio.run(agent())
+    restart()
+    (run,) = stepwise.runs()
+    run.resolve("slow", landed="it was done")
+    with run._journal() as (_, entries):
+        assert Pool(entries).get(1).answers
+    run.delete()
+
+
+# -- a process that is killed --------------------------------------------------------------------
+
+PROGRAM = """
+import os, signal, sys, time
+from stepwise import tool, workflow
+
+def die(where):
+    if os.environ.get("DIE") == where:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@tool(side_effect=True)
+def pay(cents, at):
+    with open("paid", "a") as file:
+        print(cents, file=file)
+    die(f"in {cents}")
+    return f"paid {cents}"
+
+def all_of_it():
+    found = [pay(100, time.time_ns())]
+    die("between")
+    return [*found, pay(200, time.time_ns())]
+
+@workflow
+def shop():
+    found = all_of_it()
+    die("after")
+    return found
+
+print(shop())
+"""
+
+
+def test_killed_processes(tmp_path):
+    """Across processes that are killed, each amount is paid once and every stop is answered."""
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    paid = tmp_path / "paid"
+
+    def start(die=""):
+        environment = {**os.environ, "DIE": die, "STEPWISE_QUIET": ""}
+        return subprocess.run(
+            [sys.executable, "shop.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert start("between").returncode == -9
+    assert "1 --same" in start().stderr
+    (run,) = stepwise.runs()
+    command("resolve", run.id, "1", "--same")
+    assert start("in 200").returncode == -9
+    assert paid.read_text().split() == ["100", "200"]
+    text = start().stderr
+    assert "2 --same" in text
+    assert "1 --same" not in text
+    command("resolve", run.id, "2", "--landed", '"paid 200"')
+    command("resolve", run.id, "2", "--same")
+    for die in ("after", ""):
+        ended = start(die)
+    assert ended.stdout.strip() == "['paid 100', 'paid 200']", ended.stderr
+    assert paid.read_text().split() == ["100", "200"]
+
+
+# -- which call is meant -------------------------------------------------------------------------
+
+
+def a_call(number=0, ordinal=1, **facts):
+    facts = {"effect": True, "place": "p@0:1", "site": "a.py:1", **facts}
+    return Call(number, "send", "m", f"d{number}", ordinal, **facts)
+
+
+def pool_with(*records):
+    return Pool([Entry(number, record, b"") for number, record in enumerate(records, 1)])
+
+
+def asked(pool, call):
+    match = pool.match(call, directly=False, alone=lambda: False)
+    return match.verdict, [each.call.number for each in match.recorded]
+
+
+RECORDED = (Intent(a_call(1)), Outcome(a_call(1)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        ({}, Verdict.CHANGED),
+        ({"place": ""}, Verdict.CHANGED),  # of another thread
+        ({"site": "a.py:7"}, Verdict.CHANGED),  # lines above it were added
+        ({"site": "a.py:7", "place": "q@0:1"}, Verdict.BLOCKED),
+        ({"ordinal": 2}, Verdict.BLOCKED),
+        ({"branch": "left"}, Verdict.FRESH),  # where nothing is recorded
+        ({"scope": "outer"}, Verdict.BLOCKED),
+    ],
+)
+def test_which_call_is_meant(facts, verdict):
+    """What was said counts for the call of that site and ordinal, whatever its arguments are."""
+    pool = pool_with(*RECORDED, Ruled(a_call(7), (1,), same=True))
+    assert asked(pool, a_call(8, **facts))[0] is verdict
+
+
+def test_an_exact_record_comes_first():
+    """A call whose own record is there is answered by it, whatever was said of its ordinal."""
+    pool = pool_with(*RECORDED, Outcome(a_call(2)), Ruled(a_call(7), (1,), same=True))
+    assert asked(pool, a_call(2)) == (Verdict.ANSWER, [2])
+
+
+def test_the_arguments_tell_swapped_calls_apart():
+    """Where threads make two ruled calls in another order, the equal parts say which is which."""
+    ann, bob = {"to": "ann"}, {"to": "bob"}
+    pool = pool_with(
+        Outcome(a_call(1, parts={**ann, "at": "1"})),
+        Ruled(a_call(7, 1, parts={**ann, "at": "2"}), (1,), same=True),
+        Ruled(a_call(8, 2, parts={**bob, "at": "3"}), (1,), same=False),
+    )
+    assert asked(pool, a_call(9, 1, parts={**bob, "at": "4"})) == (Verdict.FRESH, [])
+    assert asked(pool, a_call(9, 2, parts={**ann, "at": "5"})) == (Verdict.CHANGED, [1])
+
+
+def test_another_call_at_the_ruled_place():
+    """A call that differs where the stopped call and the record agreed is asked about anew."""
+    pool = pool_with(
+        Outcome(a_call(1, parts={"to": "ann", "at": "1"})),
+        Ruled(a_call(7, parts={"to": "ann", "at": "2"}), (1,), same=True),
+    )
+    assert asked(pool, a_call(8, parts={"to": "bob", "at": "3"})) == (Verdict.BLOCKED, [1])
+    assert asked(pool, a_call(8, parts={"to": "ann", "at": "3"})) == (Verdict.CHANGED, [1])
+
+
+def test_a_call_that_nobody_spoke_of_could_be_each_record():
+    """A call that differs from the stopped one may be any act that is left, not that one only."""
+    pool = pool_with(
+        Outcome(a_call(1, parts={"to": "ann", "at": "1"})),
+        Outcome(a_call(2, 2, parts={"to": "bob", "at": "1"})),
+        Ruled(a_call(7, parts={"to": "ann", "at": "2"}), (1,), same=True),
+    )
+    assert asked(pool, a_call(8, parts={"to": "bob", "at": "3"})) == (Verdict.BLOCKED, [1, 2])
+
+
+def test_each_of_several_other_acts_is_its_own_call():
+    """What a call made, since it was another act, answers none of which that was said, too."""
+    ann, bob = {"to": "ann"}, {"to": "bob"}
+    pool = pool_with(
+        Outcome(a_call(1, parts=ann)),
+        Ruled(a_call(7, 2, parts=bob), (1,), same=False),
+        Outcome(a_call(2, 2, parts=bob)),
+        Ruled(a_call(8, 1, parts={**ann, "at": "1"}), (1,), same=False),
+    )
+    assert asked(pool, a_call(9, 1, parts={**ann, "at": "2"})) == (Verdict.BLOCKED, [2])
+    assert asked(pool, a_call(9, 2, parts=bob)) == (Verdict.ANSWER, [2])
+    pool.take(pool.get(2))
+    assert asked(pool, a_call(9, 1, parts={**ann, "at": "2"})) == (Verdict.FRESH, [])
+
+
+def test_what_it_was_said_to_be_is_used():
+    """If another call has taken the record, the call that was said to be it does not run."""
+    pool = pool_with(*RECORDED, Ruled(a_call(7), (1,), same=True))
+    pool.take(pool.get(1))
+    assert pool
+    assert asked(pool, a_call(8)) == (Verdict.BLOCKED, [])
+    others = pool_with(*RECORDED, Outcome(a_call(2)), Ruled(a_call(7), (1,), same=True))
+    others.take(others.get(1))
+    assert asked(others, a_call(8)) == (Verdict.BLOCKED, [2])
+
+
+def test_what_was_forgotten_is_no_act():
+    """A forgotten record is nobody's: the call that was said to be it runs."""
+    pool = pool_with(*RECORDED, Ruled(a_call(7), (1,), same=True), Forgotten((1,)))
+    assert asked(pool, a_call(8))[0] is Verdict.FRESH
+
+
+def test_stops_of_a_journal():
+    """A stop is over with the next attempt; a call in flight when it stopped does not end it."""
+    at = 100.0
+    stop = Stopped(a_call(0, at=at), (1,), (1,), at)
+    entries = [Entry(n, r, b"") for n, r in enumerate((*RECORDED, stop), 1)]
+    assert [each.number for each in stops_in(entries)] == [3]
+    assert stops_in([*entries, Entry(4, Outcome(a_call(5, at=at - 1)), b"")])
+    assert not stops_in([*entries, Entry(4, Outcome(a_call(5, at=at + 1)), b"")])
+    assert not stops_in([*entries, Entry(4, Resumed(2, "", 1), b"")])
+
+
+# -- waiting -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notices(monkeypatch):
+    """What a waiting call says, and an event that is set when it does."""
+    said, event = [], threading.Event()
+
+    def notice(text):
+        said.append(text)
+        event.set()
+
+    monkeypatch.setattr(claim, "notice", notice)
+    return said, event
+
+
+def test_the_patience_of_a_blocked_call():
+    """It is the second that the contract names."""
+    assert claim.PATIENCE == 1.0
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_a_blocked_call_says_what_it_waits_for(notices, how):
+    """After a second it names the record; the other flow, at work till then, takes that one."""
+    said, told = notices
+    again = threading.Event()
+
+    @step
+    def work():
+        return not again.is_set() or told.wait(30)
+
+    @step
+    async def awork():
+        return not again.is_set() or await asyncio.to_thread(told.wait, 30)
+
+    def one():
+        assert work() or True
+        return send("ann", 1)
+
+    async def aone():
+        await awork()
+        return send("ann", 1)
+
+    async def aother():
+        return send("bob", 2) if again.is_set() else None
+
+    @workflow
+    def threads():
+        with ThreadPoolExecutor(2) as pool:
+            jobs = [pool.submit(one)]
+            if again.is_set():
+                jobs.append(pool.submit(send, "bob", 2))
+            found = [job.result() for job in jobs]
+        return [found, think("end")]
+
+    post = tool(name="post", side_effect=True)
+
+    @workflow
+    async def tasks():
+        @post
+        async def apost(to):
+            sent.append((to, ""))
+            return f"sent to {to}"
+
+        async def first():
+            await awork()
+            return await apost("ann")
+
+        jobs = [first(), *([apost("bob")] if again.is_set() else [])]
+        found = await asyncio.gather(*jobs)
+        return [list(found), think("end")]
+
+    def start():
+        return threads() if how == "threads" else asyncio.run(tasks())
+
+    dying.add("think end")
+    with pytest.raises(Killed):
+        start()
+    restart()
+    (run,) = stepwise.runs()
+    run.forget("work" if how == "threads" else "awork")
+    again.set()
+    assert start() == [["sent to ann", "sent to bob"], "end"]
+    (text,) = said
+    assert "'bob'" in text
+    assert "waits: it could be the recorded step 2" in text
+    assert sorted(to for to, _ in sent) == ["ann", "bob"]
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_a_change_before_the_waiting_began_is_seen(how):
+    """What happened between the look into the journal and the waiting is not waited for."""
+    flows = Flows()
+
+    def core(seen):
+        return (yield Change(flows, seen, 30.0))
+
+    call = core(flows.changes)
+    flows.change()
+    assert (drive(call) if how == "threads" else asyncio.run(adrive(call))).value is True
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_a_blocked_call_raises_after_a_second(monkeypatch, how):
+    """Where others only could make a call and none does, it raises when the second is over."""
+    again, waits = threading.Event(), []
+    wait = threading.Event.wait
+    awaited = asyncio.wait_for
+
+    monkeypatch.setattr(
+        threading.Event,
+        "wait",
+        lambda event, timeout=None: (
+            (waits.append(timeout), wait(event, timeout and 0.01))[1]
+            if timeout in (1.0, 30.0)
+            else wait(event, timeout)
+        ),
+    )
+
+    def awaiting(it, timeout):
+        waits.append(timeout)
+        return awaited(it, 0.01)
+
+    monkeypatch.setattr(asyncio, "wait_for", awaiting)
+
+    def in_a_pool():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(send, "bob" if again.is_set() else "ann", 1).result()
+
+    @workflow
+    def threads():
+        return [in_a_pool(), think("end")]
+
+    @tool(name="post", side_effect=True)
+    async def post(to):
+        return to
+
+    @workflow
+    async def tasks():
+        idle = asyncio.create_task(asyncio.Event().wait())  # it could make a call, and never does
+        try:
+            return [await post("bob" if again.is_set() else "ann"), think("end")]
+        finally:
+            idle.cancel()
+
+    def start():
+        return threads() if how == "threads" else asyncio.run(tasks())
+
+    dying.add("think end")
+    with pytest.raises(Killed):
+        start()
+    restart()
+    again.set()
+    with pytest.raises(StepInDoubtError, match="1 --same"):
+        start()
+    assert waits == [1.0]
+
+
+# -- any program, any kills, and somebody who knows what happened ----------------------------------
+
+
+class World:
+    """What was sent, and what somebody who looks at it answers."""
+
+    def __init__(self, texts, kills):
+        self.texts, self.kills = texts, list(kills)
+        self.meant = {}  # a time that is an argument -> the place of its letter in the list
+        self.begun = {}  # idempotency key -> that place
+        self.sent = []
+        self.kill = None
+
+    def die(self, where, place):
+        if self.kill == (where, place):
+            self.kill = None
+            raise Killed
+
+    def letters(self):
+        found = []
+        for place, text in enumerate(self.texts):
+            at = next(clock)
+            self.meant[at] = place
+            found.append(self.post(text, at))
+            self.die("after", place)
+        return found
+
+    def answer(self, run):
+        """Say truly what every stopped call is, and what became of what is in doubt."""
+        facts = json.loads(command("show", run.id, "--json"))
+        steps = {each["number"]: each for each in facts["steps"]}
+        for number, each in steps.items():
+            place = self.begun.get(each["idempotency_key"])
+            if each["status"] == "in_doubt":
+                said = {"landed": place} if place in self.sent else {"did_not_happen": True}
+                run.resolve(number, **said)
+        for stop in facts["stops"]:
+            place = self.meant[int(stop["arguments"].rpartition("at=")[2])]
+            could = [each["number"] for each in stop["could_be"]]
+            mine = [n for n in could if self.begun[steps[n]["idempotency_key"]] == place]
+            if mine and place in self.sent:
+                run.resolve(mine[-1], same=True, stop=stop["stop"])
+            else:
+                run.resolve(could[0], another=True, stop=stop["stop"])
+
+
+kills = st.lists(st.tuples(st.sampled_from(["before", "in", "after"]), st.integers(0, 3)))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=4), kills)
+def test_whoever_answers_truly_gets_each_act_once(texts, kills):
+    """Whatever is killed, with new arguments at every start: each letter is sent exactly once."""
+    world = World(texts, kills)
+
+    @tool(side_effect=True, name="post")
+    def post(text, at):
+        place = world.meant[at]
+        world.begun[stepwise.current_step().idempotency_key] = place
+        world.die("before", place)
+        world.sent.append(place)
+        world.die("in", place)
+        return place
+
+    world.post = post
+
+    @workflow
+    def agent():
+        return [*world.letters()]
+
+    with stepwise.testing.fresh_store():
+        for _ in range(100):
+            world.kill = world.kill or (world.kills.pop(0) if world.kills else None)
+            try:
+                found = agent.options(run_id="letters")()
+                break
+            except Killed:
+                pass
+            except StepInDoubtError:
+                world.answer(stepwise.get_run("letters"))
+            restart()
+        assert found == list(range(len(texts)))
+        assert sorted(world.sent) == found
+
+
+def test_what_it_waits_for_is_taken_at_the_last_moment(monkeypatch):
+    """A call whose rival another thread takes just before the run would stop is looked at again."""
+    from stepwise._calls import doubt
+
+    right, seen = doubt.stopped_at, []
+
+    def late(active, call, match):
+        if not seen:
+            seen.append(match)
+            active.take(match.recorded[0])
+        return right(active, call, match)
+
+    run = killed(letters, at="before bob")
+    run.resolve(2, did_not_happen=True)
+    monkeypatch.setattr(doubt, "stopped_at", late)
+    assert letters() == ["sent to ann", "sent to bob", "end"]
+    assert len(seen) == 1

@@ -1,0 +1,574 @@
+"""Looking at runs, settling what is in doubt, and which run a call means."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import stepwise
+from stepwise import cli, step, tool, workflow
+from stepwise._execution import process_memory
+from stepwise._journal.records import Call, Entry, Outcome
+from stepwise._matching.pool import Pool
+from stepwise._runs.steps import steps_of
+
+
+class Killed(SystemExit):
+    """The process ends here."""
+
+
+class Trouble(Exception):
+    """What a step raises."""
+
+
+done = []  # what steps did
+dying = {}  # argument of a step -> what it raises, once
+
+
+def body(x):
+    if x in dying:
+        raise dying.pop(x)
+    done.append(x)
+    return x
+
+
+work = step(name="work")(body)
+post = tool(name="post", side_effect=True)(body)
+
+
+@workflow
+def chain(*names):
+    notes = []
+    for name in names:
+        notes.append(work(name))
+    return notes
+
+
+@workflow
+def letter(text):
+    draft = work("draft")
+    sent = post(text)
+    return [draft, sent, work("end")]
+
+
+@workflow
+def collect(items):
+    items.append(work("a"))
+    items.append(work("b"))
+    return items
+
+
+@pytest.fixture(autouse=True)
+def nothing_done():
+    done.clear()
+    dying.clear()
+
+
+def restart():
+    """As if this process had just begun."""
+    vars(process_memory.memory).update(vars(process_memory.Memory()))
+
+
+def stopped(call, *arguments, at, by=None):
+    """The run of a call that was stopped in a step."""
+    error = by or Killed()
+    dying[at] = error
+    with pytest.raises(type(error)):
+        call(*arguments)
+    restart()
+    return stepwise.runs()[0]
+
+
+# -- the steps of a run --------------------------------------------------------------------------
+
+
+def test_steps():
+    """Each recorded call tells its number, name, arguments, outcome, times and place."""
+    before = time.time()
+    run = letter.execute("hello")
+    first, second, third = run.steps
+    assert [each.number for each in run.steps] == [1, 2, 3]
+    assert [each.name for each in run.steps] == ["work", "post", "work"]
+    assert [each.status for each in run.steps] == ["completed"] * 3
+    assert (second.arguments, second.preview, second.result) == ("x='hello'", "'hello'", "hello")
+    assert [each.side_effect for each in run.steps] == [False, True, False]
+    assert [each.attempts for each in run.steps] == [1, 1, 1]
+    assert first.site.startswith("test_runs.py:")
+    assert second.idempotency_key.startswith("sw-")
+    assert before <= first.started_at <= first.finished_at <= third.finished_at <= time.time()
+    assert first.duration == first.finished_at - first.started_at
+    assert (first.error, first.traceback, first.child) == (None, "", "")
+
+
+def test_a_failed_step():
+    """A failed step tells its exception and its traceback."""
+    run = stopped(chain, "a", "b", at="b", by=Trouble("no"))
+    failed = run.steps[1]
+    assert (failed.status, failed.preview) == ("failed", "Trouble('no')")
+    assert isinstance(failed.error, Trouble)
+    assert "raise dying.pop(x)" in failed.traceback
+    assert failed.result is None
+
+
+def test_a_child_run():
+    """The call of a child workflow leads to its run, and that back to its caller."""
+
+    @workflow
+    def parent():
+        return chain("a")
+
+    run = parent.execute()
+    (call,) = run.steps
+    child = stepwise.get_run(call.child)
+    assert (call.name, call.side_effect, call.result) == ("chain", False, ["a"])
+    assert (child.parent, child.result) == (run.id, ["a"])
+    assert run.parent is None
+
+
+def test_status():
+    """A run is running, then completed, failed or crashed."""
+    seen = []
+
+    @step
+    def look():
+        run = stepwise.current_run()
+        seen.append((run.status, run.owner.pid > 0, run.result, run.error))
+
+    @workflow
+    def looking(fails):
+        look()
+        post("seen")
+        if fails:
+            raise Trouble("no")
+
+    run = looking.execute(False)
+    assert seen == [("running", True, None, None)]
+    assert (run.status, run.owner, run.error) == ("completed", None, None)
+    with pytest.raises(Trouble):
+        looking(True)
+    assert stepwise.runs()[0].status == "failed"
+    run = stopped(letter, "hi", at="hi")
+    assert (run.status, run.owner) == ("crashed", None)
+    assert [each.status for each in run.steps] == ["completed", "in_doubt"]
+
+
+def test_result_and_error():
+    """The result of a completed run, and the exception of a failed one, are there to be had."""
+    run = chain.execute("a", "b")
+    assert (run.result, run.error, run.arguments) == (["a", "b"], None, "names=('a', 'b')")
+    run = stopped(chain, "c", at="c", by=Trouble("why"))
+    assert run.result is None
+    assert isinstance(run.error, Trouble)
+    assert run.error.args == ("why",)
+
+
+def test_what_an_attempt_did():
+    """A run tells where its last attempt resumed, and how many steps it executed and skipped."""
+    run = chain.execute("x")
+    assert (run.resumed_from_step, run.steps_executed, run.steps_skipped) == (None, 1, 0)
+    run = stopped(chain, *"abcd", at="c")
+    assert (run.resumed_from_step, run.steps_executed, run.steps_skipped) == (None, 2, 0)
+    assert chain.execute(*"abcd") == run
+    assert (run.resumed_from_step, run.steps_executed, run.steps_skipped) == (2, 2, 2)
+    assert run.result == [*"abcd"]
+    assert done == ["x", *"abcd"]
+
+
+def test_representation():
+    """A run shows its id, status and call, and is equal to another handle of the same run."""
+    run = chain.execute("a")
+    assert repr(run) == f"<Run {run.id} completed: chain(names=('a',))>"
+    assert {run, stepwise.get_run(run.id)} == {run}
+    assert run != chain.execute("b")
+    assert run.workflow.endswith("test_runs:chain")
+
+
+# -- settling and forgetting ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [2, "2", "post"])
+def test_resolve_landed(which):
+    """Settled as landed, by number or name, a side effect returns what it is said to have."""
+    run = stopped(letter, "hi", at="hi")
+    with pytest.raises(stepwise.StepInDoubtError):
+        letter("hi")
+    restart()
+    run.resolve(which, landed="id 7")
+    assert run.steps[1].status == "completed"
+    assert run.steps[1].result == "id 7"
+    assert letter("hi") == ["draft", "id 7", "end"]
+    assert done == ["draft", "end"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"did_not_happen": True},
+        {"answer": stepwise.DidNotHappen},
+        {"answer": stepwise.DidNotHappen()},
+    ],
+)
+def test_resolve_did_not_happen(answer):
+    """Settled as not happened, a side effect runs."""
+    run = stopped(letter, "hi", at="hi")
+    run.resolve("post", **answer)
+    assert letter("hi") == ["draft", "hi", "end"]
+    assert done == ["draft", "hi", "end"]
+
+
+def test_resolve_wrongly():
+    """What is not in doubt cannot be settled, and one thing has to be said."""
+    run = stopped(letter, "hi", at="hi")
+    for which in (1, "work", 9, "nobody"):
+        with pytest.raises(stepwise.StepNotFoundError, match=r"in doubt: 2 \(post\)") as caught:
+            run.resolve(which, landed=1)
+        assert caught.value.run_id == run.id
+    for answer in ({}, {"landed": 1, "did_not_happen": True}, {"answer": 7}):
+        with pytest.raises(stepwise.ConfigurationError):
+            run.resolve(2, **answer)
+    assert run.steps[1].status == "in_doubt"
+
+
+def test_forget():
+    """A forgotten step runs again the next time, and nothing else does."""
+    run = chain.execute("a", "b", "c")
+    run.forget(2)
+    assert run.status == "crashed"
+    assert [each.number for each in run.steps] == [1, 3]
+    restart()
+    assert chain("a", "b", "c") == ["a", "b", "c"]
+    assert done == ["a", "b", "c", "b"]
+    with pytest.raises(stepwise.StepNotFoundError, match="names more than one; give its number"):
+        run.forget("work")
+    with pytest.raises(stepwise.StepNotFoundError, match=r"'nobody' of run .* is no step recorded"):
+        run.forget("nobody")
+
+
+def test_what_was_forgotten_stays_forgotten():
+    """A forgotten step is executed again, even if the attempt after that failed before it could."""
+    log = []
+
+    @step
+    def look():
+        log.append("look")
+        if len(log) == 3:
+            raise ConnectionError("no route")
+        return len(log)
+
+    @step
+    def send(what):
+        log.append(f"send {what}")
+        if len(log) == 2:
+            raise ConnectionError("no route")
+        return what
+
+    @workflow
+    def agent():
+        seen = look()
+        sent = send(seen)
+        return seen, sent
+
+    with pytest.raises(ConnectionError):
+        agent()
+    (run,) = stepwise.runs()
+    run.forget("look")
+    with pytest.raises(ConnectionError):
+        agent()
+    assert agent() == (4, 4)
+    assert log == ["look", "send 1", "look", "look", "send 4"]
+
+
+def test_delete():
+    """A deleted run is gone with its children, and the same call starts afresh."""
+
+    @workflow
+    def parent():
+        return chain("a")
+
+    run = parent.execute()
+    child = stepwise.get_run(run.steps[0].child)
+    run.delete()
+    assert stepwise.runs() == []
+    for gone in (run, child):
+        with pytest.raises(stepwise.RunNotFoundError):
+            _ = gone.status
+    restart()
+    assert parent() == ["a"]
+    assert done == ["a", "a"]
+
+
+def test_owned_runs_are_left_alone():
+    """A run that is being executed is not deleted, forgotten or settled under its feet."""
+
+    @step
+    def meddle():
+        run = stepwise.current_run()
+        for change in (run.delete, lambda: run.forget(1), lambda: run.resolve(1, landed=1)):
+            with pytest.raises(stepwise.RunOwnedError):
+                change()
+
+    @workflow
+    def flow():
+        work("a")
+        meddle()
+        return work("b")
+
+    assert flow() == "b"
+
+
+# -- finding runs --------------------------------------------------------------------------------
+
+
+def test_runs():
+    """Runs are listed newest first, all or those of a workflow, all or those of a status."""
+    first, second = chain.execute("a"), chain.execute("b")
+    crashed = stopped(letter, "hi", at="hi")
+    assert stepwise.runs() == [crashed, second, first]
+    assert stepwise.runs(chain) == [second, first]
+    assert stepwise.runs("chain") == stepwise.runs(chain.full_name) == [second, first]
+    assert stepwise.runs(status="crashed") == [crashed]
+    assert stepwise.runs(workflow=chain, status="failed") == []
+    assert stepwise.runs("nobody") == []
+
+
+def test_get_run():
+    """A run is got by its id; for a mistyped one, the error names those that are similar."""
+    run = chain.execute("a")
+    assert stepwise.get_run(run.id) == run
+    with pytest.raises(stepwise.RunNotFoundError, match=f"Did you mean '{run.id}'") as caught:
+        stepwise.get_run(run.id[:-1] + "x")
+    assert caught.value.run_id == run.id[:-1] + "x"
+
+
+def test_other_stores(tmp_path):
+    """Runs of another store are found there, and only there."""
+    other = f"disk:{tmp_path / 'other'}"
+    run = chain.options(store=other).execute("a")
+    assert stepwise.runs(store=other) == [run]
+    assert stepwise.runs() == []
+    assert stepwise.get_run(run.id, store=other).result == ["a"]
+
+
+# -- which run is meant --------------------------------------------------------------------------
+
+
+def test_called_again_after_it_completed(told):
+    """Called again in the same process, a completed workflow is a new run, as a function is."""
+    ids = [chain.execute("a").id for _ in range(3)]
+    assert ids == [ids[0], f"{ids[0]}-2", f"{ids[0]}-3"]
+    assert done == ["a"] * 3
+    assert told() == ""
+    restart()
+    with pytest.warns(stepwise.RunWarning, match=f"was answered by {ids[1]}, which another"):
+        assert [chain.execute("a").id for _ in range(4)] == [*ids, f"{ids[0]}-4"]
+    assert done == ["a"] * 4
+    assert told().count("already completed") == 3
+
+
+def test_a_completed_run_is_recalled(told):
+    """Started again, a script gets the recorded result, and a line says how to start anew."""
+    run = chain.execute("a")
+    restart()
+    assert chain("a") == ["a"]
+    (line,) = told().splitlines()
+    assert line.startswith(f"stepwise: {run.id} already completed at ")
+    assert "its code has changed" not in line
+    assert line.endswith(f"STEPWISE_FRESH=1, or: stepwise forget {run.id}")
+    assert done == ["a"]
+
+
+def test_the_ways_to_start_anew_are_told_once(told):
+    """Many recalled runs of one workflow: the first notice says how to start anew."""
+    for name in "abc":
+        chain(name)
+    restart()
+    for name in "abc":
+        chain(name)
+    first, *others = told().splitlines()
+    assert "To run it afresh: .options(fresh=True)" in first
+    assert len(others) == 2
+    assert all(line.endswith("; here is its recorded result") for line in others)
+
+
+def test_a_run_that_stopped_in_a_child_says_so(told):
+    """What the parent tells names the child run in which it goes on, not that nothing was done."""
+
+    @workflow(name="inner")
+    def inner(*letters):
+        return chain(*letters)
+
+    @workflow
+    def outer():
+        return [inner("a"), inner("b", "c")]
+
+    run_id = stopped(outer, at="c").id.partition("/")[0]
+    told()
+    assert outer() == [["a"], ["b", "c"]]
+    assert f", 1 step answered by the journal, in its child run {run_id}/inner-" in told()
+
+
+def test_a_run_in_its_first_child_says_so(told):
+    """The same where no step of the parent itself had ended."""
+
+    @workflow
+    def outer():
+        return chain("b", "c")
+
+    run_id = stopped(outer, at="c").id.partition("/")[0]
+    told()
+    assert outer() == ["b", "c"]
+    assert f"{run_id} begins again from the top, in its child run {run_id}/chain-" in told()
+
+
+def test_a_run_that_failed_first_says_so(told):
+    """A run that failed before a step of it was done does not say that it was stopped."""
+    stopped(chain, "a", at="a", by=ValueError())
+    told()
+    assert chain("a") == ["a"]
+    line = told().splitlines()[-1]
+    assert line.endswith("begins again from the top: no step of it had been done")
+
+
+def test_a_resumed_run_says_so(told):
+    """A run that resumes says in one line where, and after how many steps."""
+    run = stopped(chain, *"abc", at="c")
+    told()
+    chain(*"abc")
+    line = chain.definition.function.__code__.co_firstlineno + 3
+    told_last = told().splitlines()[-1]  # before it: what the steps did to ``done`` is not restored
+    assert told_last == f"stepwise: {run.id} resumes at test_runs.py:{line}, after 2 steps"
+
+
+def test_starting_afresh(monkeypatch, told):
+    """``fresh=True`` and ``STEPWISE_FRESH=1`` start a new run, whose id they tell."""
+    runs = [chain.execute("a"), chain.options(fresh=True).execute("a")]
+    monkeypatch.setenv("STEPWISE_FRESH", "1")
+    runs.append(chain.execute("a"))
+    assert len({run.id for run in runs}) == 3
+    assert done == ["a"] * 3
+    told_ids = [
+        line.partition("a fresh run: ")[2].partition(";")[0] for line in told().splitlines()
+    ]
+    assert told_ids == [run.id for run in runs[1:]]
+
+
+def test_an_unfinished_run_beside_it(told):
+    """A new run beside an unfinished one names that, and its side effects."""
+    old = stopped(letter, "hi", at="end")
+    new = letter.execute("there")
+    assert f"stepwise: {new.id} starts; unfinished beside it: {old.id}(text='hi')" in told()
+    assert letter.execute("hi") == old
+
+
+def test_conflict():
+    """A run id that belongs to another call is refused, and both calls are shown."""
+    chain.options(run_id="mine")("a")
+    restart()
+    assert chain.options(run_id="mine")("a") == ["a"]
+    with pytest.raises(stepwise.RunConflictError) as caught:
+        chain.options(run_id="mine")("b")
+    text = str(caught.value)
+    assert "recorded  chain(names=('a',))" in text
+    assert "given     chain(names=('b',))" in text
+    assert "stepwise forget mine" in text
+    assert (caught.value.run_id, caught.value.given) == ("mine", "chain(names=('b',))")
+    with pytest.raises(stepwise.RunConflictError, match=r"belongs to another call of .*:chain"):
+        letter.options(run_id="mine")("a")
+    assert done == ["a"]
+
+
+def test_the_same_objects_again():
+    """Called again with the objects that a failed attempt changed, it goes on with that run."""
+    mine = ["start"]
+    dying["b"] = Trouble("no")
+    with pytest.raises(Trouble):
+        collect(mine)
+    assert mine == ["start", "a"]
+    assert collect(mine) is mine
+    assert mine == ["start", "a", "b"]
+    assert done == ["a", "b"]
+    assert len(stepwise.runs()) == 1
+
+
+def test_changed_objects_are_another_call():
+    """Objects that were changed since the attempt stopped, or are others, are another run."""
+    mine = ["start"]
+    dying["b"] = Trouble("no")
+    with pytest.raises(Trouble):
+        collect(mine)
+    mine.append("mine")
+    assert collect(mine) == ["start", "a", "mine", "a", "b"]
+    assert collect(["start", "a"]) == ["start", "a", "a", "b"]
+    assert len(stepwise.runs()) == 3
+
+
+def test_an_agent_again():
+    """A method called again on the agent that a failed attempt left behind goes on."""
+
+    class Agent:
+        def __init__(self):
+            self.notes = []
+
+        @workflow
+        def go(self):
+            for name in "abc":
+                self.notes.append(work(name))
+            return self.notes
+
+    agent = Agent()
+    dying["b"] = Trouble("no")
+    with pytest.raises(Trouble):
+        agent.go()
+    assert agent.go() is agent.notes
+    assert agent.notes == done == ["a", "b", "c"]
+    assert len(stepwise.runs()) == 1
+
+
+def test_execute_of_a_coroutine():
+    """``execute`` of an asynchronous workflow is awaited, and gives its run."""
+
+    @workflow
+    async def later(x):
+        return work(x)
+
+    async def main():
+        return await later.execute("a")
+
+    assert asyncio.run(main()).result == "a"
+
+
+# -- why a record did not answer -------------------------------------------------------------------
+
+
+def test_why_a_step_ran_again():
+    """A call made anew beside an unused record of its name names it, and the part that differs."""
+    prompts = iter(["first", "second"])
+
+    @workflow
+    def agent():
+        return [work(next(prompts)), work("end")]
+
+    run = stopped(agent, at="end")
+    assert [each.instead for each in run.steps] == [0]
+    assert agent() == ["second", "end"]
+    assert [(each.number, each.instead) for each in run.steps] == [(1, 0), (2, 1), (3, 0)]
+    text = CliRunner().invoke(cli.main, ["show", run.id]).output
+    assert "step 2 work ran, since the argument 'x' differs from step 1" in text
+
+
+def test_what_differs_from_the_record():
+    """Where the parts of both calls are known, those that differ are named."""
+    old = Call(1, "think", "m", "d1", 1, parts={"about": "a", "messages": "b"})
+    new = old._replace(number=2, digest="d2", parts={"about": "a", "messages": "c"}, instead=1)
+    entries = [Entry(n, Outcome(call), b"") for n, call in enumerate((old, new), 1)]
+    first, second = steps_of("r", entries, owned=False)
+    assert (first.differs, second.differs) == ((), ("messages",))
+    pool = Pool(entries[:1])
+    assert pool.instead(new) == 1
+    assert pool.instead(new._replace(branch="left")) == 0
+    assert pool.instead(new._replace(ordinal=2)) == 0
+    pool.take(pool.get(1))
+    assert pool.instead(new) == 0

@@ -1,0 +1,201 @@
+"""Looking for damage before it is met, and putting right what can be."""
+
+import contextlib
+import pathlib
+import sqlite3
+
+import pytest
+
+import stepwise
+from stepwise import step, tool, workflow
+from stepwise.stores import disk
+from stepwise.testing import SimulatedCrash, crash_at, fresh_store
+
+DONE = []
+
+
+@step
+def think(n):
+    DONE.append(f"think {n}")
+    return n
+
+
+@tool(side_effect=True)
+def send(text):
+    DONE.append(f"send {text}")
+    return text
+
+
+@workflow(retention="all")
+def agent(limit):
+    done = [think(0)]
+    done.append(think(1))
+    done.append(send("a"))
+    for n in range(2, limit):
+        done.append(think(n))
+    return done
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The store of a run that crashed after its side effect."""
+    DONE.clear()
+    path = tmp_path / "store"
+    with fresh_store(path), pytest.raises(SimulatedCrash), crash_at(think, "before", call=4):
+        agent.options(run_id="job")(5)
+    return path
+
+
+@contextlib.contextmanager
+def opened(folder):
+    """The store, as another process would open it."""
+    with fresh_store(folder):
+        yield stepwise.get_run("job")
+
+
+def rows(folder, like):
+    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database:
+        return [key for (key,) in database.execute("SELECT key FROM Cache ORDER BY key")
+                if key.startswith(like)]  # fmt: skip
+
+
+def damage(folder, key):
+    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database, database:
+        (value,) = database.execute("SELECT value FROM Cache WHERE key = ?", (key,)).fetchone()
+        value = value[:-1] + bytes([value[-1] ^ 1])
+        database.execute("UPDATE Cache SET value = ? WHERE key = ?", (value, key))
+
+
+def delete(folder, key):
+    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database, database:
+        database.execute("DELETE FROM Cache WHERE key = ?", (key,))
+
+
+def kinds(folder):
+    """The key of the row of each record, by kind and order."""
+    with opened(folder) as run:
+        names = [type(entry.record).__name__ for entry in run._entries()]
+    return list(zip(names, rows(folder, "r/"), strict=True))
+
+
+def key_of(folder, kind, number=0):
+    return [key for name, key in kinds(folder) if name == kind][number]
+
+
+def test_an_intact_run_verifies(folder):
+    """Of an intact run every record and checkpoint verifies, and repairing changes nothing."""
+    with opened(folder) as run:
+        verified = run.verify()
+        assert verified.ok
+        assert verified.problems == []
+        assert verified.records == len(rows(folder, "r/"))
+        assert verified.checkpoints == len(run.checkpoints) > 0
+        assert run.repair() == verified
+    assert rows(folder, "o/") == [key for key in rows(folder, "o/") if "quarantine" not in key]
+
+
+def test_verifying_loads_no_value(folder, monkeypatch):
+    """Nothing is unpickled to verify a run."""
+    monkeypatch.setattr("pickle.loads", None)
+    with opened(folder) as run:
+        assert run.verify().ok
+
+
+def test_a_damaged_checkpoint_is_set_aside(folder):
+    """A damaged checkpoint is found, moved to quarantine, and the run resumes at an older one."""
+    newest = rows(folder, "o/")[-1]
+    damage(folder, newest)
+    with opened(folder) as run:
+        verified = run.verify()
+        assert not verified.ok
+        assert verified.damaged_checkpoints == (int(newest[-12:]),)
+        assert run.repair().ok
+        assert agent.options(run_id="job")(5) == [0, 1, "a", 2, 3, 4]
+    assert DONE.count("send a") == 1
+    assert any("/quarantine/checkpoint/" in key for key in rows(folder, "o/"))
+
+
+def test_a_damaged_step_is_given_up(folder, capsys):
+    """A damaged record of a plain step is set aside; the step runs again, told of once."""
+    key = key_of(folder, "Outcome")
+    damage(folder, key)
+    with opened(folder) as run:
+        verified = run.verify()
+        assert verified.lost == (int(key[-12:]),)
+        assert verified.effects == 0
+        assert run.repair().ok
+        stepwise.configure(quiet=False)
+        assert agent.options(run_id="job")(5) == [0, 1, "a", 2, 3, 4]
+    assert "cannot be read" not in capsys.readouterr().err
+    assert DONE.count("send a") == 1
+
+
+def test_a_lost_side_effect_is_not_given_up_silently(folder):
+    """Where a side effect may be gone, repairing alone leaves the run stopped, and says so."""
+    intent = key_of(folder, "Intent")
+    outcome = min(key for name, key in kinds(folder) if name == "Outcome" and key > intent)
+    damage(folder, intent)
+    damage(folder, outcome)
+    with opened(folder) as run:
+        assert run.verify().effects == 1
+        assert not run.repair().ok
+    for key in rows(folder, "o/"):
+        if "quarantine" not in key:
+            delete(folder, key)
+    with opened(folder) as run:
+        with pytest.raises(stepwise.JournalLostError, match="--repair --accept-loss"):
+            agent.options(run_id="job")(5)
+        assert run.repair(accept_loss=True).ok
+        assert agent.options(run_id="job")(5) == [0, 1, "a", 2, 3, 4]
+    assert DONE.count("send a") == 2  # as was accepted
+
+
+def test_a_lost_tail(folder):
+    """Acknowledged records gone from the end are noticed; accepted, the run resumes before them."""
+    for name, key in reversed(kinds(folder)):
+        delete(folder, key)
+        if name == "Intent":
+            break
+    for key in rows(folder, "o/"):
+        delete(folder, key)
+    with opened(folder) as run:
+        verified = run.verify()
+        assert verified.tail > 0
+        assert verified.effects == 1
+        with pytest.raises(stepwise.JournalLostError, match="announced a side effect"):
+            agent.options(run_id="job")(5)
+        assert run.repair().tail > 0
+        assert run.repair(accept_loss=True).ok
+    with opened(folder) as run:
+        assert run.verify().ok
+        assert agent.options(run_id="job")(5) == [0, 1, "a", 2, 3, 4]
+
+
+def test_a_damaged_listing_is_made_again(folder):
+    """The entry in the listing is derived from the records, and made again."""
+    (key,) = rows(folder, "h/")
+    damage(folder, key)
+    with opened(folder) as run:
+        assert not run.verify().listing
+        assert run.repair().ok
+        assert [each.id for each in stepwise.runs()] == ["job"]
+
+
+def test_a_run_that_is_executed_is_not_repaired(folder):
+    """Repairing needs the run for itself, so it is refused while the run is being executed."""
+    damage(folder, rows(folder, "o/")[-1])
+    store = disk.DiskStore(folder)
+    epoch = store.acquire("job", stepwise.stores.Owner(1, "here", 0.0))
+    try:
+        with opened(folder) as run, pytest.raises(stepwise.RunBusyError):
+            run.repair()
+    finally:
+        store.release("job", epoch)
+        store.close()
+
+
+def test_a_run_that_is_not_there(folder):
+    """There is nothing to verify of a run that does not exist."""
+    with opened(folder) as run, pytest.raises(stepwise.RunNotFoundError):
+        stepwise.Run(run.store, "other").verify()
+    assert pathlib.Path(folder).exists()

@@ -1,0 +1,210 @@
+"""What newcomers get wrong in a run, and that they are told what to do about it."""
+
+import asyncio
+import functools
+import gc
+import pathlib
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import stepwise
+from stepwise import ConfigurationError, NotRecordableError, RunWarning, step, tool, workflow
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
+from outside import Log
+
+
+@step
+def think(topic):
+    return f"about {topic}"
+
+
+@step
+async def athink(topic):
+    return f"about {topic}"
+
+
+def names(*words):
+    return "(?s)" + ".*".join(words)
+
+
+def test_a_value_that_cannot_be_recorded():
+    """A step that returns a live object is told to return plain data; the object is named."""
+
+    @step
+    def connect():
+        return {"socket": threading.Lock()}
+
+    @workflow
+    def agent():
+        return connect()
+
+    with pytest.raises(NotRecordableError, match=names("'connect'", r"\['socket'\]", "plain data")):
+        agent()
+
+
+def test_a_result_that_cannot_be_recorded():
+    """A workflow that returns one gives it, and warns; called again, no step runs twice."""
+    ran = Log()
+
+    @step
+    def connect():
+        ran.append(1)
+        return 1
+
+    @workflow(name="dialler")
+    def agent():
+        connect()
+        return threading.Lock()
+
+    with pytest.warns(RunWarning, match=names("the result of 'dialler'", "journal makes")):
+        agent.options(run_id="r")()
+    with pytest.warns(RunWarning):
+        agent.options(run_id="r")()
+    assert ran == [1]
+
+
+def test_a_forgotten_await():
+    """A coroutine that is returned instead of its value is a missing ``await``."""
+
+    @workflow
+    async def agent():
+        return athink("tides")
+
+    with pytest.raises(NotRecordableError, match=r"the coroutine 'athink'.* Await it"):
+        asyncio.run(agent())
+
+
+def test_a_workflow_that_is_not_awaited():
+    """Python's own warning names the workflow."""
+
+    @workflow
+    async def agent():
+        return 1
+
+    with pytest.warns(RuntimeWarning, match="coroutine 'agent' was never awaited"):
+        agent()
+        gc.collect()
+
+
+def test_arguments_that_cannot_be_told_apart():
+    """A client as an argument: the message names it, and the two ways out."""
+
+    @workflow
+    def agent(client, topic):
+        return think(topic)
+
+    with pytest.raises(TypeError, match=names("'client'", r"ignore=\('client',\)", "key=")):
+        agent(threading.Lock(), "tides")
+
+
+def test_a_variable_that_cannot_be_recorded():
+    """A client among the variables: one warning with the variable, its line and the ways out."""
+
+    @workflow
+    def agent(topic):
+        lock = threading.Lock()
+        first = think(topic)
+        second = think(first)
+        del lock
+        return second
+
+    with pytest.warns(RunWarning, match=names("'lock'", "ways out", "resource")) as warned:
+        assert agent("tides") == "about about tides"
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("decorator", [step, tool, workflow])
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ("research", "name='research'"),
+        (3, "options have names"),
+        (int, "decorate its methods"),
+        (property(think), "@property above @"),
+    ],
+)
+def test_something_else_than_a_function(decorator, given, way):
+    """Who decorates something else, or forgets an option's name, is told what to write."""
+    with pytest.raises(ConfigurationError, match=names("decorates a function", way)):
+        decorator(given)
+
+
+def test_a_partial():
+    """A partial of a step is a step already, and a workflow is no partial of a function."""
+    for decorator in (step, tool):
+        with pytest.raises(ConfigurationError, match="step or workflow already"):
+            decorator(functools.partial(think, "tides"))
+    with pytest.raises(ConfigurationError, match="write a function that calls it"):
+        workflow(functools.partial(think, "tides"))
+
+
+def test_only_what_stands_in_the_way_is_named():
+    """A closed executor is no obstacle to a checkpoint, so it is not named beside what is one."""
+
+    @workflow
+    def agent():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int).result()
+        lock = threading.Lock()
+        think("tides")
+        return lock.locked()
+
+    with pytest.warns(RunWarning, match="the variable 'lock'") as told:
+        agent()
+    assert not [each for each in told if "'pool'" in str(each.message)]
+
+
+def test_steps_outside_a_workflow(home):
+    """A step outside any workflow is the plain function; nothing is written anywhere."""
+    assert think("tides") == "about tides"
+    assert not home.exists()
+
+
+def test_without_a_file():
+    """Code from ``exec`` has no source: the workflow runs, with one warning of what that means."""
+    program = (
+        "from stepwise import workflow\n@workflow\ndef agent(): return 1\nprint(agent(), agent())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"exec({program!r})"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "1 1\n"
+    assert done.stderr.count("RunWarning") == 1
+    assert "put it into a file" in done.stderr
+
+
+# -- steps of one name ---------------------------------------------------------------------------
+
+
+def test_two_lambdas():
+    """Two lambdas as steps of one run are refused, with both places; with names they are fine."""
+    double, half = (step(each) for each in (lambda x: 2 * x, lambda x: x // 2))
+
+    @workflow
+    def both(x):
+        return double(x) + half(x)
+
+    with pytest.raises(stepwise.ConfigurationError, match=r"test_mistakes.py:\d+ and .*name="):
+        both(4)
+    half = step(name="half")(lambda x: x // 2)
+    assert both(4) == 10
+
+
+def test_one_lambda():
+    """A lambda that is made again, in a loop or a cell, is one step."""
+
+    @workflow
+    def each(values):
+        return [step(lambda x: 2 * x)(value) for value in values]
+
+    assert each([1, 2, 3]) == [2, 4, 6]

@@ -1,0 +1,184 @@
+"""A workflow that has another name or place than when its run began is told, and can go on."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import stepwise
+from stepwise.stores._local import FolderStore
+
+PROGRAM = """
+import os, sys
+import stepwise
+
+@stepwise.tool(side_effect=True)
+def send(text):
+    print("sent", text, flush=True)
+
+@stepwise.step
+def think(text):
+    if "DIE" in os.environ:
+        os._exit(9)
+    return text.upper()
+
+@stepwise.workflow
+def agent(text="a"):
+    send(text)
+    return think(text)
+
+if __name__ == "__main__":
+    print(agent.options(**eval(sys.argv[1] if sys.argv[1:] else "{}"))())
+"""
+BEGUN = "sent a\n"
+WENT_ON = "A\n"
+ANEW = "sent a\nA\n"
+
+
+@pytest.fixture
+def began(tmp_path):
+    """A program that was killed after its side effect; the id of its run."""
+    program = tmp_path / "project" / "agent.py"
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    assert executed(program, DIE="1") == (BEGUN, "")
+    (run,) = stepwise.runs()
+    return program, run.id
+
+
+def executed(program, *arguments, **environment):
+    """What a program printed, and what was told."""
+    ended = subprocess.run(
+        [sys.executable, program, *arguments],
+        env={**os.environ, "STEPWISE_QUIET": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == (9 if "DIE" in environment else 0), ended.stderr
+    return ended.stdout, ended.stderr
+
+
+def moved(program):
+    return program.parent.rename(program.parent.with_name("elsewhere")) / program.name
+
+
+def edited(program, old, new):
+    assert old in program.read_text()
+    program.write_text(program.read_text().replace(old, new))
+
+
+def test_a_script_that_was_moved_is_told(began):
+    """A script in another place starts a new run, and is told how to go on with the old one."""
+    program, run_id = began
+    old, new = program, moved(program)
+    printed, told = executed(new)
+    assert printed == ANEW
+    assert f"unfinished: {run_id}() with side effects send x1 of the same code" in told
+    assert f"in {old}, which is there no more" in told
+    assert f"STEPWISE_RESUME={run_id}" in told
+
+
+@pytest.mark.parametrize("way", ["variable", "option"])
+def test_a_script_that_was_moved_goes_on(began, way):
+    """Told which run is meant, a script in another place goes on, and repeats nothing."""
+    program, run_id = began
+    if way == "variable":
+        printed, told = executed(moved(program), STEPWISE_RESUME=run_id)
+    else:
+        printed, told = executed(moved(program), repr({"run_id": run_id}))
+    assert printed == WENT_ON
+    assert f"{run_id} resumes at agent.py" in told
+    (run,) = stepwise.runs()
+    assert run.status == "completed"
+
+
+def test_a_run_whose_script_is_gone_is_not_taken_by_another(began):
+    """Other code in another place is not the same workflow, whatever its name."""
+    program, run_id = began
+    program = moved(program)
+    edited(program, "return think(text)", "return think(text + text)")
+    printed, told = executed(program)
+    assert (printed, "unfinished" in told) == ("sent a\nAA\n", False)
+    with pytest.raises(AssertionError, match="RunConflictError"):
+        executed(program, repr({"run_id": run_id}))
+
+
+def test_a_workflow_that_was_renamed_is_told(began):
+    """A workflow with another name starts a new run, and is told how to go on with the old one."""
+    program, run_id = began
+    edited(program, "agent", "researcher")
+    printed, told = executed(program)
+    assert printed == ANEW
+    assert f"unfinished: {run_id}() with side effects send x1 of a workflow 'agent'" in told
+    assert "@workflow(name='agent')" in told
+    edited(program, "@stepwise.workflow", "@stepwise.workflow(name='agent')")
+    printed, told = executed(program)
+    assert printed == WENT_ON
+    assert f"{run_id} resumes at agent.py" in told
+
+
+@pytest.mark.parametrize("other", ["function", "name", "method", "script"])
+def test_what_is_still_there_is_not_taken_for_renamed(began, other):
+    """Nothing is told of the unfinished runs of another workflow that is still there."""
+    program, _ = began
+    workflow = "@stepwise.workflow\ndef agent"
+    if other == "script":
+        copy = program.with_name("second.py")
+        copy.write_text(program.read_text())
+        program = copy
+    elif other == "function":
+        edited(program, workflow, f"{workflow}(): pass\n\n@stepwise.workflow\ndef another")
+        edited(program, "print(agent", "print(another")
+    else:
+        old = "@stepwise.workflow(name='agent')\n{0}def old(): pass\n\n"
+        old = f"class Old:\n  {old.format('  ')}" if other == "method" else old.format("")
+        edited(program, workflow, f"{old}@stepwise.workflow\ndef another")
+        edited(program, "print(agent", "print(another")
+    assert executed(program) == (ANEW, "")
+
+
+def test_a_name_with_a_colon(began):
+    """A copied script is another program, whatever is in the names of its workflows."""
+    program, _ = began
+    edited(program, "@stepwise.workflow", "@stepwise.workflow(name='agent: daily')")
+    assert executed(program, DIE="1") == (BEGUN, "")
+    copy = program.with_name("second.py")
+    copy.write_text(program.read_text())
+    assert executed(copy) == (ANEW, "")
+
+
+def test_what_a_module_holds_is_not_asked(began):
+    """Objects that raise when they are asked for an attribute may stand beside a workflow."""
+    program, run_id = began
+    edited(program, "agent", "researcher")
+    proxy = "class Proxy:\n  def __getattr__(self, name): raise RuntimeError(name)\n\n"
+    edited(program, "@stepwise.tool", f"{proxy}request = Proxy()\n\n@stepwise.tool")
+    printed, told = executed(program)
+    assert printed == ANEW
+    assert f"unfinished: {run_id}()" in told
+
+
+def test_other_unfinished_runs_are_not_read(monkeypatch):
+    """What a new run starts beside costs it no journal of another workflow."""
+
+    @stepwise.workflow
+    def stops(number):
+        raise KeyboardInterrupt
+
+    @stepwise.workflow
+    def ends(number):
+        return number
+
+    for number in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            stops(number)
+    read, plain = [], FolderStore.read
+    monkeypatch.setattr(
+        FolderStore,
+        "read",
+        lambda store, run_id, after=0: read.append(run_id) or plain(store, run_id, after),
+    )
+    run = ends.execute(0)
+    assert set(read) <= {run.id}
