@@ -282,7 +282,7 @@ FOR_LOOKING = """
     _runs.checkpoints _calls.compensation _runs.current _display.render _calls.doubt
     _runs.fork _workflows.handles _runs.steps _execution.viewer
     _runs.listing _calls.parallel _runs.overview _display.progress_notebook
-    _display.progress_terminal _workflows.recover _runs.run _runs.settle _runs.verify
+    _display.progress_terminal _workflows.recover _runs.run _runs.verify
     _calls.workers agent graph notebook
 """
 

@@ -48,6 +48,7 @@ __all__ = [
     "derive_facts",
     "effects_seen",
     "end_of_step",
+    "facts_at_start",
     "given_up",
     "handled_in",
     "last_end",
@@ -599,28 +600,33 @@ class Course(Projection):
         return not self.forked or at > self.born
 
 
+def facts_at_start(run_id: str, started: Started) -> RunFacts:
+    """The facts of a run that begins."""
+    return RunFacts(
+        run_id=run_id,
+        workflow=started.workflow,
+        label=started.workflow.rpartition(":")[2],
+        status="running",
+        arguments=started.arguments,
+        digest=started.digest,
+        code=started.code,
+        parent=started.parent,
+        forked_from=started.forked_from,
+        secrets=started.secrets,
+        hidden=started.hidden,
+        created_at=started.at,
+        updated_at=started.at,
+        parts=started.parts,
+    )
+
+
 def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
     """Derive a run's facts from its records; return ``None`` if they do not show how it began."""
     facts: RunFacts | None = None
     for entry in entries:
         record = entry.record
         if isinstance(record, Started):
-            facts = RunFacts(
-                run_id=run_id,
-                workflow=record.workflow,
-                label=record.workflow.rpartition(":")[2],
-                status="running",
-                arguments=record.arguments,
-                digest=record.digest,
-                code=record.code,
-                parent=record.parent,
-                forked_from=record.forked_from,
-                secrets=record.secrets,
-                hidden=record.hidden,
-                created_at=record.at,
-                updated_at=record.at,
-                parts=record.parts,
-            )
+            facts = facts_at_start(run_id, record)
         elif facts is not None:
             facts = _after(facts, entry)
     return facts
