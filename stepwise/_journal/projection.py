@@ -35,13 +35,14 @@ from stepwise._journal.records import (
 )
 
 __all__ = [
+    "CallKey",
     "Calls",
     "Course",
     "Flags",
     "Places",
     "Projection",
     "RecordedCall",
-    "Rulings",
+    "Ruling",
     "Status",
     "Stop",
     "announcements",
@@ -63,9 +64,10 @@ _EMPTY = bytes(8 * 1024)  # places for so many calls more
 
 Flags = tuple[bool, bool, bool]
 """What a checkpoint keeps of a call: handled, retry and spent of :class:`RecordedCall`."""
-CallKey = tuple[str, str, int]  # by which a stopped call is known again
-Rulings = dict[CallKey, tuple[int, Ruled]]
-"""What people said of stopped calls, each with the number of the record that says it."""
+CallKey = tuple[str, str, int]
+"""By which a stopped call is known again: name, branch and ordinal."""
+Ruling = tuple[int, Ruled]
+"""What somebody said of a stopped call, with the number of the record that says it."""
 
 
 class Projection:
@@ -199,7 +201,7 @@ class Calls(Projection):
         self, entries: Iterable[Entry] = (), flags: Mapping[int, Flags] | None = None
     ) -> None:
         self.known: dict[int, RecordedCall] = {}
-        self.rulings: Rulings = {}
+        self.rulings: dict[CallKey, Ruling] = {}
         self.changing: list[Outcome] = []
         self.undone = False
         self._before_end: list[tuple[RecordedCall, Flags]] = []
