@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     loops remade_clients takeover reach complaints module_state frame definition other_runs opening
-    resume execute turns called starts invoke forms handles recover workflow host pieces
+    resume execute turns starts invoke handles recover workflow host pieces
 """
