@@ -311,7 +311,7 @@ class TopLevel(WorkflowCall):
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
-        return Starting(self.workflow, self.parts, self.given, self.store)
+        return Starting(self, self.given, self.store)
 
     def choose(self) -> None:
         """Decide which run is meant."""

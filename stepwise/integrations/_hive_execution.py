@@ -304,7 +304,7 @@ class HiveExecution:
         finally:
             _execution.reset(token)
             await _saved()
-        if self.stopped is not None:  # hive makes an error result of any exception
+        if self.stopped is not None:
             raise self.stopped
         if not result.success:
             raise UnfinishedError(result)
@@ -326,6 +326,15 @@ class HiveExecution:
         for key, value in self._session.changes(self.done):
             memory.write(key, value, validate=False)
 
+    @contextlib.contextmanager
+    def noting_stops(self) -> Iterator[None]:
+        """Remember what stops the run: hive makes an error result of any exception."""
+        try:
+            yield
+        except RunStopped as error:
+            self.stopped = error
+            raise
+
     async def visit(self, node: Any, spec: Any, ctx: Any) -> Any:
         """One attempt at a node: recorded if it succeeds."""
         if not host.is_in_run():
@@ -340,9 +349,9 @@ class HiveExecution:
             step = Step(self._visited, kind="step", name=spec.id, ignore=("attempt",))
             self._steps[spec.id] = step
         try:
-            record = await host.call(step, (at.key,), {"attempt": place[1]}, branch=at.key)
-        except RunStopped as error:
-            self.stopped = error
+            with self.noting_stops():
+                record = await host.call(step, (at.key,), {"attempt": place[1]}, branch=at.key)
+        except RunStopped:
             raise
         except Exception as error:
             if at.number:  # the process that goes on makes the attempt anew
@@ -453,11 +462,8 @@ def recorded_tools(executor: Any) -> Any:
         if execution is None:
             return executor(tool_use)
         if key not in execution.returned:
-            try:
+            with execution.noting_stops():
                 execution.returned[key] = step(tool_use.input, key[1])
-            except RunStopped as error:
-                execution.stopped = error
-                raise
         return _answered(execution.returned[key], tool_use)
 
     async def arecorded(tool_use: Any) -> Any:
@@ -465,11 +471,8 @@ def recorded_tools(executor: Any) -> Any:
         if execution is None:
             return await executor(tool_use)
         if key not in execution.returned:
-            try:
+            with execution.noting_stops():
                 execution.returned[key] = await step.acall(tool_use.input, key[1])
-            except RunStopped as error:
-                execution.stopped = error
-                raise
         return _answered(execution.returned[key], tool_use)
 
     return arecorded if inspect.iscoroutinefunction(executor) else recorded
