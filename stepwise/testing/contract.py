@@ -15,195 +15,31 @@ A store of your own (a database, an object store) is tested like this::
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from stepwise._values.buffers import Pieces
-from stepwise.errors import LeaseLostError, RunOwnedError
-from stepwise.stores import Batch, Head, Owner, Store, open_store
+from stepwise.stores import Batch, Head, open_store
+from stepwise.testing._contract_base import (
+    LARGE,
+    ME,
+    ODD,
+    check_mark,
+    content_of,
+    head_of,
+    numbered,
+    refused,
+)
+from stepwise.testing._contract_leases import LeaseContract
 
 __all__ = ["StoreContract"]
-
-E = TypeVar("E", bound=BaseException)
-
-ME = Owner(os.getpid(), "here", 1.5, "thread a")
-OTHER = Owner(os.getpid(), "here", 2.5, "thread b")
-LARGE = bytes(range(256)) * (5 << 12)  # 5 MiB
-ODD = (
-    "", " ", "run", "run ", "RUN", "run/1", "run/10", "run/1/2", "../run", "tab\tnul\0end",
-    "it's \"quoted\"; DROP TABLE runs", "percent % under_score * ? [a]", "two\nlines\r\n",
-    "caf\u00e9", "cafe\u0301", "\u8fd0\u884c \U0001f680", "long" * 1000, "long" * 1000 + "er",
-)  # fmt: skip
-
-
-class _ContractBase:
-    """Stores to test, closed after each test; a subclass says how they are made."""
-
-    def make_store(self, tmp_path: Path) -> Store:
-        """A new, empty store; ``tmp_path`` is an empty folder that it may use."""
-        raise NotImplementedError(f"{type(self).__name__} needs make_store(self, tmp_path)")
-
-    def reopen(self, store: Store) -> Store:
-        """Close a persistent store and open it again, as a new process would."""
-        raise NotImplementedError(f"{type(self).__name__} needs reopen(self, store)")
-
-    def _store(self, tmp_path: Path) -> Store:
-        return self._to_close(self.make_store(tmp_path))
-
-    def _begin(self, tmp_path: Path) -> tuple[Store, int]:
-        store = self._store(tmp_path)
-        return store, store.acquire("run", ME)
-
-    def _to_close(self, store: Store) -> Store:
-        self._opened = [*getattr(self, "_opened", []), store]
-        return store
-
-    def teardown_method(self) -> None:
-        """Close what a test has opened."""
-        for store in self.__dict__.pop("_opened", []):
-            store.close()
-
-
-def _numbered(*numbers: int) -> Batch:
-    return Batch(tuple((number, b"%d" % number) for number in numbers), durable=False)
-
-
-def _head(run_id: str, flow: str = "flow", finished: bool = False, data: bytes = b"data") -> Head:
-    return Head(run_id, flow, finished, data)
-
-
-def _content_of(
-    store: Store, run_id: str
-) -> tuple[list[tuple[int, bytes]], dict[str, bytes | None], Head | None, list[bytes]]:
-    """All that a store has of a run."""
-    objects = {name: store.get(run_id, name) for name in store.names(run_id)}
-    return list(store.read(run_id)), objects, store.head(run_id), sorted(store.marks(run_id))
-
-
-def _check_mark(store: Store, newest: bytes) -> None:
-    marks = [mark.rstrip(b"\0") for mark in store.marks("run")]
-    assert len(marks) <= 2
-    assert newest in marks or not (marks or store.persistent)
-
-
-def _refused(error: type[E], call: Callable[[], object]) -> E:
-    try:
-        call()
-    except error as raised:
-        return raised
-    raise AssertionError(f"{error.__name__} was not raised")
-
-
-class _LeaseContract(_ContractBase):
-    """The rules of leases: which owner may write to a run, and until when."""
-
-    # -- the lease -------------------------------------------------------------------------------
-
-    def test_one_owner(self, tmp_path: Path) -> None:
-        """Only one owner can have the lease; the error for the next one names the owner."""
-        store, epoch = self._begin(tmp_path)
-        error = _refused(RunOwnedError, lambda: store.acquire("run", OTHER))
-        assert (error.run_id, error.owner, store.owner("run")) == ("run", ME, ME)
-        assert store.owner("run2") is None
-        store.release("run", epoch)
-        assert store.owner("run") is None
-        store.acquire("run", OTHER)
-        assert store.owner("run") == OTHER
-
-    def test_one_owner_of_many_threads(self, tmp_path: Path) -> None:
-        """If many threads ask for a lease at once, one of them gets it."""
-        store, start = self._store(tmp_path), threading.Barrier(8)
-
-        def ask(number: int) -> int | None:
-            start.wait()
-            try:
-                return store.acquire("run", Owner(os.getpid(), "here", 0.0, str(number)))
-            except RunOwnedError:
-                return None
-
-        with ThreadPoolExecutor(8) as pool:
-            epochs = list(pool.map(ask, range(8)))
-        assert [epoch for epoch in epochs if epoch is not None] == [1]
-        owner = Owner(os.getpid(), "here", 0.0, str(epochs.index(1)))
-        assert store.owner("run") == owner
-
-    def test_the_epoch_grows(self, tmp_path: Path) -> None:
-        """Epochs of a run are 1, 2, 3, and so on, even when the run is deleted between."""
-        store = self._store(tmp_path)
-        for expected in range(1, 6):
-            epoch = store.acquire("run", ME)
-            assert epoch == expected
-            if epoch == 3:
-                store.delete("run", epoch)
-            store.release("run", epoch)
-        assert store.acquire("run2", ME) == 1
-
-    def test_an_old_epoch_writes_nothing(self, tmp_path: Path) -> None:
-        """A former owner can neither write nor delete anything of the run."""
-        store, old = self._begin(tmp_path)
-        first = Batch(((1, b"1"),), {"a": b"1"}, head=_head("run"), mark=b"m" * 40)
-        store.write("run", old, first)
-        store.release("run", old)
-        epoch, before = store.acquire("run", OTHER), _content_of(store, "run")
-        head = _head("run", finished=True)
-        batch = Batch(((2, b"2"),), {"b": b"2"}, ("a",), 1, head, b"late" * 10)
-        for wrong in (old, epoch + 1, 0):
-            error = _refused(LeaseLostError, partial(store.write, "run", wrong, batch))
-            assert error.run_id == "run"
-            _refused(LeaseLostError, partial(store.delete, "run", wrong))
-        _refused(LeaseLostError, partial(store.write, "never acquired", 1, batch))
-        assert _content_of(store, "run") == before
-        assert len(list(store.heads("flow", unfinished=True))) == 1
-        store.write("run", epoch, batch)
-        assert [n for n, _ in store.read("run")] == [2]
-
-    def test_giving_up_what_is_not_held(self, tmp_path: Path) -> None:
-        """Giving up a lease that is not held is no error, and frees nobody else's."""
-        store = self._store(tmp_path)
-        store.release("run", 1)
-        old = store.acquire("run", ME)
-        store.release("run", old)
-        store.acquire("run", OTHER)
-        store.release("run", old)
-        assert store.owner("run") == OTHER
-        _refused(RunOwnedError, lambda: store.acquire("run", ME))
-
-    # -- closing ---------------------------------------------------------------------------------
-
-    def test_closing_gives_leases_up(self, tmp_path: Path) -> None:
-        """After a store is closed its runs can be taken up by whoever opens it."""
-        store, epoch = self._begin(tmp_path)
-        if store.persistent:
-            store = self._to_close(self.reopen(store))
-            assert store.owner("run") is None
-            assert store.acquire("run", OTHER) == epoch + 1
-
-    def test_a_persistent_store_keeps_everything(self, tmp_path: Path) -> None:
-        """Whoever opens a persistent store again finds all that was written, durable or not."""
-        store, epoch = self._begin(tmp_path)
-        batch = Batch(((1, b"1"), (2, LARGE)), {"a": b"a"}, head=_head("run"), mark=b"m" * 40)
-        store.write("run", epoch, batch)
-        store.write("run", epoch, Batch(((3, b"3"),), {"b": LARGE}, durable=False))
-        before = _content_of(store, "run")
-        store.release("run", epoch)
-        if store.persistent:
-            store = self._to_close(self.reopen(store))
-            assert _content_of(store, "run") == before
-            assert list(store.heads("flow", unfinished=True)) == [_head("run")]
-            _check_mark(store, b"m" * 40)
-            assert store.acquire("run", OTHER) == epoch + 1
-            _refused(LeaseLostError, lambda: store.write("run", epoch, _numbered(4)))
-
 
 _NOT_UTF8 = "caf\udce9"  # how an argument or a file name that is not UTF-8 reaches Python
 
 
-class StoreContract(_LeaseContract):
+class StoreContract(LeaseContract):
     """The promises of every store, as tests; inherit it under a name that begins with ``Test``.
 
     Define :meth:`make_store`, and :meth:`reopen` if the store is persistent.  What a power cut, a
@@ -217,7 +53,7 @@ class StoreContract(_LeaseContract):
         store = self._store(tmp_path)
         assert open_store(store) is store
         assert list(store.heads()) == []
-        assert _content_of(store, "run") == ([], {}, None, [])
+        assert content_of(store, "run") == ([], {}, None, [])
         assert store.get("run", "name") is None
         assert store.owner("run") is None
 
@@ -225,7 +61,7 @@ class StoreContract(_LeaseContract):
         """Records come back in the order of their numbers, those after a number if asked for."""
         store, epoch = self._begin(tmp_path)
         for numbers in ((1, 2), (3,), range(4, 13)):
-            store.write("run", epoch, _numbered(*numbers))
+            store.write("run", epoch, numbered(*numbers))
         assert list(store.read("run")) == [(n, b"%d" % n) for n in range(1, 13)]
         assert [n for n, _ in store.read("run", after=9)] == [10, 11, 12]
         assert list(store.read("run", after=12)) == []
@@ -233,10 +69,10 @@ class StoreContract(_LeaseContract):
     def test_many_records(self, tmp_path: Path) -> None:
         """Thousands of records come back complete, even if more are written while they are read."""
         store, epoch = self._begin(tmp_path)
-        store.write("run", epoch, _numbered(*range(1, 2501)))
+        store.write("run", epoch, numbered(*range(1, 2501)))
         reading = store.read("run")
         numbers = [next(reading)[0]]
-        store.write("run", epoch, _numbered(*range(2501, 2601)))
+        store.write("run", epoch, numbered(*range(2501, 2601)))
         numbers += [number for number, _ in reading]
         assert numbers[:2500] == list(range(1, 2501))
         assert numbers[2500:] in ([], list(range(2501, 2601)))
@@ -247,7 +83,7 @@ class StoreContract(_LeaseContract):
         store, epoch = self._begin(tmp_path)
         values = [b"", b"\0", b"a\r\nb\rc\n" * 9000, LARGE, LARGE + b"!"]
         for number, value in enumerate(values, 1):
-            head = _head("run", data=value)
+            head = head_of("run", data=value)
             store.write("run", epoch, Batch(((number, value),), {str(number): value}, head=head))
             assert store.head("run") == head
         assert [value for _, value in store.read("run")] == values
@@ -272,12 +108,12 @@ class StoreContract(_LeaseContract):
         """Pruning deletes the records up to and including a number, and no others."""
         store, epoch = self._begin(tmp_path)
         other = store.acquire("run2", ME)
-        store.write("run", epoch, _numbered(*range(1, 12)))
-        store.write("run2", other, _numbered(1, 2))
+        store.write("run", epoch, numbered(*range(1, 12)))
+        store.write("run2", other, numbered(1, 2))
         store.write("run", epoch, Batch(((12, b"12"),), prune=9))
         assert [n for n, _ in store.read("run")] == [10, 11, 12]
         store.write("run", epoch, Batch(prune=12))
-        store.write("run", epoch, _numbered(13))
+        store.write("run", epoch, numbered(13))
         assert [n for n, _ in store.read("run")] == [13]
         assert [n for n, _ in store.read("run2")] == [1, 2]
 
@@ -286,13 +122,13 @@ class StoreContract(_LeaseContract):
     def test_a_batch_that_fails_writes_nothing(self, tmp_path: Path) -> None:
         """A batch that is interrupted half-way leaves nothing behind, and the next one works."""
         store, epoch = self._begin(tmp_path)
-        first = Batch(((1, b"1"),), {"a": b"a"}, head=_head("run"), mark=b"m" * 40)
+        first = Batch(((1, b"1"),), {"a": b"a"}, head=head_of("run"), mark=b"m" * 40)
         store.write("run", epoch, first)
-        before, head = _content_of(store, "run"), _head("run", finished=True)
+        before, head = content_of(store, "run"), head_of("run", finished=True)
         batch = Batch(((2, b"2"),), _Interrupted(), ("a",), 1, head, b"late" * 10)
-        _refused(KeyboardInterrupt, lambda: store.write("run", epoch, batch))
-        assert _content_of(store, "run") == before
-        store.write("run", epoch, _numbered(2))
+        refused(KeyboardInterrupt, lambda: store.write("run", epoch, batch))
+        assert content_of(store, "run") == before
+        store.write("run", epoch, numbered(2))
         assert [n for n, _ in store.read("run")] == [1, 2]
 
     def test_a_batch_appears_as_a_whole(self, tmp_path: Path) -> None:
@@ -310,7 +146,7 @@ class StoreContract(_LeaseContract):
             watching = pool.submit(watch)
             try:
                 for batch in range(1, 101):
-                    records = _numbered(*range(4 * batch - 3, 4 * batch + 1)).records
+                    records = numbered(*range(4 * batch - 3, 4 * batch + 1)).records
                     objects = {"batches": b"%d" % batch}
                     store.write("run", epoch, Batch(records, objects, durable=False))
             finally:
@@ -334,7 +170,7 @@ class StoreContract(_LeaseContract):
         for name in names:
             data = [f"{name} {number}".encode() for number in range(1, 26)]
             assert list(store.read(name)) == list(enumerate(data, 1))
-            assert _content_of(store, name)[1] == {name: data[-1]}
+            assert content_of(store, name)[1] == {name: data[-1]}
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -343,17 +179,17 @@ class StoreContract(_LeaseContract):
         store, epoch = self._begin(tmp_path)
         store.write("run", epoch, Batch(put={"a": b"1", "b": b"2"}))
         store.write("run", epoch, Batch(put={"a": LARGE}, delete=("b", "never")))
-        assert _content_of(store, "run")[1] == {"a": LARGE}
+        assert content_of(store, "run")[1] == {"a": LARGE}
         assert store.get("run", "b") is None
         store.write("run", epoch, Batch(put={"a": b""}))
-        assert _content_of(store, "run")[1] == {"a": b""}
+        assert content_of(store, "run")[1] == {"a": b""}
 
     def test_names_of_objects(self, tmp_path: Path) -> None:
         """Any text is a name; names are listed sorted, and by a prefix that is taken literally."""
         store, epoch = self._begin(tmp_path)
         objects = {name: name.encode() for name in ODD}
         store.write("run", epoch, Batch(put=objects))
-        assert _content_of(store, "run")[1] == objects
+        assert content_of(store, "run")[1] == objects
         for prefix in ("", "run", "run/1", "%", "percent % under_", "caf", "long" * 1000, "*"):
             expected = sorted(name for name in ODD if name.startswith(prefix))
             assert store.names("run", prefix) == expected
@@ -364,11 +200,11 @@ class StoreContract(_LeaseContract):
         """Runs are listed by their newest head: all, of one workflow, or those not finished."""
         store = self._store(tmp_path)
         flows = ("flow", "flow/2", "fl%w", "\u6d41 '")
-        heads = [_head(f"{flow} {end}", flow, end) for flow in flows for end in (False, True)]
+        heads = [head_of(f"{flow} {end}", flow, end) for flow in flows for end in (False, True)]
         for head in heads:
             epoch = store.acquire(head.run_id, ME)
             for finished in (False, True, False, head.finished):
-                newest = _head(head.run_id, head.workflow, finished)
+                newest = head_of(head.run_id, head.workflow, finished)
                 store.write(head.run_id, epoch, Batch(head=newest))
         store.acquire("a run without a head", ME)
         for flow in (None, *flows, "unknown"):
@@ -382,7 +218,7 @@ class StoreContract(_LeaseContract):
         store = self._store(tmp_path)
         for run_id in map(str, range(1100)):
             epoch = store.acquire(run_id, ME)
-            store.write(run_id, epoch, Batch(head=_head(run_id), durable=False))
+            store.write(run_id, epoch, Batch(head=head_of(run_id), durable=False))
             store.release(run_id, epoch)
         assert len({head.run_id for head in store.heads()}) == 1100
         assert len({head.run_id for head in store.heads("flow", unfinished=True)}) == 1100
@@ -399,9 +235,9 @@ class StoreContract(_LeaseContract):
                 mark = b"%d %d".ljust(40, b".") % (attempt, number)
                 store.write("run", epoch, Batch(mark=mark))
                 store.write("run", epoch, Batch(put={"a": b"no mark"}))
-                _check_mark(store, mark)
+                check_mark(store, mark)
             store.release("run", epoch)
-            _check_mark(store, mark)
+            check_mark(store, mark)
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -412,9 +248,9 @@ class StoreContract(_LeaseContract):
         for run_id, data in ids.items():
             epoch = store.acquire(run_id, ME)
             assert epoch == 1
-            store.write(run_id, epoch, Batch(((1, data),), {"o": data}, head=_head(run_id)))
+            store.write(run_id, epoch, Batch(((1, data),), {"o": data}, head=head_of(run_id)))
         for run_id, data in ids.items():
-            assert _content_of(store, run_id)[:3] == ([(1, data)], {"o": data}, _head(run_id))
+            assert content_of(store, run_id)[:3] == ([(1, data)], {"o": data}, head_of(run_id))
             assert store.owner(run_id) == ME
         assert sorted(head.run_id for head in store.heads()) == sorted(ids)
 
@@ -423,16 +259,16 @@ class StoreContract(_LeaseContract):
         store = self._store(tmp_path)
         records = ((1, b"1"), (2, LARGE))
         for run_id in ("run", "run/2", "ru"):
-            batch = Batch(records, {"a": LARGE}, head=_head(run_id), mark=b"m" * 40)
+            batch = Batch(records, {"a": LARGE}, head=head_of(run_id), mark=b"m" * 40)
             store.write(run_id, store.acquire(run_id, ME), batch)
-        others = [_content_of(store, "run/2"), _content_of(store, "ru")]
+        others = [content_of(store, "run/2"), content_of(store, "ru")]
         store.delete("run", 1)
-        assert _content_of(store, "run") == ([], {}, None, [])
-        assert [_content_of(store, "run/2"), _content_of(store, "ru")] == others
+        assert content_of(store, "run") == ([], {}, None, [])
+        assert [content_of(store, "run/2"), content_of(store, "ru")] == others
         for unfinished in (False, True):
             listed = {head.run_id for head in store.heads("flow", unfinished=unfinished)}
             assert listed == {"run/2", "ru"}
-        store.write("run", 1, _numbered(1))
+        store.write("run", 1, numbered(1))
         assert list(store.read("run")) == [(1, b"1")]
 
 
