@@ -605,22 +605,7 @@ def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
     for entry in entries:
         record = entry.record
         if isinstance(record, Started):
-            facts = RunFacts(
-                run_id=run_id,
-                workflow=record.workflow,
-                label=record.workflow.rpartition(":")[2],
-                status="running",
-                arguments=record.arguments,
-                digest=record.digest,
-                code=record.code,
-                parent=record.parent,
-                forked_from=record.forked_from,
-                secrets=record.secrets,
-                hidden=record.hidden,
-                created_at=record.at,
-                updated_at=record.at,
-                parts=record.parts,
-            )
+            facts = RunFacts.begun(run_id, record)
         elif facts is not None:
             facts = _after(facts, entry)
     return facts

@@ -405,42 +405,30 @@ def _start(
     payload, form = record_inputs(
         Codec(call.codec), workflow.function, bound, callee.method, callee.instance, secret
     )
-    facts = RunFacts(
-        run_id=call.run_id,
+    command, cwd = process_command(secrets.mask) if parent is None else ((), "")
+    started = Started(
         workflow=workflow.full_name,
-        label=workflow.label,
-        status="running",
-        arguments=callee.hiding.shown(bound, secrets),
         digest=callee.digest,
+        arguments=callee.hiding.shown(bound, secrets),
         code=workflow.code,
+        file=workflow.source.filename,
         parent=parent.run_id if parent is not None else "",
-        codec=call.codec,
-        created_at=now,
-        updated_at=now,
+        at=now,
+        command=command,
+        cwd=cwd,
+        form=form,
         secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
+    )
+    facts = RunFacts.begun(call.run_id, started)._replace(
+        label=workflow.label,
+        codec=call.codec,
         restored=parent is not None and parent.facts.restored,
     )
     if parent is None:
         module = workflow.function.__module__
         tell_of_unfinished(call.store, journal.seal, facts, module, callee.parts)
-    command, cwd = process_command(secrets.mask) if parent is None else ((), "")
-    started = Started(
-        workflow=facts.workflow,
-        digest=facts.digest,
-        arguments=facts.arguments,
-        code=facts.code,
-        file=workflow.source.filename,
-        parent=facts.parent,
-        at=now,
-        command=command,
-        cwd=cwd,
-        form=form,
-        secrets=facts.secrets,
-        hidden=facts.hidden,
-        parts=facts.parts,
-    )
     if secrets.found_in(payload):
         payload = b""
     # Mostly not durable: nothing is lost with it, and the first step's commit takes it along.
