@@ -1,5 +1,8 @@
 """@workflow: which run a call means, where it resumes, how it executes.
 
+Agents, graphs, notebooks and integrations use ``host`` (a notebook ``pieces``, too) and no other
+module of this room: tests/test_layers.py says what else a public package may import.
+
 The modules, each importing only from those before it::
 
     loops remade_clients takeover reach complaints module_state definition frame other_runs opening
