@@ -196,7 +196,7 @@ class SubjectChanges(NamedTuple):
     state: tuple[str, ...]
 
 
-class Callee(Protocol):
+class HasParameters(Protocol):
     """The callee: a step, or a workflow as a child."""
 
     name: str
@@ -557,7 +557,9 @@ def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Call
         return lambda: obj
 
 
-def complete(subjects: Subjects, identity: Identity, called: Callee, instance: object) -> None:
+def complete(
+    subjects: Subjects, identity: Identity, called: HasParameters, instance: object
+) -> None:
     """Add to an identity the parts of what a call is made on.
 
     Args:

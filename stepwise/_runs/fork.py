@@ -35,7 +35,7 @@ from stepwise._journal.records import (
 from stepwise._journal.seal import Seal
 from stepwise._matching.pool import Pool
 from stepwise._matching.recorded_call import Recorded
-from stepwise._runs.fork_point import Change, Source, point_of
+from stepwise._runs.fork_point import Change, ForkedRun, point_of
 from stepwise._values import codec as _codec
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
@@ -50,7 +50,7 @@ __all__ = ["Change", "fork"]
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
     """Write a run that resumes from a point of another one; gives its id."""
-    source = Source(store, seal, run_id)
+    source = ForkedRun(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
     taken = facts_of(store, seal, new_id)
     if taken is not None:
@@ -71,7 +71,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
 
 
 def _write(
-    source: Source,
+    source: ForkedRun,
     new_id: str,
     cut: int,
     loaded: Loaded | None,
@@ -146,7 +146,7 @@ def _with_changes(
 
 
 def _items(
-    source: Source, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
+    source: ForkedRun, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
 ) -> tuple[list[tuple[Record, Data]], dict[int, int]]:
     """The records of the fork, and where each shared one of the source stands in it."""
     items: list[tuple[Record, Data]] = []
@@ -178,7 +178,7 @@ def _items(
     return items, numbers
 
 
-def _handled_later(source: Source, shared: list[Entry]) -> tuple[int, ...]:
+def _handled_later(source: ForkedRun, shared: list[Entry]) -> tuple[int, ...]:
     """Return the shared calls whose failures were handled, according to later records."""
     made = {call.number for entry in shared if (call := call_of(entry)) is not None}
     numbers: set[int] = set()
@@ -192,7 +192,7 @@ def _handled_later(source: Source, shared: list[Entry]) -> tuple[int, ...]:
     return tuple(sorted(numbers & made))
 
 
-def _started(source: Source, started: Started | None, now: float) -> Started:
+def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
     facts, program = source.facts, program_of(source.entries)
     if started is None:
         started = Started(facts.workflow, facts.digest, facts.arguments, facts.code)
@@ -204,7 +204,7 @@ def _started(source: Source, started: Started | None, now: float) -> Started:
     )
 
 
-def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
+def _call_in_fork(source: ForkedRun, new_id: str, recorded: Recorded) -> Call:
     """Return a shared call for the fork, under a new key if it will be made again."""
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
@@ -215,11 +215,11 @@ def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
     return call._replace(key=key_of(new_id, call) if call.effect else "", child=child)
 
 
-def _fork_child(source: Source, new_id: str, child: str) -> str:
+def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
     """A child run that has not answered yet goes on in the fork, in a run of its own."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
-    whole = Source(source.store, source.seal, child)
+    whole = ForkedRun(source.store, source.seal, child)
     name = f"{new_id}{child[len(source.facts.run_id) :]}"
     if not child.startswith(f"{source.facts.run_id}/") or len(name) > 160:
         name = f"{new_id}/{random_id(whole.facts.label)}"
@@ -230,7 +230,7 @@ def _fork_child(source: Source, new_id: str, child: str) -> str:
 
 
 def _changed_results(
-    source: Source, shared: list[Entry], results: Mapping[int, Any]
+    source: ForkedRun, shared: list[Entry], results: Mapping[int, Any]
 ) -> Iterator[tuple[Record, Data]]:
     codec = Codec(source.facts.codec)
     for number, value in results.items():

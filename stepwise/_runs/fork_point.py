@@ -24,7 +24,7 @@ from stepwise._runs.checkpoints import checkpoints_of
 from stepwise.errors import CodeChangedError, CorruptStoreError, RunNotFoundError, StepNotFoundError
 from stepwise.stores import Store
 
-__all__ = ["Change", "Source", "point_of"]
+__all__ = ["Change", "ForkedRun", "point_of"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Change:
     results: Mapping[int | str, Any] = field(default_factory=dict)
 
 
-class Source:
+class ForkedRun:
     """The run that is forked.
 
     Attributes:
@@ -104,7 +104,7 @@ class Source:
 
 
 def point_of(
-    source: Source, change: Change, results: Mapping[int, Any]
+    source: ForkedRun, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
     """The last record to share, and the checkpoint to resume at, if not from the top."""
     run_id, at = source.facts.run_id, change.at
@@ -142,7 +142,7 @@ def point_of(
     return cut, None
 
 
-def _end_of(source: Source, at: int) -> int:
+def _end_of(source: ForkedRun, at: int) -> int:
     """The last record that belongs to the steps up to ``at``."""
     known = [number for number in source.calls if number <= at]
     last = source.calls[max(known)].number if known else 0
@@ -155,7 +155,7 @@ def _end_of(source: Source, at: int) -> int:
     return last
 
 
-def _has_used(source: Source, state: State, results: Mapping[int, Any]) -> bool:
+def _has_used(source: ForkedRun, state: State, results: Mapping[int, Any]) -> bool:
     """Return whether the variables at a checkpoint already depend on one of these steps."""
     unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
     waiting = {

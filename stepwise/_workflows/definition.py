@@ -35,8 +35,8 @@ __all__ = [
     "BoundCall",
     "Callee",
     "Definition",
+    "HostProgram",
     "Options",
-    "Program",
     "Start",
     "TakesOptions",
     "class_of",
@@ -301,7 +301,7 @@ def class_of(function: Callable[..., Any]) -> Any:
 # -- calls ---------------------------------------------------------------------------------------
 
 
-class Program(NamedTuple):
+class HostProgram(NamedTuple):
     """The code of a run that is no workflow function: a step loop, a graph, a notebook's cells.
 
     Args:
@@ -346,7 +346,7 @@ class Callee:
 
     def __init__(
         self,
-        workflow: Definition | Program,
+        workflow: Definition | HostProgram,
         bound: Mapping[str, Any],
         digest: str,
         parts: Parts | None = None,

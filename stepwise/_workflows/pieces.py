@@ -31,11 +31,11 @@ from stepwise._runtime.messages import count
 from stepwise._values import digest
 from stepwise._values.codec import Codec
 from stepwise._workflows import execute
-from stepwise._workflows.definition import Callee, Program
+from stepwise._workflows.definition import Callee, HostProgram
 from stepwise._workflows.opening import Invocation, OpenedRun, Recall, open_run
 from stepwise.stores import Store
 
-__all__ = ["Entry", "Piece", "PieceRun", "Pieces"]
+__all__ = ["Entry", "Piece", "PieceRun", "RunPieces"]
 
 
 class Piece(NamedTuple):
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
     body: Callable[[], Any]
 
 
-class Pieces:
+class RunPieces:
     """The pieces of one run, as this process knows them.
 
     Args:
@@ -69,7 +69,7 @@ class Pieces:
         begun: it has executed one.
     """
 
-    def __init__(self, program: Program, run_id: str, module: str, noun: str) -> None:
+    def __init__(self, program: HostProgram, run_id: str, module: str, noun: str) -> None:
         self._program, self._run_id, self._module, self._noun = program, run_id, module, noun
         self.progress = Progress()
         self.begun = False
@@ -180,11 +180,11 @@ class Pieces:
 class PieceRun(OpenedRun):
     """The run while one piece of it is executed."""
 
-    def begin_with(self, pieces: Pieces, piece: Piece) -> None:
+    def begin_with(self, pieces: RunPieces, piece: Piece) -> None:
         """Execute this piece."""
         self._pieces, self._piece = pieces, piece
         code = self.call.callee.workflow.function.__code__
-        self.active._locator = _Locator(code, piece.site)
+        self.active._locator = _PieceLocator(code, piece.site)
 
     def run(self) -> None:
         """Execute the piece."""
@@ -228,7 +228,7 @@ class _PieceStep(Step):
         return ArgumentWatch({})
 
 
-class _Locator(Locator):
+class _PieceLocator(Locator):
     """Where calls are made: the piece itself at its site, those inside it at their line."""
 
     def __init__(self, code: CodeType, site: str) -> None:

@@ -311,13 +311,17 @@ class CheckpointStore:
                 known.names = sorted(left)
         return len(names)
 
-    def _known(self, run_id: str) -> _Known:
+    def _known(self, run_id: str) -> _KnownCheckpoints:
         active = live_run(self.store, run_id)
-        return _Known() if active is None else _known.setdefault(active, _Known())
+        return (
+            _KnownCheckpoints()
+            if active is None
+            else _known.setdefault(active, _KnownCheckpoints())
+        )
 
 
 @dataclass
-class _Known:
+class _KnownCheckpoints:
     """The checkpoints of a run that is executed here, where nobody else can change them.
 
     Args:
@@ -329,7 +333,7 @@ class _Known:
     written: str = ""
 
 
-_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, _KnownCheckpoints] = weakref.WeakKeyDictionary()
 
 
 def _step_of(name: str) -> int:

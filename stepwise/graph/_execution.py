@@ -13,7 +13,14 @@ from stepwise._runtime.options import check_values
 from stepwise._values import digest as _digest
 from stepwise._values.preview import error_text
 from stepwise._workflows import host
-from stepwise._workflows.host import DamagedError, HeldParts, HostedRun, HostStore, Program, Recall
+from stepwise._workflows.host import (
+    DamagedError,
+    HeldParts,
+    HostedRun,
+    HostProgram,
+    HostStore,
+    Recall,
+)
 from stepwise.errors import ConfigurationError, DigestError
 from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
 from stepwise.graph._model import Graph
@@ -57,7 +64,7 @@ class Execution:
         if isinstance(run, Recall):
             result = ExecutionResult(**run.value)
         else:
-            result = await _Recorded(self, run, self.manager).execute()
+            result = await _RecordedWalk(self, run, self.manager).execute()
         if result.status == "completed" and not self.session.get("run_id"):
             host.count_completed(self.manager.storage, result.run_id)
         if self.answer is not None and not self.answer.used and not isinstance(run, Recall):
@@ -123,7 +130,7 @@ class Execution:
         return {where: function for where, function in functions.items() if function is not None}
 
 
-def _derived(store: HostStore, program: Program, parts: HeldParts, digest: str) -> str:
+def _derived(store: HostStore, program: HostProgram, parts: HeldParts, digest: str) -> str:
     """The id of a run: the first one of this input that was not handed out here.
 
     It is made of the graph's name and the input.  Where that run is another's, whose nodes hold
@@ -144,7 +151,7 @@ def _derived(store: HostStore, program: Program, parts: HeldParts, digest: str) 
 
 
 def _known(
-    store: HostStore, program: Program, parts: HeldParts, ids: Sequence[str]
+    store: HostStore, program: HostProgram, parts: HeldParts, ids: Sequence[str]
 ) -> tuple[str, str]:
     """The one of these ids that the run has, else the first; before it, whose that is."""
     names, whose = (program.full_name, *program.other_names), "nobody's"
@@ -207,7 +214,7 @@ def session_of(walk: Walk, run_id: str) -> Written:
     }
 
 
-class _Recorded:
+class _RecordedWalk:
     """A walk that is recorded, and resumes at the newest checkpoint.
 
     Its nodes get copies, so that they change nothing that it was given.

@@ -64,7 +64,7 @@ class RecordedValidator(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
         return validation
 
 
-class _Memory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
+class _NodeMemory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
     """The memory a node gets: what is written is noted, to be written again on resume."""
 
     def __init__(self, memory: Any) -> None:
@@ -80,7 +80,7 @@ class _Memory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
         self._self_written.append(("write_async", (key, value, *args), kwargs))
 
 
-class _Visit:
+class _NodeVisit:
     """One attempt at a node."""
 
     def __init__(self, node: Any, ctx: Any, key: str) -> None:
@@ -123,7 +123,7 @@ class HiveExecution:
         self._steps: dict[str, Step] = {}
         self._attempts: Counter[str] = Counter()
         self._visits: Counter[str] = Counter()
-        self._open: dict[tuple[str, int], _Visit] = {}
+        self._open: dict[tuple[str, int], _NodeVisit] = {}
         self._ended: dict[str, tuple[Any, int, bool]] = {}  # output, call, executed here; by node
 
     async def execute(self) -> Any:
@@ -173,7 +173,7 @@ class HiveExecution:
             return await node.execute(ctx)
         visit = self._visits[spec.id] + 1
         self._attempts[spec.id] += 1
-        at = _Visit(node, ctx, f"{spec.id}#{visit}")
+        at = _NodeVisit(node, ctx, f"{spec.id}#{visit}")
         place = (at.key, self._attempts[spec.id])
         self._open[place] = at
         step = self._steps.get(spec.id)
@@ -220,7 +220,7 @@ class HiveExecution:
         at = self._open[visit, attempt]
         at.executed, at.number = True, host.call_number()
         memory, token = at.ctx.memory, _visit.set(at)
-        at.ctx.memory = noted = _Memory(memory)
+        at.ctx.memory = noted = _NodeMemory(memory)
         try:
             result = await at.node.execute(at.ctx)
         except Exception:
@@ -342,4 +342,4 @@ def current_execution() -> HiveExecution | None:
 
 
 _execution: ContextVar[HiveExecution | None] = ContextVar("stepwise_hive", default=None)
-_visit: ContextVar[_Visit | None] = ContextVar("stepwise_hive_visit", default=None)
+_visit: ContextVar[_NodeVisit | None] = ContextVar("stepwise_hive_visit", default=None)

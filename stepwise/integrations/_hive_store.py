@@ -103,7 +103,7 @@ class HiveCheckpointStore:
         self.checkpoints_dir = self.base_path / "checkpoints"
         self.index_path = self.checkpoints_dir / "index.json"
         self.on_corrupt = on_corrupt
-        self._known = _Known(None, None, {})
+        self._known = _KnownIndex(None, None, {})
 
     async def save_checkpoint(
         self, checkpoint: Any, *, max_retries: int = 3, backoff_base: float = 0.5
@@ -304,15 +304,15 @@ class HiveCheckpointStore:
             index = _with(index, merged)
         return index
 
-    def _read_index(self, stamp: _Stamp | None) -> _Known:
+    def _read_index(self, stamp: _Stamp | None) -> _KnownIndex:
         if stamp is None:
-            return _Known(None, None, {})
+            return _KnownIndex(None, None, {})
         try:
             index, _ = read(self.index_path, self._schema.CheckpointIndex)
         except DamagedFileError as error:
             notice(f"{self.index_path} is damaged ({error}); it is made anew of the files")
-            return _Known(None, None, {})
-        return _Known(stamp, index, self._files(index))
+            return _KnownIndex(None, None, {})
+        return _KnownIndex(stamp, index, self._files(index))
 
     def _summary(self, path: Path) -> tuple[str, Any] | None:
         """Session and summary of a file that is not in the index; ``None`` if it is none of it."""
@@ -335,7 +335,7 @@ class HiveCheckpointStore:
     def _write_index(self, index: Any, summaries: list[Any]) -> None:
         index = _with(index, summaries)
         write(self.index_path, sealed(index))
-        self._known = _Known(_stamp(self.index_path), index, self._files(index))
+        self._known = _KnownIndex(_stamp(self.index_path), index, self._files(index))
 
     def _files(self, index: Any) -> dict[str, str]:
         """Return the names of the files of the checkpoints in an index, by id."""
@@ -357,7 +357,7 @@ class HiveCheckpointStore:
 _Stamp = tuple[int, int, int]
 
 
-class _Known(NamedTuple):
+class _KnownIndex(NamedTuple):
     """The index as it was read or written last.
 
     Args:

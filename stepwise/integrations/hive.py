@@ -15,7 +15,7 @@ from stepwise._runtime import settings
 from stepwise._runtime.options import check_values
 from stepwise._values import digest as _digest
 from stepwise._workflows import host
-from stepwise._workflows.host import HostedRun, Program, Recall
+from stepwise._workflows.host import HostedRun, HostProgram, Recall
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._hive_execution import (
     HiveExecution,
@@ -57,10 +57,10 @@ def executor_class() -> Any:
             "would be repeated. Install hive v0.5.1 to v0.8.0, or write the agent with @workflow, "
             "@step and @tool"
         )
-    return type("RecordedGraphExecutor", (_Recorded, base), {"__module__": __name__})
+    return type("RecordedGraphExecutor", (_RecordingMixin, base), {"__module__": __name__})
 
 
-class _Recorded:
+class _RecordingMixin:
     """The mixin that precedes hive's own class."""
 
     def __init__(
@@ -149,7 +149,7 @@ class _Recorded:
         ordinal = host.completed_here(store, base)
         run_id = going_on.run_id if going_on is not None else self._run_id
         run = host.open_run(
-            Program(name, graph.id, _Recorded.execute, code=structure(graph)),
+            HostProgram(name, graph.id, _RecordingMixin.execute, code=structure(graph)),
             store,
             run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
             {"input_data": input_data},
