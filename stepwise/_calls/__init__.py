@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    doubt history operations perform driver async_driver awaitables caches steps
-    parallel compensation
+    doubt operations perform driver async_driver awaitables caches steps parallel
+    compensation
 """

@@ -34,10 +34,10 @@ from stepwise._execution.outcomes import (
     outcome,
     settled,
 )
+from stepwise._journal.projection import RecordedCall, Status
 from stepwise._journal.records import Call, Entry, Intent, Outcome, Record, StepStatus
 from stepwise._matching.callers import NOBODY, Asks, Caller
 from stepwise._matching.pool import FRESH, Match, Verdict
-from stepwise._matching.recorded_call import Recorded, Status
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.limits import stopped
@@ -174,7 +174,7 @@ def _stopped(performer: Performer, error: MemoryError) -> StoreError:
 def _recalled(
     performer: Performer,
     scope: Scope,
-    recorded: Recorded,
+    recorded: RecordedCall,
     identity: Identity,
     bound: Mapping[str, Any],
 ) -> Generator[Any, Result, Result | None]:
@@ -188,7 +188,7 @@ def _recalled(
 def _answer(
     performer: Performer,
     scope: Scope,
-    recorded: Recorded,
+    recorded: RecordedCall,
     identity: Identity,
     bound: Mapping[str, Any],
     again: BaseException | None,
@@ -309,7 +309,7 @@ def _completed(
 
 
 @reports
-def _warn_changed(call: Call, recorded: Recorded) -> None:
+def _warn_changed(call: Call, recorded: RecordedCall) -> None:
     from stepwise._calls.doubt import changed_text  # on use
 
     warn(changed_text(call, recorded), ArgumentsChangedWarning)
@@ -441,7 +441,7 @@ def _announce(
     performer: Performer,
     scope: Scope,
     call: Call,
-    recorded: Recorded | None,
+    recorded: RecordedCall | None,
     bound: Mapping[str, Any],
 ) -> Generator[Attempt | Write, Result, Result | None]:
     """Announce a side effect; ``None`` if it is to run.
@@ -459,7 +459,7 @@ def _announce(
     )
     return (
         yield from _decide(
-            performer, scope, call, Recorded(call, Status.OPEN, entry, entry), bound, why
+            performer, scope, call, RecordedCall(call, Status.OPEN, entry, entry), bound, why
         )
     )
 
@@ -468,7 +468,7 @@ def _decide(
     performer: Performer,
     scope: Scope,
     call: Call,
-    recorded: Recorded,
+    recorded: RecordedCall,
     bound: Mapping[str, Any],
     why: str = "",
 ) -> Generator[Attempt | Write, Result, Result | None]:

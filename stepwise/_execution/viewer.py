@@ -18,8 +18,8 @@ from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import FrameUnpickler, load_values
 from stepwise._execution.outcomes import LoadedOutcome, load_outcome
-from stepwise._journal.journal import read_one
-from stepwise._journal.records import Ended, Entry, RunFacts
+from stepwise._journal.journal import read_end
+from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._values.codec import Codec
 from stepwise._values.pickling import PYTHON, from_module
@@ -189,9 +189,9 @@ def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
 
 def _end(store: Store, seal: Seal, facts: RunFacts, status: str) -> Entry | None:
     """The record of a run that ended so, if that is recorded."""
-    entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
-    record = entry.record if entry is not None else None
-    return entry if isinstance(record, Ended) and record[:2] == (status, True) else None
+    entry = read_end(store, seal, facts)
+    ended = entry.ended if entry is not None else None
+    return entry if ended is not None and ended[:2] == (status, True) else None
 
 
 def _stand_ins(kinds: Mapping[str, str]) -> Surroundings:

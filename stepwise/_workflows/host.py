@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import start
 from stepwise._calls.operations import Result
-from stepwise._calls.steps import Step, known_steps, step_of
+from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
@@ -27,11 +27,11 @@ from stepwise._identity.held_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of, place_of
 from stepwise._identity.module_names import file_of, other_names
 from stepwise._identity.parts import uncounted
-from stepwise._journal.journal import Journal, Position, facts_of, holds, read, seal_for
+from stepwise._journal.journal import Journal, Position, facts_of, holds, read_entries, seal_for
 from stepwise._journal.lease import Lease, describe_owner
-from stepwise._journal.records import Entry, Forgotten, Outcome, RunFacts
+from stepwise._journal.projection import Calls
+from stepwise._journal.records import Forgotten, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
-from stepwise._matching.pool import Pool
 from stepwise._rewrite import Source
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, notice
@@ -257,15 +257,14 @@ class HostedRun(opening.OpenedRun):
         if not (numbers or inside):
             return
         active, journal = self.active, self.active.journal
-        found = read(journal.store, journal.seal, journal.run_id, self.since)
-        entries = [entry for entry, _ in found if isinstance(entry, Entry)]
+        entries = list(read_entries(journal.store, journal.seal, journal.run_id, self.since))
         back = list(numbers)
         for entry in entries:
-            if isinstance(entry.record, Outcome) and entry.record.call.number == inside:
-                back += entry.record.inner
-        pool = Pool(entries, known_steps)
+            if entry.outcome is not None and entry.outcome.call.number == inside:
+                back += entry.outcome.inner
+        known = Calls(entries).known
         with active.lock:
-            for recorded in filter(None, map(pool.get, back)):
+            for recorded in filter(None, map(known.get, back)):
                 active.pool.put_back(recorded)
 
     def count_anew(self, branch: str) -> None:

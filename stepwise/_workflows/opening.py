@@ -20,10 +20,16 @@ from stepwise._execution.outcomes import (
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import spoken
-from stepwise._journal.journal import Journal, facts_of, read_one, seal_for
+from stepwise._journal.journal import (
+    Journal,
+    facts_of,
+    is_another_history,
+    newest_mark,
+    read_end,
+    seal_for,
+)
 from stepwise._journal.lease import Lease
-from stepwise._journal.marks import is_another_history, newest_mark
-from stepwise._journal.records import Ended, RunFacts, Started
+from stepwise._journal.records import RunFacts, Started
 from stepwise._journal.seal import Seal
 from stepwise._rewrite import Points, Rewritten
 from stepwise._runtime.limits import stopped
@@ -287,8 +293,9 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         _check_conflict(call, seal, facts)
     if facts.status != "completed":
         return None
-    entry = read_one(call.store, seal, call.run_id, facts.end)
-    if entry is None or not isinstance(entry.record, Ended) or not entry.record.recorded:
+    end = read_end(call.store, seal, facts)
+    ended = end.ended if end is not None else None
+    if end is None or ended is None or not ended.recorded:
         return None  # the result could not be recorded, or read: its journal makes it again
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
@@ -296,9 +303,9 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
     callee = call.callee
     function = callee.workflow.function
     around = surroundings(callee.bound, callee.instance, function, callee.secret)
-    value = load_outcome(Codec(call.codec), entry, around, callee.workflow.returns).value
+    value = load_outcome(Codec(call.codec), end, around, callee.workflow.returns).value
     if call.parent is None and not call.waited:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.record.at))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
         ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
         if callee.parts is None:  # no @workflow is behind it
@@ -308,7 +315,7 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
             f"{call.run_id} already completed at {when}{change}; here is its recorded result"
             f"{f'. To run it afresh: {ways}, or: {_forget(call.run_id)}' if first else ''}"
         )
-    return Recall(value, bool(entry.record.changed))
+    return Recall(value, bool(ended.changed))
 
 
 def _has_changed(call: Invocation, recorded: str) -> bool:

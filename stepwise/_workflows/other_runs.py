@@ -12,13 +12,13 @@ import sys
 from collections import Counter
 from collections.abc import Container, Iterator
 
-from stepwise._execution.summary import course_of
 from stepwise._identity.call_parts import Parts, spoken
 from stepwise._identity.identity import place_of
 from stepwise._journal.heads import open_head
-from stepwise._journal.journal import read_one
-from stepwise._journal.records import RunFacts, Started
+from stepwise._journal.journal import read_start
+from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.summary import course_of
 from stepwise._runtime.messages import notice, reports
 from stepwise._workflows.definition import is_defined
 from stepwise.stores import Store
@@ -55,10 +55,10 @@ def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], f
         return False
     if _place_of_run(old) == file:
         return True
-    entry = read_one(store, seal, old.run_id, 1)
-    if entry is None or not isinstance(entry.record, Started) or not entry.record.file:
+    start = read_start(store, seal, old.run_id)
+    if start is None or not start[0].file:
         return False
-    return os.path.realpath(os.path.join(entry.record.cwd, entry.record.file)) == file
+    return os.path.realpath(os.path.join(start[0].cwd, start[0].file)) == file
 
 
 def _was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:

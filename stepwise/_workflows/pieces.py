@@ -24,7 +24,8 @@ from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import ArgumentWatch, load_outcome
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
-from stepwise._journal.records import Entry, Outcome, Resumed
+from stepwise._journal.projection import Calls
+from stepwise._journal.records import Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Identity
 from stepwise._runtime.messages import count
@@ -93,7 +94,7 @@ class RunPieces:
                 self._entries.append(self._slim(entry))
         found = [
             each.entry.number
-            for each in Pool(self._entries).all
+            for each in Calls(self._entries)
             if each.call.module == self._module
             and each.answers
             and (each.call.name, each.call.digest) == (name, digest_)
@@ -106,15 +107,13 @@ class RunPieces:
         Raises:
             UnreadableValueError: it cannot be loaded here.
         """
-        assert isinstance(entry.record, Outcome)
         value = load_outcome(Codec(), entry).value
         self.progress.skipped += 1
         return value
 
     def _slim(self, entry: Entry) -> Entry:
         """An entry without the value of its piece, which is read again when it is needed."""
-        record = entry.record
-        if isinstance(record, Outcome) and record.call.module == self._module:
+        if entry.outcome is not None and entry.outcome.call.module == self._module:
             return entry._replace(payload=b"")
         return entry
 
@@ -142,7 +141,7 @@ class RunPieces:
         pool = Pool(self._entries, known_steps)
         recorded = pool.all
         for entry in self._entries:
-            journal._count(entry.record)
+            journal.count(entry)
         for each in recorded:
             if each.call.module == self._module:
                 pool.take(each)  # and with it, if it is done, what was called inside

@@ -9,23 +9,15 @@ from stepwise._checkpoints.variables import load_values
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.inputs import JSON
 from stepwise._journal.journal import Position, holds
-from stepwise._journal.records import (
-    Ended,
-    Entry,
-    Forgotten,
-    Outcome,
-    Record,
-    Resumed,
-    Started,
-)
-from stepwise._matching.recorded_call import Status
+from stepwise._journal.projection import Status, last_end, made_again, start_of
+from stepwise._journal.records import Entry
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
 from stepwise._runtime.messages import count, notice
 from stepwise._values.pickling import PYTHON
 from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame, Workplace
 from stepwise._workflows.opening import Invocation, OpenedRun
-from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, is_undone, record_resumed
+from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, record_resumed
 from stepwise.errors import CodeChangedError
 
 __all__ = ["WorkflowRun"]
@@ -136,24 +128,16 @@ class WorkflowRun(OpenedRun):
                 self._reasons.append(f"the journal before {state.where} is damaged")
                 continue
             entries = self._load(state.start)
-            if not (_redoes(state, entries) or is_undone(state, entries)):
+            if all(number > state.calls for number in made_again(entries)):
                 self._fill(state, entries)
                 return loaded
         return None
 
     def _load(self, position: Position) -> list[Entry]:
-        """The records after a position, without the ends that do not count."""
-        entries: list[Entry] = []
-        ended: Entry | None = None
-        for entry in self.active.journal.load(position):
-            if isinstance(entry.record, Resumed):
-                if entry.record.void and ended is not None:
-                    entries.remove(ended)
-                ended = None
-            elif isinstance(entry.record, Ended):
-                ended = entry
-            entries.append(entry)
-        if self.call.cut_off and ended is not None:
+        """The records after a position, without an end that does not count."""
+        entries = self.active.journal.load(position)
+        ended = last_end(entries) if self.call.cut_off else None
+        if ended is not None:
             entries.remove(ended)
             self._void = True
         return entries
@@ -220,12 +204,11 @@ class WorkflowRun(OpenedRun):
         return ": it was stopped before its first step ended"
 
     def _put_arguments_back(self, entries: list[Entry]) -> None:
-        started = next((entry for entry in entries if isinstance(entry.record, Started)), None)
-        around = self.arguments()
+        start, around = start_of(entries), self.arguments()
         if not around.arguments:
             return
-        if started is not None and started.payload and _is_pickle(started.record):
-            load_values(started.payload, around)
+        if start is not None and start[1] and start[0].form != JSON:
+            load_values(start[1], around)
         else:
             notice(
                 f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
@@ -252,21 +235,3 @@ class WorkflowRun(OpenedRun):
     def _why(self) -> str:
         """Why it does not resume at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
-
-
-def _is_pickle(record: Record) -> bool:
-    return isinstance(record, Started) and record.form != JSON
-
-
-def _redoes(state: State, entries: list[Entry]) -> bool:
-    """Return whether a step done before the checkpoint has to be done again."""
-    tried_again: set[int] = set()  # as the last attempt that ended says
-    forgotten: set[int] = set()  # for good: made anew, a call gets another number
-    for entry in entries:
-        if isinstance(entry.record, Ended):
-            tried_again = set(entry.record.retry)
-        elif isinstance(entry.record, Outcome):
-            tried_again.discard(entry.record.call.number)
-        elif isinstance(entry.record, Forgotten):
-            forgotten.update(entry.record.numbers)
-    return any(number <= state.calls for number in tried_again | forgotten)

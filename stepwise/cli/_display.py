@@ -20,8 +20,9 @@ from stepwise import Run, StepRecord
 from stepwise._calls.doubt import ruling_commands
 from stepwise._display.render import duration_text, printable
 from stepwise._identity.parts import shown_part
+from stepwise._journal.projection import Stop
 from stepwise._journal.records import Call, RunFacts
-from stepwise._matching.stops import Stop, differing
+from stepwise._matching.rulings import differing
 
 __all__ = [
     "MadeAnew",

@@ -14,8 +14,9 @@ import click
 
 from stepwise import Run, StepRecord
 from stepwise._display.render import RunShown, printable
+from stepwise._journal.projection import Stop
 from stepwise._journal.records import Call, RunFacts
-from stepwise._matching.stops import Stop, differing
+from stepwise._matching.rulings import differing
 from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.listing import listed
 from stepwise._runs.overview import SHOWN, Overview

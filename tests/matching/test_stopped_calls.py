@@ -23,6 +23,7 @@ from stepwise._calls.driver import drive
 from stepwise._calls.operations import FlowChange
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
+from stepwise._journal.projection import stops_in
 from stepwise._journal.records import (
     Call,
     Entry,
@@ -34,7 +35,6 @@ from stepwise._journal.records import (
     Stopped,
 )
 from stepwise._matching.pool import Pool, Verdict
-from stepwise._matching.stops import stops_in
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::stepwise.ArgumentsChangedWarning"),
