@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import inspect
 import re
 import subprocess
@@ -410,6 +411,16 @@ def test_names_of_modules():
     assert {unit(name) for name in public} <= {f"stepwise.{name}" for name in FRONT_MODULES.split()}
     last = {name.rpartition(".")[2].strip("_") for name in MODULES}
     assert last.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc", "tools"})
+
+
+def test_a_class_name_means_one_class():
+    """A class name is defined once in the package, with or without a leading underscore."""
+    places = collections.defaultdict(list)
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.strip("_")].append(f"{name}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_modules_describe_themselves():
