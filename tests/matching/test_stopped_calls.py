@@ -4,13 +4,12 @@ import asyncio
 import itertools
 import json
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
+from harness import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -471,15 +470,7 @@ def test_killed_processes(tmp_path):
 
     def start(die=""):
         environment = {**os.environ, "DIE": die, "STEPWISE_QUIET": ""}
-        return subprocess.run(
-            [sys.executable, "shop.py"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return python("shop.py", cwd=tmp_path, env=environment)
 
     assert start("between").returncode == -9
     assert "1 --same" in start().stderr

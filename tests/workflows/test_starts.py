@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 import uuid
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import ConfigurationError, RunConflictError, RunWarning, step, workflow
@@ -32,15 +31,8 @@ def program(tmp_path):
     folder.mkdir()
 
     def execute(*arguments, cwd=folder, **environment):
-        done = subprocess.run(
-            [sys.executable, *(arguments or ["agent.py"])],
-            cwd=cwd,
-            env={**os.environ, "STEPWISE_QUIET": "", **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        environment = {**os.environ, "STEPWISE_QUIET": "", **environment}
+        done = python(*(arguments or ["agent.py"]), cwd=cwd, env=environment)
         assert done.returncode == (9 if "DIE" in environment else 0), done.stderr
         return done.stdout.split("\n")[:-1], done.stderr
 
