@@ -125,11 +125,11 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.compensation import CompletedCall
     from stepwise._calls.doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
-    from stepwise._calls.history import StepRecord
     from stepwise._calls.parallel import map  # noqa: A004
     from stepwise._runs.current import CurrentStep, current_run, current_step
     from stepwise._runs.listing import get_run, runs
     from stepwise._runs.run import Run
+    from stepwise._runs.steps import StepRecord
     from stepwise._runtime.event import Event
     from stepwise._workflows.handles import AsyncHandle, Handle
     from stepwise._workflows.recover import recover
@@ -204,7 +204,7 @@ _ON_USE = {
     **dict.fromkeys(("DidNotHappen", "Inconclusive", "InDoubtCall", "Landed"), "_calls.doubt"),
     "Event": "_runtime.event",
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
-    "StepRecord": "_calls.history",
+    "StepRecord": "_runs.steps",
     **dict.fromkeys(("get_run", "runs"), "_runs.listing"),
     "map": "_calls.parallel",
     "recover": "_workflows.recover",

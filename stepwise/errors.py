@@ -2,39 +2,39 @@
 
 ::
 
-    StepwiseError (Exception)            something to mend; an agent may catch it
+    StepwiseError (Exception)            a problem to fix; an agent may catch it
     ├── ConfigurationError               a setting, a key or an option cannot be used
     ├── RunNotFoundError (LookupError)   no run of that id in the store
     ├── StepNotFoundError (LookupError)  no step of that number or name in the run
     ├── RunConflictError                 a run id was used again with other arguments
-    ├── RunBusyError                     somebody else is executing the run that was asked for
-    ├── RunSkipped                       the same, where on_owned="skip" leaves it to them
+    ├── RunBusyError                     another process or task is executing the requested run
+    ├── RunSkipped                       the same, and on_owned="skip" leaves the run alone
     ├── CodeChangedError                 the code changed and the journal cannot bridge it
     ├── DigestError (TypeError)          an argument that cannot be part of an identity
     ├── NotRecordableError (TypeError)   a value that cannot be written to the journal
     ├── UnreadableValueError             a recorded value that cannot be loaded here
-    ├── OutsideRunError                  a step called where its run cannot be seen
-    ├── StepFailedError                  stands for an exception that could not be recorded whole
+    ├── OutsideRunError                  a step called where its run is not visible
+    ├── StepFailedError                  the summary of an exception that could not be recorded
     └── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
 
     RunStopped (BaseException)           sticky: every later step call of the run raises it again
     ├── StepInDoubtError                 a side effect may or may not have happened
     ├── StoreError                       the store could not be read or written
-    │   ├── CorruptStoreError            what it holds does not verify
+    │   ├── CorruptStoreError            its contents do not verify
     │   └── JournalLostError             records that existed are gone
-    ├── RunOwnedError                    inside a run: somebody else is executing its child run
-    └── LeaseLostError                   somebody else took the run over
+    ├── RunOwnedError                    inside a run: another process is executing its child run
+    └── LeaseLostError                   another process took the run over
 
     StepwiseWarning (UserWarning)
-    ├── ArgumentMutatedWarning           a step changed an object that it was given
+    ├── ArgumentMutatedWarning           a step changed one of its arguments
     ├── ArgumentsChangedWarning          a side effect was answered though its arguments changed
     ├── UnusedRecordWarning              a recorded side effect was not reached again
     ├── UnrecordedCallWarning            a step ran without being recorded
-    └── RunWarning                       anything else that a user should look at once
+    └── RunWarning                       anything else that a user should check once
 
 ``RunStopped`` is not an ``Exception``, so that an agent's ``except Exception`` cannot swallow it
-and go on unrecorded.  A class's docstring is its default message; the facts of a case are
-attributes.  Every one of them survives pickle.
+and continue unrecorded.  A class's docstring is its default message; the facts of a case are
+attributes.  Every exception survives pickle.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ConfigurationError(StepwiseError):
 
 
 class RunNotFoundError(StepwiseError, LookupError):
-    """There is no such run in the store. `stepwise runs` lists those that are there."""
+    """There is no such run in the store. `stepwise runs` lists its runs."""
 
     run_id: str
 
@@ -121,15 +121,15 @@ class RunBusyError(StepwiseError):
     owner: Any
 
 
-class RunSkipped(StepwiseError):  # noqa: N818 -- nothing is wrong: it was asked for
-    """Somebody else is executing this run, and on_owned="skip" leaves it to them."""
+class RunSkipped(StepwiseError):  # noqa: N818 -- not an error: the caller asked for it
+    """Somebody else is executing this run, and on_owned="skip" leaves the run alone."""
 
     run_id: str
     owner: Any
 
 
 class CodeChangedError(StepwiseError):
-    """The workflow's code changed, and what its journal still holds cannot bridge the change."""
+    """The workflow's code changed, and its remaining journal cannot bridge the change."""
 
     run_id: str
 
@@ -153,7 +153,7 @@ class UnreadableValueError(StepwiseError):
 
 
 class OutsideRunError(StepwiseError):
-    """A step was called where its run cannot be seen, so that it would have gone unrecorded."""
+    """A step was called where its run is not visible, so that it would have gone unrecorded."""
 
     run_id: str
 
@@ -173,13 +173,13 @@ class StepTimeoutError(StepwiseError, TimeoutError):
 
 
 class RunStopped(_Facts):
-    """The run cannot go on; every later step call of it raises this again."""
+    """The run cannot continue; every later step call of the run raises this again."""
 
     run_id: str
 
 
 class StepInDoubtError(RunStopped):
-    """A side effect was started and never finished: whether it happened is not known."""
+    """A side effect was started and never finished: it may or may not have happened."""
 
     step: int
     name: str
@@ -217,7 +217,7 @@ class StepwiseWarning(UserWarning):
 
 
 class ArgumentMutatedWarning(StepwiseWarning):
-    """A step changed an object that it was given; return the change instead."""
+    """A step changed one of its arguments; return the change instead."""
 
 
 class ArgumentsChangedWarning(StepwiseWarning):
@@ -233,7 +233,7 @@ class UnrecordedCallWarning(StepwiseWarning):
 
 
 class RunWarning(StepwiseWarning):
-    """Something about a run that its author should look at once."""
+    """Something about a run that its author should check once."""
 
 
 for _name in __all__:

@@ -151,8 +151,8 @@ def page():
                 arrows[room(name), room(other)] += 1
     yield "# The rooms"
     yield ""
-    yield "Made by `make map` from the imports, those inside functions included. What each room is"
-    yield "for: [design.md](design.md), section 8."
+    yield "`make map` writes this page from the imports, those inside functions included. The"
+    yield "purpose of each room: [design.md](design.md), section 8."
     yield ""
     yield "| room | modules | lines of code | imports from |"
     yield "|---|---:|---:|---|"

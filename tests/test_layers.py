@@ -38,11 +38,11 @@ ONLY_IN = {
         "stepwise._calls.workers",
         "stepwise.testing",
     },
-    "cryptography": {"stepwise._journal.cipher"},
+    "cryptography": {"stepwise._journal.seal"},
     "diskcache": {"stepwise.stores._cache"},
     "fcntl": {"stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
-    "hmac": {"stepwise._journal.cipher", "stepwise._journal.seal"},
+    "hmac": {"stepwise._journal.seal"},
     "numpy": {"stepwise._values.digest_types"},
     "pandas": {"stepwise._values.digest_types"},
     "pickle": {
@@ -280,7 +280,7 @@ def test_importing_is_light():
 
 FOR_LOOKING = """
     _runs.checkpoints _calls.compensation _runs.current _display.render _calls.doubt
-    _runs.fork_point _runs.fork _workflows.handles _calls.history _execution.viewer
+    _runs.fork _workflows.handles _runs.steps _execution.viewer
     _runs.listing _calls.parallel _runs.overview _display.progress_notebook
     _display.progress_terminal _workflows.recover _runs.run _runs.settle _runs.verify
     _calls.workers agent graph notebook

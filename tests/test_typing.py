@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import stepwise
-from stepwise._calls import options as _options
 from stepwise._calls import steps
+from stepwise._runtime import options as _options
 from stepwise._workflows import definition, workflow
 from stepwise._workflows.definition import Options
 

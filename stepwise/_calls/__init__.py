@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    doubt history operations recording claim perform driver async_driver awaitables options
-    caches steps workers parallel compensation
+    doubt operations recording claim perform driver async_driver awaitables caches
+    steps workers parallel compensation
 """

@@ -23,18 +23,15 @@ from stepwise._execution.viewer import look_into_value
 from stepwise._identity.identity import compensation_key
 from stepwise._journal.journal import Journal, Position, facts_of
 from stepwise._journal.lease import Lease
+from stepwise._journal.projection import Calls, RecordedCall, announcements
 from stepwise._journal.records import (
     Call,
     Compensated,
     Compensating,
     Entry,
     Forgotten,
-    Intent,
-    Outcome,
     Record,
-    Resumed,
     RunFacts,
-    Settled,
 )
 from stepwise._runtime.messages import notice, warn
 from stepwise._values import codec as _codec
@@ -71,116 +68,45 @@ class CompletedCall:
 CompletedCall.__module__ = "stepwise"  # tracebacks and pickles show the public name
 
 
-@dataclass
-class _Effect:
-    """A side effect of the journal, or a child run.
-
-    Args:
-        intent: its announcement, which holds the arguments.
-        last: what is known of it last: its intent, its outcome or how it was settled.
-        undoing: its compensation was started.
-    """
-
-    intent: Entry
-    last: Entry
-    codec: Codec
-    undoing: bool = False
-
-    @property
-    def call(self) -> Call:
-        record = self.intent.record
-        assert isinstance(record, Intent)
-        return record.call
-
-    @property
-    def happened(self) -> bool | None:
-        """``None`` if that is not known."""
-        record = self.last.record
-        if isinstance(record, Settled):
-            return record.landed
-        if isinstance(record, Outcome):
-            return True if record.status == "completed" else (False if record.clean else None)
-        return None
-
-    @property
-    def result(self) -> Any:
-        record, payload = self.last.record, self.last.payload
-        if isinstance(record, Outcome) and record.changed:
-            self.codec.check(record.form)
-            return look_into_value(payload, record.form, record.changed)
-        return self.codec.decode(payload, getattr(record, "form", None))
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        record = self.intent.record
-        assert isinstance(record, Intent)
-        self.codec.check(record.form)
-        arguments: dict[str, Any] = _codec.decode(self.intent.payload, record.form)
-        return arguments
-
-
 class _Effects:
-    """The side effects in a journal, and the steps around them.
+    """The side effects in a journal that are to be undone, the newest first.
 
     Attributes:
         undone: something was undone since the run's last attempt.
     """
 
     def __init__(self, entries: list[Entry], codec: Codec) -> None:
-        self._codec = codec
-        self.effects: dict[int, _Effect] = {}
-        self.undone = False
+        calls = Calls(entries)
+        self.codec = codec
+        self.undone = calls.undone
+        self.announced = announcements(entries)
         self._around: dict[int, list[Call]] = {}
         for entry in entries:
-            self._load(entry)
+            if entry.outcome is not None:
+                for inner in entry.outcome.inner:
+                    self._around.setdefault(inner, []).append(entry.outcome.call)
+        effects = [each for each in calls if each.call.number in self.announced]
+        self.newest_first = sorted(effects, key=lambda each: each.entry.number, reverse=True)
 
-    def _load(self, entry: Entry) -> None:
-        record = entry.record
-        if isinstance(record, Intent):
-            self.effects.setdefault(
-                record.call.number, _Effect(entry, entry, self._codec)
-            ).last = entry
-        elif isinstance(record, Outcome):
-            for inner in record.inner:
-                self._around.setdefault(inner, []).append(record.call)
-            self._ended(record.call.number, entry)
-        elif isinstance(record, Settled):
-            self._settled(record, entry)
-        elif isinstance(record, Compensating):
-            self.effects[record.number].undoing = True
-        elif isinstance(record, Compensated):
-            self.effects.pop(record.number, None)
-            self.undone = True
-        elif isinstance(record, Resumed):
-            self.undone = False
-        elif isinstance(record, Forgotten):
-            for number in record.numbers:
-                self.effects.pop(number, None)
+    def can_be_undone(self, effect: RecordedCall) -> bool:
+        """Return whether its tool had a compensation, so that its arguments are recorded."""
+        return bool(self.announced[effect.call.number].payload)
 
-    def _ended(self, number: int, entry: Entry) -> None:
-        if number in self.effects:
-            self.effects[number].last = entry
+    def arguments(self, effect: RecordedCall) -> dict[str, Any]:
+        """The arguments of the call as it was made last, by name."""
+        announced = self.announced[effect.call.number]
+        form = getattr(announced.record, "form", None)
+        self.codec.check(form)
+        arguments: dict[str, Any] = _codec.decode(announced.payload, form)
+        return arguments
 
-    def _settled(self, settled: Settled, entry: Entry) -> None:
-        effect = self.effects.get(settled.number)
-        if effect is None:
-            return
-        if not effect.undoing:
-            effect.last = entry
-        elif settled.landed:
-            del self.effects[settled.number]
-            self.undone = True
-        else:
-            effect.undoing = False
-
-    @property
-    def children(self) -> bool:
-        """True if any of the side effects is a child run."""
-        return any(each.call.child for each in self.effects.values())
-
-    def newest_first(self) -> list[_Effect]:
-        """Return the side effects in the order in which they are undone, the newest first."""
-        return sorted(self.effects.values(), key=lambda each: each.last.number, reverse=True)
+    def result(self, effect: RecordedCall) -> Any:
+        """The value that the call returned."""
+        outcome, payload = effect.outcome, effect.entry.payload
+        if outcome is not None and outcome.changed:
+            self.codec.check(outcome.form)
+            return look_into_value(payload, outcome.form, outcome.changed)
+        return self.codec.decode(payload, getattr(effect.entry.record, "form", None))
 
     def forgotten_with(self, number: int) -> tuple[int, ...]:
         """Return the steps around a call, which would otherwise answer without making it again.
@@ -210,7 +136,7 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
     end = facts.end if facts.status == "failed" else 0
     undone = facts.undone + (not facts.undoing)
     undoing, done = facts._replace(undoing=True, undone=undone, status="failed", end=end), 0
-    for effect in effects.newest_first():
+    for effect in effects.newest_first:
         try:
             if effect.call.child:
                 done += yield from _compensate_child(journal, undoing, effects, effect)
@@ -224,7 +150,7 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         after = undoing._replace(undoing=False, error=told, updated_at=time.time())
         journal.append(head=after)
         notice(f"{facts.run_id}: {count} undone; called again, the workflow makes them anew")
-    elif effects.children:
+    elif any(effect.call.child for effect in effects.newest_first):
         journal.append(head=facts)  # nothing was to be undone in them
     return Result(done)
 
@@ -234,13 +160,13 @@ def _touched(facts: RunFacts) -> RunFacts:
 
 
 def _compensate_child(
-    journal: Journal, facts: RunFacts, effects: _Effects, effect: _Effect
+    journal: Journal, facts: RunFacts, effects: _Effects, effect: RecordedCall
 ) -> Generator[Any, Result, int]:
     with _child_journal(journal, effect.call.child) as child:
         if child is None or (facts.forked_from and child[1].parent != facts.run_id):
             return 0  # what a fork shares is the other run's to undo
         its = _Effects(child[0].load(Position(child[1].pruned, None)), Codec())
-        if any(each.intent.payload or each.call.child for each in its.effects.values()):
+        if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
             # If this process dies in there, whoever resumes the caller finishes the undoing first.
             journal.append(head=_touched(facts))
         result = yield from compensate(*child)
@@ -268,19 +194,19 @@ def _child_journal(journal: Journal, run_id: str) -> Iterator[tuple[Journal, Run
 
 
 def _compensate_one(
-    journal: Journal, facts: RunFacts, effects: _Effects, effect: _Effect
+    journal: Journal, facts: RunFacts, effects: _Effects, effect: RecordedCall
 ) -> Generator[Any, Result, int]:
     call = effect.call
-    if not effect.intent.payload:
+    if not effects.can_be_undone(effect):
         return 0  # its tool has no compensation
     tool = _tool(call)
     if effect.undoing and not tool.idempotent:
         raise compensation_in_doubt(journal, call)
     happened, value = effect.happened, None
     if happened:
-        value = effect.result
+        value = effects.result(effect)
     elif happened is None:
-        happened, value = yield from _ask(tool, effect)
+        happened, value = yield from _ask(tool, effects, effect)
     if happened is None:
         warn(
             f"run {facts.run_id!r}: {call.name}({call.arguments}) is in doubt, so it is not "
@@ -297,11 +223,11 @@ def _compensate_one(
     journal.append(*_undoing(effects, call, announced), head=_touched(facts))
     question = CompletedCall(
         call.name,
-        effect.arguments,
+        effects.arguments(effect),
         value,
         call.key,
         key,
-        getattr(effect.last.record, "at", 0.0),
+        getattr(effect.entry.record, "at", 0.0),
     )
     function: Callable[..., Any] | None = tool.compensate
     assert function is not None
@@ -309,7 +235,7 @@ def _compensate_one(
     if result.error is not None:
         clean = isinstance(result.error, tool.fails_cleanly)
         if clean:  # nothing happened, which is on record then: it may be tried again
-            journal.append(settled(effect.codec, call, landed=False))
+            journal.append(settled(effects.codec, call, landed=False))
         notice(
             f"{facts.run_id}: undoing {call.name}({call.arguments}) raised "
             f"{preview(result.error)}; what is older was left as it is"
@@ -327,15 +253,17 @@ def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) 
     return [(record, b""), *forgotten]
 
 
-def _ask(tool: Step, effect: _Effect) -> Generator[Any, Result, tuple[bool | None, Any]]:
+def _ask(
+    tool: Step, effects: _Effects, effect: RecordedCall
+) -> Generator[Any, Result, tuple[bool | None, Any]]:
     """Ask the tool's ``reconcile`` whether a call in doubt happened, and what it returned."""
     if not callable(tool.in_doubt):
         return None, None
-    call, last = effect.call, effect.last
-    failed = isinstance(last.record, Outcome)
-    form = getattr(last.record, "form", None)
-    error = effect.codec.decode_error(last.payload, form) if failed else None
-    question = InDoubtCall(call.name, effect.arguments, call.key, call.at, error)
+    call, outcome = effect.call, effect.outcome
+    error = None
+    if outcome is not None:
+        error = effects.codec.decode_error(effect.entry.payload, outcome.form)
+    question = InDoubtCall(call.name, effects.arguments(effect), call.key, call.at, error)
     asked = yield Attempt(tool.in_doubt, (question,), {}, None, f"reconcile of {call.name}")
     if asked.error is not None:
         raise asked.error

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 from stepwise._identity.identity import compensation_key
 from stepwise._identity.parts import shown_part
 from stepwise._journal.journal import Journal
+from stepwise._journal.projection import RecordedCall, Stop
 from stepwise._journal.records import Call, Stopped
 from stepwise._matching.callers import differences
 from stepwise._matching.pool import Match
-from stepwise._matching.recorded_call import Recorded
-from stepwise._matching.stops import Stop
+from stepwise._matching.rulings import ruling_on
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
 from stepwise.errors import RunStopped, StepInDoubtError
@@ -80,7 +80,7 @@ for _class in (Landed, DidNotHappen, Inconclusive, InDoubtCall):
 InDoubt = Union[Literal["raise", "retry", "skip"], Callable[[InDoubtCall], Any]]
 
 
-def in_doubt(active: ActiveRun, recorded: Recorded, why: str = "") -> StepInDoubtError:
+def in_doubt(active: ActiveRun, recorded: RecordedCall, why: str = "") -> StepInDoubtError:
     """The error for a call whose side effect was started and never finished.
 
     Args:
@@ -158,7 +158,7 @@ def _record_stops(active: ActiveRun, call: Call, match: Match) -> list[Stop]:
     waiting: list[tuple[Call, Match]] = [(call, match), *others]
     for each, its in sorted(waiting, key=lambda each: each[0].ordinal):
         recorded = [r for r in its.recorded if r is active.pool.get(r.call.number)]
-        said = active.pool.rulings.of(each)
+        said = ruling_on(each, active.pool.rulings)
         steps = [r.call.number for r in recorded] or (said[1].steps if said is not None else ())
         if steps:
             records = (*(r.origin.number for r in recorded),)
@@ -242,7 +242,7 @@ def waiting_text(call: Call, match: Match) -> str:
     )
 
 
-def changed_text(call: Call, recorded: Recorded) -> str:
+def changed_text(call: Call, recorded: RecordedCall) -> str:
     """The warning for a side effect that was answered although its arguments changed."""
     return (
         f"{call.name} at {call.site} was answered from the journal although its arguments changed; "

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Union
 
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.concurrency import Flows
+from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
-from stepwise._matching.recorded_call import Recorded
 from stepwise._runtime.messages import notice
 from stepwise._values.buffers import Data
 
@@ -119,7 +119,7 @@ Core = Generator[Operation, Result, Result]
 _LATE = 1.0  # seconds after which a call is not cancelled as it was
 
 
-def cancelled_again(scope: Scope, recorded: Recorded) -> Generator[Cancelled, Result, Result]:
+def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled, Result, Result]:
     """Wait for what cancelled the recorded call: a timeout, a task group, the workflow itself.
 
     Answered at once, ``wait_for`` would raise a cancellation that nobody asked for instead of its

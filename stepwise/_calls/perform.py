@@ -26,9 +26,9 @@ from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Helper, Origin
 from stepwise._execution.mutation import Did, Watches, changed_by, did_to_subject
 from stepwise._execution.outcomes import outcome, reached, settled
+from stepwise._journal.projection import RecordedCall, Status
 from stepwise._journal.records import Call, Entry, Intent, Outcome, StepStatus
 from stepwise._matching.pool import FRESH, Verdict
-from stepwise._matching.recorded_call import Recorded, Status
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.limits import stopped
@@ -163,7 +163,7 @@ def _stopped(performer: Performer, error: MemoryError) -> StoreError:
 def _recalled(
     performer: Performer,
     scope: Scope,
-    recorded: Recorded,
+    recorded: RecordedCall,
     identity: Identity,
     bound: Mapping[str, Any],
 ) -> Generator[Any, Result, Result | None]:
@@ -177,7 +177,7 @@ def _recalled(
 def _answer(
     performer: Performer,
     scope: Scope,
-    recorded: Recorded,
+    recorded: RecordedCall,
     identity: Identity,
     bound: Mapping[str, Any],
     again: BaseException | None,
@@ -307,7 +307,7 @@ def _completed(
 
 
 @reports
-def _warn_changed(call: Call, recorded: Recorded) -> None:
+def _warn_changed(call: Call, recorded: RecordedCall) -> None:
     from stepwise._calls.doubt import changed_text  # on use
 
     warn(changed_text(call, recorded), ArgumentsChangedWarning)
@@ -376,7 +376,7 @@ def _announce(
     performer: Performer,
     scope: Scope,
     call: Call,
-    recorded: Recorded | None,
+    recorded: RecordedCall | None,
     bound: Mapping[str, Any],
 ) -> Generator[Attempt | Write, Result, Result | None]:
     """Announce a side effect; ``None`` if it is to run.
@@ -394,7 +394,7 @@ def _announce(
     )
     return (
         yield from _decide(
-            performer, scope, call, Recorded(call, Status.OPEN, entry, entry), bound, why
+            performer, scope, call, RecordedCall(call, Status.OPEN, entry, entry), bound, why
         )
     )
 
@@ -403,7 +403,7 @@ def _decide(
     performer: Performer,
     scope: Scope,
     call: Call,
-    recorded: Recorded,
+    recorded: RecordedCall,
     bound: Mapping[str, Any],
     why: str = "",
 ) -> Generator[Attempt | Write, Result, Result | None]:

@@ -15,7 +15,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakSet
 
-from stepwise._calls import options as _options
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
 from stepwise._calls.driver import Unfinished, drive_on
@@ -30,6 +29,7 @@ from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import FUNCTION, captured
 from stepwise._journal.records import Call
 from stepwise._matching.subjects import Identity, Subjects, complete
+from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.retries import Attempts, Backoff, RetryOn

@@ -37,8 +37,8 @@ class Doing:
         self.title = title
         self.status = "running"
         self._began = time.monotonic()
-        self._cell: int | None = 0 if cell else None  # its number as a step, once that is known
-        self._before = 0, 0  # what the notebook's run had done before the cell
+        self._cell: int | None = 0 if cell else None  # its step number, 0 until it is known
+        self._before = 0, 0  # totals of the notebook's run before the cell
         self._counts: dict[str, tuple[int, int]] = {}
         self._working: dict[tuple[str, int], str] = {}
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Doing:
             elif event.kind.startswith("step"):
                 self._working.pop(here, None)
             elif own and self._cell is not None:
-                return True  # the notebook's run, of which this is a piece
+                return True  # an event of the notebook's run, which contains the cell
             elif own:
                 self.status = _ENDS.get(event.kind, self.status)
             self._counts[event.run_id] = event.executed, event.skipped

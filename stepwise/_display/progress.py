@@ -50,7 +50,7 @@ class Display:
         self._over = threading.Event()
         place.begin()
         self._end = on_event(self._hear)
-        # The thread publishes for the cell that it was started in, which the context says.
+        # The context names the cell that started the thread; the thread publishes for that cell.
         run = contextvars.copy_context().run
         name = "stepwise progress"
         threading.Thread(target=run, args=(self._tick,), name=name, daemon=True).start()

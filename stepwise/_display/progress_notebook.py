@@ -20,10 +20,10 @@ from stepwise._runtime.messages import count
 
 __all__ = ["Output"]
 
-_PATIENCE = 1.0  # seconds that a run takes until it is shown
-_AGAIN = 1.0  # seconds after which the time at least is another
-_LATE = 5  # seconds without a newer version: what it says may be over
-_CALLS, _LONG = 3, 160  # how many calls are named, and characters of each
+_PATIENCE = 1.0  # seconds until a run is shown
+_AGAIN = 1.0  # seconds until the elapsed time is shown anew
+_LATE = 5  # seconds without a newer version until "no news" is shown
+_CALLS, _LONG = 3, 160  # number of calls that are named, and characters of each
 _SHOWN_AS = {
     "completed": "good",
     "failed": "bad",
@@ -105,10 +105,10 @@ class Output:
         ident = {"display_id": self._id}
         try:
             self._publisher.publish(data, metadata, transient=ident, update=update)
-        except Exception:  # the run is not to suffer from a connection that is gone
+        except Exception:  # a lost connection must not affect the run
             _logger.debug("progress could not be shown", exc_info=True)
 
-    # -- what it looks like ----------------------------------------------------------------------
+    # -- appearance ------------------------------------------------------------------------------
 
     def text(self) -> str:
         """For who cannot show HTML."""

@@ -53,7 +53,7 @@ class Line:
         self._doing = doing
         self._terminal = terminal
         self._drawn = False
-        self._midline = False  # the program's own output stands in the middle of a line
+        self._midline = False  # the program's own output has an unfinished line
         self._over = False
         self._lock = threading.RLock()
         self._streams: list[tuple[str, Any, _Through]] = []
@@ -116,7 +116,7 @@ class Line:
             encoding = getattr(self._terminal, "encoding", None) or "utf-8"
             self._terminal.write(text.encode(encoding, "replace").decode(encoding))
             self._terminal.flush()
-        except (OSError, ValueError):  # it was closed: the run is not to suffer from that
+        except (OSError, ValueError):  # a closed stream must not affect the run
             self._over = True
 
     def text(self) -> str:
@@ -141,5 +141,5 @@ def is_free_terminal(stream: Any) -> bool:
 def _is_terminal(stream: Any) -> bool:
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # stderr is missing or closed
         return False

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _SHORT, _LONG = 60, 20_000  # characters in a row of a table, and unfolded
-_GAP = 0.03  # of a timeline is the most that a time without a step takes
+_GAP = 0.03  # largest share of a timeline that a gap between steps takes
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _length(step: Any, now: float) -> float:
 
 def _timeline(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Where each span lies, and how long it is, in percent; times without any are cut short."""
-    busy: list[list[float]] = []  # merged, with what is cut off before each
+    busy: list[list[float]] = []  # merged spans, each with the time cut out before it
     for start, end in sorted(spans):
         if busy and start <= busy[-1][1]:
             busy[-1][1] = max(busy[-1][1], end)

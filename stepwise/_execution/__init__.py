@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    attempts summary reloading process_memory registry failures location contents mutation
-    outcomes inputs concurrency active_run other_tasks outside viewer
+    reloading process_memory registry failures location contents mutation outcomes inputs
+    concurrency active_run other_tasks outside viewer
 """

@@ -20,22 +20,15 @@ from stepwise._execution import outcomes
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.location import Helper, Locator, Origin, WatchesSteps
-from stepwise._execution.summary import SummaryKeeper
 from stepwise._identity.identity import idempotency_key
 from stepwise._journal.counters import Ordinals, Progress, apart, counted_as
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
-from stepwise._journal.records import (
-    Call,
-    Handled,
-    Outcome,
-    Record,
-    RunFacts,
-    StepStatus,
-)
+from stepwise._journal.projection import RecordedCall
+from stepwise._journal.records import Call, Handled, Outcome, Record, RunFacts, StepStatus
+from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.callers import Asks
 from stepwise._matching.pool import Match, Pool
-from stepwise._matching.recorded_call import Recorded
 from stepwise._matching.subjects import Identity, Subjects
 from stepwise._runtime import asyncio_state, interrupts
 from stepwise._runtime.events import emit, heard
@@ -259,7 +252,7 @@ class ActiveRun:
                 older=lambda: identity.as_older(call),
             )
 
-    def take(self, recorded: Recorded) -> bool:
+    def take(self, recorded: RecordedCall) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster."""
         with self.lock:
             if self.pool.get(recorded.call.number) is not recorded:
@@ -268,7 +261,7 @@ class ActiveRun:
         self.flows.change()
         return True
 
-    def answered(self, scope: Scope, recorded: Recorded, value: Any = None) -> None:
+    def answered(self, scope: Scope, recorded: RecordedCall, value: Any = None) -> None:
         """A call was answered from the journal: it returned ``value``."""
         outcome, frame = recorded.outcome, self.frame if scope.call is None else None
         looked = frame.look(value) if frame is not None else None
@@ -281,7 +274,7 @@ class ActiveRun:
         self.tell("step_answered", recorded.call, getattr(recorded.entry.record, "preview", ""))
 
     def number(
-        self, call: Call, recorded: Recorded | None, new_child: Callable[[Container[str]], str]
+        self, call: Call, recorded: RecordedCall | None, new_child: Callable[[Container[str]], str]
     ) -> Call:
         """Give a call its number: that of the record it continues, else a new one."""
         if recorded is not None:

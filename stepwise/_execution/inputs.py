@@ -11,10 +11,10 @@ from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import UnpicklableError, dump_values, load_values
 from stepwise._execution.mutation import record_arguments, surroundings
 from stepwise._execution.registry import known_workflow
-from stepwise._execution.summary import course_of
-from stepwise._journal.journal import read_one
-from stepwise._journal.records import RunFacts, Started
+from stepwise._journal.journal import read_start
+from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.summary import course_of
 from stepwise._values import codec as _codec
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
@@ -139,17 +139,15 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> Inputs:
     Raises:
         UnreadableValueError: they were not recorded, or cannot be loaded here; says why.
     """
-    number = course_of(store, seal, facts).started
-    entry = read_one(store, seal, facts.run_id, number) if number else None
-    record = entry.record if entry is not None else None
-    if entry is None or not isinstance(record, Started):
+    start = read_start(store, seal, facts.run_id, course_of(store, seal, facts).started)
+    if start is None:
         raise _unknown(facts, "the record of its beginning was pruned, or cannot be read")
-    if record.form is None or not entry.payload:
+    record, payload = start
+    if record.form is None or not payload:
         raise _unknown(facts, "the version of stepwise that began it recorded only a part of them")
     Codec(facts.codec).check(record.form)
     if record.form == JSON:
-        return _from_data(entry.payload, facts)
-    payload = entry.payload
+        return _from_data(payload, facts)
     try:
         values = _codec.decode_with(lambda: load_values(payload, Surroundings()), record.form)
     except UnreadableValueError as error:

@@ -18,8 +18,8 @@ from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._checkpoints.chunks import Reader
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import FrameUnpickler, load_values
-from stepwise._journal.journal import read_one
-from stepwise._journal.records import Ended, RunFacts
+from stepwise._journal.journal import read_end
+from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._values import codec
 from stepwise._values.codec import JSON, decode
@@ -175,9 +175,10 @@ def look_into_value(
 
 def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
     """Return the result of a run; ``None`` while it has not completed."""
-    ended, payload = _ended(store, seal, facts)
-    if ended is None or ended.status != "completed" or not ended.recorded:
+    end = read_end(store, seal, facts)
+    if end is None or end[0].status != "completed" or not end[0].recorded:
         return None
+    ended, payload = end
     if ended.changed:
         return look_into_value(payload, ended.form, ended.changed)
     return codec.decode(payload, ended.form)
@@ -185,17 +186,10 @@ def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
 
 def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
     """Return the error that a run raised, if it failed."""
-    ended, payload = _ended(store, seal, facts)
-    if ended is None or ended.status != "failed":
+    end = read_end(store, seal, facts)
+    if end is None or end[0].status != "failed":
         return None
-    return codec.decode_error(payload, ended.form)
-
-
-def _ended(store: Store, seal: Seal, facts: RunFacts) -> tuple[Ended, bytes] | tuple[None, bytes]:
-    entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
-    if entry is None or not isinstance(entry.record, Ended):
-        return None, b""
-    return entry.record, entry.payload
+    return codec.decode_error(end[1], end[0].form)
 
 
 def _load(payload: bytes, kinds: Mapping[str, str], reader: Reader | None = None) -> dict[str, Any]:

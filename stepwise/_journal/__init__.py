@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    cipher seal records heads lease chain marks journal counters
+    seal records projection heads lease chain journal summary counters
 """

@@ -1,18 +1,42 @@
-"""The hash chain of a run's records: each is verified before it is read."""
+"""The hash chain of a run's records, each verified before it is read, and how far it went.
+
+A *mark*, kept apart from the database that holds the records, says how far after each acknowledged
+batch; a lost tail is noticed by it, and whether a side effect was in it.  It also tells one history
+of a run from another.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepwise._journal import records
 from stepwise._journal.heads import read_head
-from stepwise._journal.records import ANNOUNCES, Entry
+from stepwise._journal.projection import start_of
+from stepwise._journal.records import ANNOUNCES, Ended, Entry, RunFacts, Started
 from stepwise._journal.seal import NO_LINK, DamagedError, ForeignKeyError, Seal
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store
 
-__all__ = ["Lost", "Position", "holds", "identity", "read", "read_one"]
+__all__ = [
+    "Lost",
+    "Mark",
+    "Position",
+    "holds",
+    "identity",
+    "is_another_history",
+    "mark",
+    "newest_mark",
+    "read",
+    "read_end",
+    "read_entries",
+    "read_one",
+    "read_start",
+]
+
+_MARK = struct.Struct("<QQ8s")
+_SIZE = _MARK.size + 16
 
 
 class Position(NamedTuple):
@@ -65,6 +89,15 @@ def read(
         yield Lost(stray), at
 
 
+def read_entries(
+    store: Store, seal: Seal, run_id: str, start: Position | None = None
+) -> Iterator[Entry]:
+    """The records after a position that verify."""
+    for entry, _ in read(store, seal, run_id, start):
+        if isinstance(entry, Entry):
+            yield entry
+
+
 def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
     """Return whether the journal reaches this position, with the same record there."""
     for number, data in store.read(run_id, after=at.last - 1):
@@ -88,6 +121,20 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None
     return None
 
 
+def read_start(
+    store: Store, seal: Seal, run_id: str, number: int = 1
+) -> tuple[Started, bytes] | None:
+    """The record of a run's beginning and its payload; see :func:`read_one`."""
+    entry = read_one(store, seal, run_id, number) if number else None
+    return start_of([entry]) if entry is not None else None
+
+
+def read_end(store: Store, seal: Seal, facts: RunFacts) -> tuple[Ended, bytes] | None:
+    """The record of a run's end and its payload; see :func:`read_one`."""
+    entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
+    return (entry.record, entry.payload) if entry and isinstance(entry.record, Ended) else None
+
+
 def identity(run_id: str, number: int) -> str:
     """Return the name under which a record is sealed."""
     return f"record/{number}/{run_id}"
@@ -104,3 +151,55 @@ def _foreign(store: Store, run_id: str) -> ConfigurationError:
         "($STEPWISE_HOME/key), or set STEPWISE_KEY to the key it was written with; to start over "
         "with this key, give another store"
     )
+
+
+# -- marks -----------------------------------------------------------------------------------------
+
+
+def mark(seal: Seal, run_id: str, at: Position) -> bytes:
+    """The mark for a position."""
+    data = _MARK.pack(at.last, at.effects, (at.link or NO_LINK)[:8])
+    return data + seal.tag(f"mark/{run_id}", data)
+
+
+class Mark(NamedTuple):
+    """How far a journal went: its last number, the intents up to it, the link to that record."""
+
+    last: int = 0
+    effects: int = 0
+    link: bytes = b""
+
+
+def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
+    """The newest mark that verifies; zeros if there is none."""
+    newest = Mark()
+    for each in store.marks(run_id):
+        data, tag = each[: _MARK.size], each[_MARK.size : _SIZE]
+        if len(data) == _MARK.size and seal.is_tag(f"mark/{run_id}", data, tag):
+            newest = max(newest, Mark(*_MARK.unpack(data)))
+    return newest
+
+
+def is_another_history(
+    store: Store, seal: Seal, run_id: str, marked: Mark, at: Position | None = None
+) -> bool:
+    """Return whether the database holds another record than the marked one under its number.
+
+    So it is where an older database lies beside newer marks: that of a run which was deleted and
+    begun again, say.  What is missing or damaged proves nothing.
+
+    Args:
+        at: where the journal ends, if that is known.
+    """
+    if not marked.last or marked.link == NO_LINK[:8]:
+        return False
+    if at is not None and at.last == marked.last:
+        return at.link is not None and at.link[:8] != marked.link
+    entry = next(iter(store.read(run_id, after=marked.last - 1)), None)
+    if entry is None or entry[0] != marked.last:
+        return False
+    try:
+        link = seal.open(identity(run_id, marked.last), entry[1]).link
+    except DamagedError:
+        return False
+    return link[:8] != marked.link

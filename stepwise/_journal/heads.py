@@ -1,28 +1,15 @@
 """The head of a run: what a listing shows of it, sealed, so that no journal need be read for it.
 
-It is derived: damaged, it is made again from the records.
+It is derived: damaged, it is made again from the records; see ``derive_facts``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from stepwise._journal.records import (
-    Compensating,
-    Ended,
-    Entry,
-    Forgotten,
-    Interrupted,
-    Quarantined,
-    Restored,
-    Resumed,
-    RunFacts,
-    Started,
-)
+from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise.stores import Head, Store
 
-__all__ = ["derive_facts", "is_ready", "open_head", "read_head", "seal_head"]
+__all__ = ["is_ready", "open_head", "read_head", "seal_head"]
 
 
 def seal_head(seal: Seal, facts: RunFacts) -> Head:
@@ -50,50 +37,3 @@ def is_ready(facts: RunFacts) -> bool:
     """Return whether a run is a fork that nobody has executed yet."""
     # Whoever executes it writes when that began.
     return bool(facts.forked_from) and facts.updated_at <= facts.created_at
-
-
-def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
-    """Derive a run's facts from its records; return ``None`` if they do not show how it began."""
-    facts: RunFacts | None = None
-    for entry in entries:
-        record = entry.record
-        if isinstance(record, Started):
-            facts = RunFacts(
-                run_id=run_id,
-                workflow=record.workflow,
-                label=record.workflow.rpartition(":")[2],
-                status="running",
-                arguments=record.arguments,
-                digest=record.digest,
-                code=record.code,
-                parent=record.parent,
-                forked_from=record.forked_from,
-                secrets=record.secrets,
-                hidden=record.hidden,
-                created_at=record.at,
-                updated_at=record.at,
-                parts=record.parts,
-            )
-        elif facts is not None and isinstance(record, Restored):
-            facts = facts._replace(restored=True)
-        elif facts is not None:
-            facts = _after(facts, entry)
-    return facts
-
-
-def _after(facts: RunFacts, entry: Entry) -> RunFacts:
-    record = entry.record
-    if isinstance(record, Ended):
-        return facts._replace(status=record.status, end=entry.number, updated_at=record.at)
-    if isinstance(record, Interrupted):
-        return facts._replace(status="interrupted", error=record.why, updated_at=record.at)
-    if isinstance(record, Compensating):
-        undone = facts.undone + (not facts.undoing)
-        return facts._replace(
-            status="failed", end=0, undoing=True, undone=undone, updated_at=record.at
-        )
-    if isinstance(record, Resumed):
-        return facts._replace(status="running", end=0, undoing=False, updated_at=record.at)
-    if isinstance(record, (Forgotten, Quarantined)):
-        return facts.reopened(record.at)
-    return facts

@@ -13,18 +13,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stepwise._journal import records
-from stepwise._journal.chain import Lost, Position, holds, identity, read, read_one
-from stepwise._journal.heads import derive_facts, read_head, seal_head
-from stepwise._journal.marks import is_another_history, mark, newest_mark
-from stepwise._journal.records import (
-    ANNOUNCES,
-    Entry,
-    Intent,
-    Outcome,
-    Quarantined,
-    Record,
-    RunFacts,
+from stepwise._journal.chain import (
+    Lost,
+    Position,
+    holds,
+    identity,
+    is_another_history,
+    mark,
+    newest_mark,
+    read,
+    read_end,
+    read_entries,
+    read_one,
+    read_start,
 )
+from stepwise._journal.heads import read_head, seal_head
+from stepwise._journal.projection import derive_facts, effects_seen, given_up
+from stepwise._journal.records import ANNOUNCES, Entry, Record, RunFacts
 from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
 from stepwise._runtime.group_commit import Group, Share
 from stepwise._runtime.interrupts import Uninterrupted
@@ -41,8 +46,13 @@ __all__ = [
     "facts_of",
     "holds",
     "identity",
+    "is_another_history",
+    "newest_mark",
     "read",
+    "read_end",
+    "read_entries",
     "read_one",
+    "read_start",
     "seal_for",
 ]
 
@@ -138,20 +148,20 @@ class Journal:
                 self.lost.append(entry.number)
             else:
                 entries.append(entry)
-                self._count(entry.record)
+                self.count(entry)
         self._known = True
-        quarantined = [e.record for e in entries if isinstance(e.record, Quarantined)]
-        known = {number for record in quarantined for number in record.numbers}
+        known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
         self._compare_marks()
         if self.lost or self.tail:
-            given_up = sum(record.effects for record in quarantined)
-            self._assess(entries, start or Position(), given_up)
+            self._assess(entries, start or Position())
         return entries
 
-    def _count(self, record: Record) -> None:
-        if isinstance(record, (Intent, Outcome)):
-            self.calls = max(self.calls, record.call.number, record.call.unwinding or 0)
+    def count(self, entry: Entry) -> None:
+        """Take the number of a recorded call into account."""
+        call = entry.call
+        if call is not None:
+            self.calls = max(self.calls, call.number, call.unwinding or 0)
 
     def append(
         self,
@@ -309,7 +319,7 @@ class Journal:
         """Read the journal after a failed write, to learn whether the write was done."""
         for entry, at in read(self.store, self.seal, self.run_id, self._at):
             if isinstance(entry, Entry):
-                self._count(entry.record)
+                self.count(entry)
             self._at = at
         self._known = True
 
@@ -338,18 +348,12 @@ class Journal:
             )
         self._tell(f"{where}, though {last} were acknowledged; what is gone runs again")
 
-    def _assess(self, entries: list[Entry], start: Position, given_up: int) -> None:
+    def _assess(self, entries: list[Entry], start: Position) -> None:
         """Count the lost intents of which no outcome tells, and that nobody has given up."""
-        intents = {e.record.call.number for e in entries if isinstance(e.record, Intent)}
-        orphans = {
-            e.record.call.number
-            for e in entries
-            if isinstance(e.record, Outcome) and e.record.call.effect
-        } - intents
-        seen = sum(isinstance(entry.record, ANNOUNCES) for entry in entries)
+        seen = effects_seen(entries)
         marked_last, marked, _ = newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
-        self.unknown_effects = max(int(self._other), total - seen - len(orphans) - given_up)
+        self.unknown_effects = max(int(self._other), total - seen)
         if not self.lost:
             return
         if not marked_last and (self._at.link is None or self.lost[-1] > self._at.last):
@@ -399,6 +403,4 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
     facts = read_head(store, seal, run_id)
     if facts is not None:
         return facts
-    return derive_facts(
-        run_id, (entry for entry, _ in read(store, seal, run_id) if isinstance(entry, Entry))
-    )
+    return derive_facts(run_id, read_entries(store, seal, run_id))

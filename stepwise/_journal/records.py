@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 __all__ = [
     "ANNOUNCES",
+    "KINDS",
     "Call",
     "Compensated",
     "Compensating",
@@ -30,7 +31,6 @@ __all__ = [
     "Settled",
     "Started",
     "Stopped",
-    "call_of",
     "from_header",
     "holds_plainly",
     "to_header",
@@ -379,19 +379,44 @@ class Entry(NamedTuple):
     record: Record
     payload: bytes
 
+    @property
+    def call(self) -> Call | None:
+        """The call that the record announces, or whose outcome it is."""
+        return self.record.call if isinstance(self.record, (Intent, Outcome)) else None
 
-def call_of(entry: Entry) -> Call | None:
-    """The call that a record announces, or whose outcome it is."""
-    return entry.record.call if isinstance(entry.record, (Intent, Outcome)) else None
+    @property
+    def outcome(self) -> Outcome | None:
+        """The record, if it is an outcome."""
+        return self.record if isinstance(self.record, Outcome) else None
+
+    @property
+    def landed(self) -> bool:
+        """True if the record says that somebody who looked found that the call happened."""
+        return isinstance(self.record, Settled) and self.record.landed
+
+    @property
+    def step(self) -> int:
+        """The number of the call whose state the record holds; 0 for other records."""
+        if isinstance(self.record, (Intent, Outcome)):
+            return self.record.call.number
+        return self.record.number if isinstance(self.record, Settled) else 0
+
+    @property
+    def concerns_effects(self) -> bool:
+        """False for the records of a plain call that was made while no failure was handled."""
+        record = self.record
+        if isinstance(record, (Intent, Outcome)):
+            return record.call.effect or record.call.unwinding is not None
+        return True
 
 
 # -- headers -------------------------------------------------------------------------------------
 
-_KINDS: dict[str, Any] = {cls.__name__.lower(): cls for cls in get_args(Record)}
-_NAMES = {cls: name for name, cls in _KINDS.items()}
+KINDS: dict[str, Any] = {cls.__name__.lower(): cls for cls in get_args(Record)}
+_NAMES = {cls: name for name, cls in KINDS.items()}
 _TUPLES = {
     cls: [place for place, kind in enumerate(cls.__annotations__.values()) if "tuple[" in str(kind)]
-    for cls in _KINDS.values()
+    for cls in KINDS.values()
 }
 _OF_CALLS = (Intent, Outcome, Stopped, Ruled)
 
@@ -408,7 +433,7 @@ def from_header(header: list[Any] | dict[str, Any]) -> Record:
     """The inverse of :func:`to_header`.  Facts that this version does not know are ignored."""
     if isinstance(header, dict):
         return _from_named(header)
-    cls = _KINDS[header[0]]
+    cls = KINDS[header[0]]
     facts = header[1 : 1 + len(cls._fields)]
     if cls in _OF_CALLS:
         facts[0] = Call(*facts[0][: len(Call._fields)])
@@ -421,7 +446,7 @@ def from_header(header: list[Any] | dict[str, Any]) -> Record:
 
 def _from_named(header: dict[str, Any]) -> Record:
     """A record of format 1: facts by name, without those at their default."""
-    cls = _KINDS[header["kind"]]
+    cls = KINDS[header["kind"]]
     facts = {name: header[name] for name in cls._fields if name in header}
     if cls in _OF_CALLS:
         call = facts["call"]

@@ -25,6 +25,7 @@ store's folder.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -34,7 +35,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stepwise._journal.cipher import decrypt, encrypt
 from stepwise._runtime import settings
 from stepwise._runtime.file_trust import check_folder, read_trusted
 from stepwise._runtime.forks import cached
@@ -63,6 +63,7 @@ _BACK_AT = _MAC_AT + 32
 _ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
+_NONCE = 12  # bytes; random, as NIST SP 800-38D 8.2.2 has it: good for 2**32 records under one key
 # A header is a tree of ours: nobody need look for cycles in it.
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 _from_json = json.JSONDecoder().raw_decode  # there is no white space around to look for
@@ -118,7 +119,7 @@ class Seal:
         back = _BACK.pack(len(text)) + text
         if self.encrypts:
             associated = _named(identity) + front
-            back, payload = encrypt(self.keys[0], associated, back + bytes(payload)), b""
+            back, payload = _encrypt(self.keys[0], associated, back + bytes(payload)), b""
         pieces = payload.views if isinstance(payload, Pieces) else (payload,)
         covered = (digest,) if flags & _DIGESTED else pieces
         mac = _mac(self.keys[0], identity, front, back, *covered)
@@ -150,7 +151,7 @@ class Seal:
             raise DamagedError(f"format {version}; this version of stepwise reads 1 to {FORMAT}")
         start = _BACK_AT
         if flags & _ENCRYPTED:
-            data = decrypt(key, _named(identity) + data[:_MAC_AT], data[_BACK_AT:])
+            data = _decrypt(key, _named(identity) + data[:_MAC_AT], data[_BACK_AT:])
             start = 0
         (length,) = _BACK.unpack_from(data, start)
         start += _BACK.size
@@ -302,3 +303,40 @@ def _make(path: pathlib.Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+# -- encryption ------------------------------------------------------------------------------------
+
+
+def _encrypt(key: bytes, associated: bytes, data: bytes) -> bytes:
+    """Encrypt ``data``: a nonce, then the ciphertext with its tag.
+
+    Args:
+        key: 32 bytes; what encrypts is derived from it.
+        associated: what the data belongs to; it decrypts nowhere else.
+
+    Raises:
+        ConfigurationError: the extra is not installed.
+    """
+    nonce = os.urandom(_NONCE)
+    return nonce + bytes(_cipher(key).encrypt(nonce, data, associated))
+
+
+def _decrypt(key: bytes, associated: bytes, data: bytes) -> bytes:
+    """The inverse of :func:`_encrypt`, for data whose digest was verified before.
+
+    Raises:
+        ConfigurationError: the extra is not installed.
+    """
+    return bytes(_cipher(key).decrypt(data[:_NONCE], data[_NONCE:], associated))
+
+
+@functools.lru_cache(8)
+def _cipher(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise ConfigurationError(
+            "encryption needs the extra 'encryption': pip install 'stepwise-agents[encryption]'"
+        ) from error
+    return AESGCM(hmac.digest(key, b"stepwise encryption", "sha256"))

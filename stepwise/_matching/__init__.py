@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    subjects callers recorded_call stops pool
+    subjects callers rulings pool
 """

@@ -16,22 +16,10 @@ from typing import Any, NamedTuple
 
 from stepwise._identity.parts import CLASS, FUNCTION, unknown_in
 from stepwise._journal.counters import counted_as
-from stepwise._journal.records import (
-    Call,
-    Compensated,
-    Compensating,
-    Ended,
-    Entry,
-    Forgotten,
-    Handled,
-    Intent,
-    Outcome,
-    Ruled,
-    Settled,
-)
+from stepwise._journal.projection import Calls, Flags, RecordedCall
+from stepwise._journal.records import Call, Entry
 from stepwise._matching.callers import NOBODY, Asks, differences, nearness, of_subject
-from stepwise._matching.recorded_call import Recorded, Status
-from stepwise._matching.stops import Rulings, agrees, made_since
+from stepwise._matching.rulings import agrees, made_since, ruling_on
 from stepwise._matching.subjects import owner
 
 __all__ = ["FRESH", "Match", "Pool", "Verdict"]
@@ -56,7 +44,7 @@ class Match(NamedTuple):
     """
 
     verdict: Verdict
-    recorded: tuple[Recorded, ...] = ()
+    recorded: tuple[RecordedCall, ...] = ()
     instead: int = 0
 
 
@@ -83,14 +71,17 @@ class Pool:
         self,
         entries: Iterable[Entry] = (),
         known: Container[tuple[str, ...]] = (),
-        flags: Mapping[int, tuple[bool, bool, bool]] | None = None,
+        flags: Mapping[int, Flags] | None = None,
         state: set[tuple[str, str]] | None = None,
     ) -> None:
+        calls = Calls(entries, flags)
         self._known = known
-        self._flags = flags or {}
         self._state: set[tuple[str, str]] = set() if state is None else state
-        self.rulings = Rulings()
-        self._unused: dict[int, Recorded] = {}
+        for made in calls.changing:
+            whose, parts = made.call.name, made.call.parts
+            self._state.update((owner(whose, parts, part), part) for part in made.state)
+        self.rulings = calls.rulings
+        self._unused = calls.known
         # Ordered dicts, not lists or dicts: the first of many equal calls leaves in constant time.
         self._by_key: dict[tuple[str, str], OrderedDict[int, None]] = {}
         self._by_ordinal: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
@@ -103,8 +94,6 @@ class Pool:
         self._covered: dict[int, int] = {}
         self.taken: set[tuple[str, str, int]] = set()  # names as counted, digests and ordinals
         self.children: set[str] = set()  # ids of child runs
-        for entry in entries:
-            self._load(entry)
         for recorded in self._unused.values():
             self._index(recorded)
             call = recorded.call
@@ -119,10 +108,10 @@ class Pool:
         return len(self._unused)
 
     def __bool__(self) -> bool:
-        return bool(self._unused or self.rulings.records)
+        return bool(self._unused or self.rulings)
 
     @property
-    def unused(self) -> list[Recorded]:
+    def unused(self) -> list[RecordedCall]:
         """The unused records, in order; calls inside an unused completed one are left out.
 
         So are those of a clean-up that is over: that nobody meets them is no wonder.
@@ -134,7 +123,7 @@ class Pool:
         ]
 
     @property
-    def all(self) -> list[Recorded]:
+    def all(self) -> list[RecordedCall]:
         """The records that no call used, in order."""
         return list(self._unused.values())
 
@@ -142,92 +131,11 @@ class Pool:
         """Return whether a call of this name with these arguments is unused."""
         return bool(self._by_key.get((name, digest)))
 
-    def get(self, number: int) -> Recorded | None:
+    def get(self, number: int) -> RecordedCall | None:
         """The recorded call of that number, while unused."""
         return self._unused.get(number)
 
-    # -- loading ---------------------------------------------------------------------------------
-
-    def _load(self, entry: Entry) -> None:
-        record = entry.record
-        loader = _LOADERS.get(type(record))
-        if loader is not None:
-            loader(self, entry)
-        if entry.number in self._flags and not isinstance(record, Ruled):
-            number = getattr(record, "number", None) or record.call.number  # type: ignore[union-attr]
-            recorded = self._unused[number]
-            recorded.handled, recorded.retry, recorded.spent = self._flags[entry.number]
-
-    def _load_intent(self, entry: Entry) -> None:
-        call = entry.record.call  # type: ignore[union-attr]
-        self._acted_on(call)
-        self._unused[call.number] = Recorded(call, Status.OPEN, entry, entry)
-
-    def _load_outcome(self, entry: Entry) -> None:
-        outcome = entry.record
-        assert isinstance(outcome, Outcome)
-        call = outcome.call
-        self._acted_on(call)
-        self._state.update((owner(call.name, call.parts, part), part) for part in outcome.state)
-        self._unused[call.number] = Recorded(call, Status[outcome.status.upper()], entry, entry)
-
-    def _acted_on(self, call: Call) -> None:
-        """A call made while handling a failure shows that the workflow acted on that failure."""
-        failed = self._unused.get(call.unwinding or 0)
-        if failed is not None:
-            failed.handled = True
-
-    def _load_handled(self, entry: Entry) -> None:
-        for number in entry.record.numbers:  # type: ignore[union-attr]
-            if number in self._unused:
-                self._unused[number].handled = True
-
-    def _load_settled(self, entry: Entry) -> None:
-        settled = entry.record
-        assert isinstance(settled, Settled)
-        recorded = self._unused.get(settled.number)
-        if recorded is not None and recorded.undoing:
-            recorded.undoing = False
-            if settled.landed:  # it was undone
-                self._undone(settled.number)
-        elif recorded is not None:
-            status = Status.COMPLETED if settled.landed else Status.FREE
-            self._unused[settled.number] = Recorded(
-                recorded.call, status, entry, recorded.origin, spent=recorded.spent
-            )
-
-    def _load_forgotten(self, entry: Entry) -> None:
-        numbers = entry.record.numbers  # type: ignore[union-attr]
-        self.rulings.forget(numbers)
-        for number in numbers:
-            self._unused.pop(number, None)
-
-    def _load_ruled(self, entry: Entry) -> None:
-        self.rulings.add(entry)
-
-    def _load_compensating(self, entry: Entry) -> None:
-        recorded = self._unused.get(entry.record.number)  # type: ignore[union-attr]
-        if recorded is not None:
-            recorded.undoing = True
-
-    def _load_compensated(self, entry: Entry) -> None:
-        self._undone(entry.record.number)  # type: ignore[union-attr]
-
-    def _undone(self, number: int) -> None:
-        self.rulings.forget((number,))
-        self._unused.pop(number, None)
-
-    def _load_ended(self, entry: Entry) -> None:
-        ended = entry.record
-        assert isinstance(ended, Ended)
-        for number in ended.retry:
-            if number in self._unused:
-                self._unused[number].retry = True
-        for number in ended.spent:
-            if number in self._unused:
-                self._unused[number].spent = True
-
-    def _index(self, recorded: Recorded) -> None:
+    def _index(self, recorded: RecordedCall) -> None:
         call = recorded.call
         for index, key in self._keys(call):
             index.setdefault(key, OrderedDict())[call.number] = None
@@ -302,7 +210,7 @@ class Pool:
         the recorded calls that it is not.  Nobody spoke of a call that differs in a part in which
         the stopped call was the recorded one: it is of another object, which comes in its place.
         """
-        found = self.rulings.of(call)
+        found = ruling_on(call, self.rulings)
         if found is None:
             return None
         said, ruled = found
@@ -322,16 +230,16 @@ class Pool:
         verdict = self._verdict(recorded)
         return Match(Verdict.CHANGED if verdict is Verdict.ANSWER else verdict, (recorded,))
 
-    def _verdict(self, recorded: Recorded) -> Verdict:
+    def _verdict(self, recorded: RecordedCall) -> Verdict:
         if recorded.answers:
             return Verdict.ANSWER
         return Verdict.DOUBT if recorded.in_doubt else Verdict.AGAIN
 
-    def _has_twin(self, call: Call, recorded: Recorded, caller: Asks) -> bool:
+    def _has_twin(self, call: Call, recorded: RecordedCall, caller: Asks) -> bool:
         made = self._made.get((call.name, recorded.call.digest), ())
         return caller.has_twin(call, recorded.call, made)
 
-    def _candidate(self, call: Call, caller: Asks) -> Recorded | None:
+    def _candidate(self, call: Call, caller: Asks) -> RecordedCall | None:
         """The record of this very call.
 
         First one of the same subject, then one of the same ordinal, then that of the nearest state.
@@ -378,18 +286,18 @@ class Pool:
             return caller.is_only()  # a version that knew no parts made it
         return caller.accepts(recorded.serial) and not differences(recorded, call, self._state)
 
-    def _fits(self, recorded: Recorded, call: Call) -> bool:
+    def _fits(self, recorded: RecordedCall, call: Call) -> bool:
         """Return whether the record could be this very call, its parts aside."""
         return recorded.call.unwinding == call.unwinding and self._fits_code(recorded, call)
 
-    def _fits_in_doubt(self, recorded: Recorded, call: Call) -> bool:
+    def _fits_in_doubt(self, recorded: RecordedCall, call: Call) -> bool:
         """Return whether a record left in doubt by one unwinding can answer a call in another.
 
         The tool can then say what is to be done, and the answer of somebody who looked counts.
         """
         return (recorded.in_doubt or recorded.settled) and self._fits_code(recorded, call)
 
-    def _fits_code(self, recorded: Recorded, call: Call) -> bool:
+    def _fits_code(self, recorded: RecordedCall, call: Call) -> bool:
         other = recorded.call
         if other.branch != call.branch or self._is_of_other_code(other, call):
             return False
@@ -405,8 +313,8 @@ class Pool:
         known = (other.module, other.name, theirs or other.name)
         return theirs != mine and bool(other.parts) and known in self._known
 
-    def _rivals(self, call: Call, caller: Asks) -> list[Recorded]:
-        """Recorded effects that this call could be, with other arguments."""
+    def _rivals(self, call: Call, caller: Asks) -> list[RecordedCall]:
+        """RecordedCall effects that this call could be, with other arguments."""
         numbers = set(self._by_name.get(call.name, ()))
         if call.place:
             numbers.update(
@@ -422,7 +330,7 @@ class Pool:
             and self._may_be(self._unused[number], call, caller)
         ]
 
-    def _may_be(self, recorded: Recorded, call: Call, caller: Asks) -> bool:
+    def _may_be(self, recorded: RecordedCall, call: Call, caller: Asks) -> bool:
         other = recorded.call
         if other.branch != call.branch:
             return False
@@ -439,12 +347,12 @@ class Pool:
         numbers = self._by_turn.get((call.name, call.branch, call.ordinal), ())
         return next((each for each in numbers if each not in self._covered), 0)
 
-    def put_back(self, recorded: Recorded) -> None:
+    def put_back(self, recorded: RecordedCall) -> None:
         """Put a record back into the pool: its caller is retried."""
         self._unused[recorded.call.number] = recorded
         self._index(recorded)
 
-    def take(self, recorded: Recorded) -> None:
+    def take(self, recorded: RecordedCall) -> None:
         """Take a record out of the pool, with the records of the calls inside it."""
         self._remove(recorded.call.number)
         outcome = recorded.outcome
@@ -468,16 +376,3 @@ class Pool:
 def _arguments(call: Call) -> tuple[tuple[str, str], ...]:
     """The arguments of a call in parts, those at their default too."""
     return tuple(sorted(each for each in call.parts.items() if each[0].isidentifier()))
-
-
-_LOADERS: dict[type, Callable[[Pool, Entry], None]] = {
-    Intent: Pool._load_intent,
-    Outcome: Pool._load_outcome,
-    Handled: Pool._load_handled,
-    Settled: Pool._load_settled,
-    Ruled: Pool._load_ruled,
-    Forgotten: Pool._load_forgotten,
-    Compensating: Pool._load_compensating,
-    Compensated: Pool._load_compensated,
-    Ended: Pool._load_ended,
-}

@@ -197,7 +197,7 @@ def _opened(stmt: ast.stmt, key: str | int) -> Ahead:
         guards = [case.guard for case in stmt.cases if case.guard is not None]
         return _of([stmt.subject, *guards])
     assert isinstance(stmt, TRIES)
-    # A handler has no points; nor is there one between the statement and the first of its body.
+    # A handler has no points; nor is there a point between a statement and the first of its body.
     ahead = _of([*stmt.handlers, *stmt.finalbody])  # type: ignore[attr-defined]
     first = ahead_of(stmt.body[:1], key)  # type: ignore[attr-defined]
     return first | ahead if first is not None else ahead
@@ -244,7 +244,7 @@ class _Names(ast.NodeVisitor):
             self.unknown = True
             self.visit(node.func)
         for each in (*node.args, *node.keywords):
-            # Who gets a generator mostly uses it up.
+            # A caller that gets a generator mostly exhausts it.
             (self.generic_visit if isinstance(each, ast.GeneratorExp) else self.visit)(each)
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
@@ -266,7 +266,7 @@ class _Names(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Set(self, node: ast.Set | ast.SetComp) -> None:
-        self.used.add("set")  # its order is another in each process
+        self.used.add("set")  # its order differs between processes
         self.generic_visit(node)
 
     visit_SetComp = visit_Set  # noqa: N815

@@ -109,7 +109,7 @@ def build(
     if plain is None or resumable is None:
         if original.co_name == "<lambda>":
             raise UnsupportedError("a lambda cannot be entered in the middle; write it as a def")
-        raise UnsupportedError("its source is not to be had; put it into a file")
+        raise UnsupportedError("its source is not available; put it into a file")
     try:
         if not {*LISTING}.isdisjoint(original.co_names):
             hide_names(plain)
@@ -160,7 +160,7 @@ def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
     if sys.version_info >= (3, 12):
         rewritten.__type_params__ = function.__type_params__
     if sys.version_info >= (3, 14):
-        rewritten.__annotate__ = function.__annotate__  # they may not be evaluated yet
+        rewritten.__annotate__ = function.__annotate__  # annotations must not be evaluated yet
     else:
         rewritten.__annotations__ = function.__annotations__
 
@@ -302,7 +302,7 @@ def _compile(
     module = ast.fix_missing_locations(ast.Module([factory], []))
     flags = original.co_flags & _FUTURE_FLAGS
     try:
-        with warnings.catch_warnings():  # the user has seen them when the original was compiled
+        with warnings.catch_warnings():  # compiling the original has shown them already
             warnings.simplefilter("ignore")
             outer = compile(module, original.co_filename, "exec", flags=flags, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
@@ -324,7 +324,7 @@ def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
     code = code.replace(co_consts=tuple(named(constant) for constant in code.co_consts))
     if sys.version_info >= (3, 11) and f"{code.co_qualname}.".startswith(f"{old}."):
         code = code.replace(co_qualname=new + code.co_qualname.removeprefix(old))
-    return code  # else something in it is declared ``global``, and has no other name than that
+    return code  # otherwise a name in it is declared ``global``, and must not be mangled
 
 
 def _bare(argument: ast.arg) -> ast.arg:

@@ -88,7 +88,7 @@ class _Names(ast.NodeVisitor):
 
     def __init__(self) -> None:
         self.reads: dict[str, None] = {}
-        self.at_once: set[str] = set()  # of those, the ones not (only) read inside functions
+        self.at_once: set[str] = set()  # the names among them that are read outside functions
         self.binds: dict[str, None] = {}
         self.assigned: set[str] = set()
         self.loops: set[str] = set()
@@ -170,7 +170,7 @@ class _Names(ast.NodeVisitor):
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         self.all([node.type])
         if node.name is not None:
-            self._bound.add(node.name)  # until its end, when it is gone
+            self._bound.add(node.name)  # bound until the end of the handler
         self.all(node.body)
 
     def _capture(self, node: ast.AST, name: str | None) -> None:
@@ -218,7 +218,7 @@ class _Names(ast.NodeVisitor):
 def _free(scope: Any) -> dict[str, None]:
     """The names that a function, class or comprehension reads from around it."""
     loads: dict[str, None] = {}
-    inner: dict[str, None] = {}  # of what is nested in it
+    inner: dict[str, None] = {}  # names of the nested scopes
     bound: set[str] = set()
     outer: set[str] = set()
     nodes: list[Any]
@@ -247,7 +247,7 @@ def _free(scope: Any) -> dict[str, None]:
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             bound.add(node.name)
         nodes += ast.iter_child_nodes(node)
-    if not isinstance(scope, ast.ClassDef):  # the names of a class body are not seen inside
+    if not isinstance(scope, ast.ClassDef):  # nested scopes do not see names of a class body
         loads.update(inner)
         inner = {}
     return {**{name: None for name in loads if name not in bound - outer}, **inner}

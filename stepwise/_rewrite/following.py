@@ -24,7 +24,7 @@ def following_line(node: FunctionNode, position: str) -> int | None:
         position: ``after PATH`` or ``enter PATH``; see ``transform``.
     """
     kind, _, path = position.partition(" ")
-    around: list[tuple[Any, str, int]] = []  # statement, block of it, index in that
+    around: list[tuple[Any, str, int]] = []  # statement, its block, index in the block
     here: Any = node
     for part in path.split("."):
         block, _, index = part.partition("[")

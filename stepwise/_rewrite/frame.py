@@ -84,7 +84,7 @@ class Frame:
     def iter(self, iterable: Any) -> Iterator[Any]:
         """The iterator of a loop, which is part of the state."""
         iterator = builtins.iter(iterable)
-        # A loop wants no more than __next__, but ours calls iter() once more.
+        # A for loop needs only __next__, but the rewritten one calls iter() again.
         return iterator if hasattr(type(iterator), "__iter__") else _Iterator(iterator)
 
     def again(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -111,7 +111,7 @@ class Frame:
     def aiter(self, iterable: Any) -> AsyncIterator[Any]:
         """The iterator of an asynchronous loop."""
         iterator = builtins.aiter(iterable)
-        # As above: it wants no more than __anext__.
+        # As above: an async for loop needs only __anext__.
         return iterator if hasattr(type(iterator), "__aiter__") else _AsyncAgain(iterator, skip=0)
 
     def aagain(self, iterator: AsyncIterator[Any]) -> AsyncIterator[Any]:

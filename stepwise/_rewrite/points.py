@@ -35,7 +35,7 @@ if hasattr(ast, "TryStar"):
 _REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 
 
-# -- what contains a call ------------------------------------------------------------------------
+# -- nodes that contain a call -------------------------------------------------------------------
 
 
 def calls(node: ast.AST) -> bool:
@@ -114,7 +114,7 @@ class Points:
     def at(self, line: int) -> Place | None:
         """The innermost statement on a line of the file."""
         found = None
-        for place in self.places:  # in source order: the last that holds it is the innermost
+        for place in self.places:  # in source order: the last match is the innermost
             if place.line <= line <= place.end_line:
                 found = place
         return found
@@ -143,7 +143,7 @@ def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
     """
     blocks: list[tuple[str, int, list[ast.stmt]]] = []
     within = False
-    for node in ast.walk(function):  # what is outside comes first
+    for node in ast.walk(function):  # outer nodes come first
         if isinstance(node, TRIES):
             blocks += (("except", each.lineno, each.body) for each in node.handlers)  # type: ignore[attr-defined]
             final = node.finalbody  # type: ignore[attr-defined]
@@ -241,7 +241,7 @@ class _Texts:
 
     def __init__(self, node: FunctionNode) -> None:
         self.node = node
-        # By identity: the nodes live as long as the function's.
+        # By identity: these nodes live as long as the function's tree.
         self.wholes: dict[int, str] = {}
         self.heads: dict[int, str] = {}
         self.opened: dict[int, bool] = {}

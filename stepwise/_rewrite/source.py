@@ -45,10 +45,10 @@ class Source:
         try:
             if not self._block:
                 self._block = "".join(inspect.getblock(self.lines[self.first_line - 1 :]))
-            # Indented code parses under a block of its own; dedenting would change the text of
-            # strings that span lines.
+            # Indented code is parsed inside an added block, since dedenting would change
+            # multi-line strings.
             indented = self._block[0].isspace()
-            with warnings.catch_warnings():  # the user has seen them when the code was compiled
+            with warnings.catch_warnings():  # compiling the code has shown them already
                 warnings.simplefilter("ignore")
                 module = ast.parse(("if 1:\n" if indented else "") + self._block)
         except (SyntaxError, IndexError, tokenize.TokenError, RecursionError):
@@ -70,6 +70,6 @@ def remove_docstring(node: FunctionNode) -> None:
 def capture(function: Callable[..., Any]) -> Source:
     """Take the source of a function now; its ``lines`` are empty where there is none."""
     code = function.__code__
-    linecache.checkcache(code.co_filename)  # a module may have been edited and loaded again
+    linecache.checkcache(code.co_filename)  # the module may have been edited and reloaded
     lines = linecache.getlines(code.co_filename, function.__globals__)
     return Source(code.co_filename, code.co_name, code.co_firstlineno, lines)

@@ -187,7 +187,7 @@ class _Around(NamedTuple):
 
     withs: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()
-    caught: bool = False  # by what calls something: a handler, a ``finally``
+    caught: bool = False  # inside a ``try`` whose handler or ``finally`` calls something
 
     def sees(self, ahead: Ahead | None) -> Ahead | None:
         """Return the code that is ahead in here."""
@@ -198,7 +198,7 @@ class _Rewriter:
     def __init__(self, over: set[str], mentioned: Counter[str]) -> None:
         self._released = over
         self._mentioned = mentioned
-        self._opened: dict[ast.stmt, tuple[int, str, ast.expr]] = {}  # by loop: its ``with``
+        self._opened: dict[ast.stmt, tuple[int, str, ast.expr]] = {}  # each loop's ``with``
         self.points: dict[int, Point] = {}
         self.blocks: list[str] = []
         self.withs: list[With] = []
@@ -318,7 +318,7 @@ class _Rewriter:
         kind = "try" if isinstance(node, TRIES) else type(node).__name__.lower()
         kind = kind.removeprefix("async")
         saves = self.save(before, around.sees(ahead_of([node], self.key(node))))
-        inside = target(ast.Lt(), self.last() + 1)  # what is done lies before this statement
+        inside = target(ast.Lt(), self.last() + 1)  # a target before this statement: all is done
         front: ast.stmt = ast.If(test=inside, body=[*saves, reset()], orelse=[])
         body: list[ast.stmt] = getattr(self, f"open_{kind}")(node, path, around)
         number = self.point(f"after {path}", node.lineno, around)
@@ -408,7 +408,7 @@ class _Rewriter:
         before = len(self.loops)
         self.blocks.append(f"{path}.body")
         visit = ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1)))
-        # No point before the first statement: it would be the one before ``try`` itself.
+        # The first statement has no point before it: that would be the point before ``try`` itself.
         ends = any_calls(node.finalbody)
         inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
         body = self.block(node.body, f"{path}.body", inside)
@@ -417,10 +417,10 @@ class _Rewriter:
         for index, handler in enumerate(node.handlers):
             self.blocks.append(f"{path}.handlers[{index}].body")
             front: list[ast.stmt] = [
-                reset(),  # what failed may be a manager or a ``finally``, on the way to the target
+                reset(),  # a manager or a ``finally`` may have failed on the way to the target
                 ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1))),
             ]
-            # The iterators of loops that the exception left would live until the function ends.
+            # Without this, iterators of loops that the exception left live until the function ends.
             front += [store(name, ast.Constant(None)) for name in left]
             handler.body = [*placed(front, handler.body[0]), *handler.body]
         inside = around._replace(caught=around.caught or ends)

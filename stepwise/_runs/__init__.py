@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    step_stream checkpoints fork_point fork overview settle verify run listing current
+    steps checkpoints fork overview settle verify run listing current
 """

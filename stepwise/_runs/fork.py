@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._calls.history import program_of
-from stepwise._checkpoints.checkpoints import Loaded, sealed
+from stepwise._checkpoints.checkpoints import Loaded, State, sealed
 from stepwise._execution.outcomes import outcome
-from stepwise._execution.summary import sealed_summary
 from stepwise._execution.viewer import look_into
 from stepwise._identity.identity import random_id
 from stepwise._journal.counters import key_of
-from stepwise._journal.journal import Journal, Position, facts_of
+from stepwise._journal.journal import Journal, Lost, Position, facts_of, read
 from stepwise._journal.lease import Lease
+from stepwise._journal.projection import (
+    Calls,
+    RecordedCall,
+    end_of_step,
+    given_up,
+    handled_in,
+    start_of,
+)
 from stepwise._journal.records import (
     Call,
     Entry,
@@ -30,22 +37,39 @@ from stepwise._journal.records import (
     Record,
     RunFacts,
     Started,
-    call_of,
 )
 from stepwise._journal.seal import Seal
-from stepwise._matching.pool import Pool
-from stepwise._matching.recorded_call import Recorded
-from stepwise._runs.fork_point import Change, Source, point_of
+from stepwise._journal.summary import how_started, sealed_summary
+from stepwise._runs.checkpoints import checkpoints_of
 from stepwise._values import codec as _codec
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise.errors import (
+    CodeChangedError,
     ConfigurationError,
+    CorruptStoreError,
     RunConflictError,
+    RunNotFoundError,
+    StepNotFoundError,
 )
 from stepwise.stores import Store
 
 __all__ = ["Change", "fork"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The differences between a fork and its source.
+
+    Args:
+        at: the step up to which records are shared; ``None`` for the newest checkpoint.
+        variables: other values of local variables.
+        results: other results of steps, by number or name.
+    """
+
+    at: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[int | str, Any] = field(default_factory=dict)
 
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
@@ -65,6 +89,117 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     cut, loaded = point_of(source, change, results)
     _write(source, new_id, cut, loaded, change.variables, results)
     return new_id
+
+
+# -- the point from which it goes on ---------------------------------------------------------------
+
+
+class Source:
+    """The run that is forked.
+
+    Attributes:
+        entries: its records, in order.
+        calls: the last record of each call that has one, by the call's number.
+    """
+
+    def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
+        facts = facts_of(store, seal, run_id)
+        if facts is None:
+            raise RunNotFoundError(f"run {run_id!r} is gone from {store.url}", run_id=run_id)
+        self.store, self.seal, self.facts = store, seal, facts
+        self.entries: list[Entry] = []
+        lost: set[int] = set()
+        for entry, at in read(store, seal, run_id, Position(facts.pruned, None)):
+            if isinstance(entry, Lost):
+                lost.add(at.last)
+            else:
+                self.entries.append(entry)
+        lost -= given_up(self.entries)
+        if lost:
+            raise CorruptStoreError(
+                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. Put "
+                f"right what can be, and try again: stepwise verify {run_id} --repair",
+                run_id=run_id,
+            )
+        self.calls = {each.step: each for each in self.entries if each.step}
+
+    def number_of(self, step: int | str) -> int:
+        """The number of a step that is named by number or name."""
+        calls = (each.call for each in self.entries if each.call is not None)
+        found = {call.number for call in calls if step in (call.number, call.name)}
+        if len(found) != 1:
+            why = "names more than one step; give its number" if found else "is no step of it"
+            raise self.no_step(step, why)
+        return found.pop()
+
+    def no_step(self, step: int | str, why: str) -> StepNotFoundError:
+        run_id = self.facts.run_id
+        return StepNotFoundError(
+            f"run {run_id!r} cannot be forked like that: {step!r} {why}. Its steps: "
+            f"stepwise show {run_id}",
+            run_id=run_id,
+            step=step,
+        )
+
+    def checkpoints(self, cut: int) -> list[Loaded]:
+        """Those that were taken up to a record, the newest first."""
+        found = checkpoints_of(self.store, self.seal, self.facts.run_id)
+        verified = [loaded for _, loaded in found if loaded is not None]
+        return [each for each in reversed(verified) if each.state.journal[0] <= cut]
+
+
+def point_of(
+    source: Source, change: Change, results: Mapping[int, Any]
+) -> tuple[int, Loaded | None]:
+    """The last record to share, and the checkpoint to go on at, if not from the top."""
+    run_id, at = source.facts.run_id, change.at
+    if at is None and results:
+        at = max(results)
+    if at is None:
+        places = source.checkpoints(source.entries[-1].number)
+        if not places:
+            raise source.no_step(
+                "the newest checkpoint", "is not there; say from which step it goes on (at=)"
+            )
+        return places[0].state.journal[0], places[0]
+    late = [number for number in results if number > at]
+    if late:
+        raise source.no_step(late[0], f"comes after step {at}, up to which records are shared")
+    if at < 0 or at > max(source.calls, default=0):
+        raise source.no_step(at, "is no step of it")
+    cut = _end_of(source, at)
+    for loaded in source.checkpoints(cut):
+        if not _has_used(source, loaded.state, results):
+            return cut, loaded
+    if source.facts.pruned:
+        raise CodeChangedError(
+            f"run {run_id!r} cannot be forked so early: its journal was pruned "
+            "(prune_journal=True), and there is no checkpoint before",
+            run_id=run_id,
+        )
+    if change.variables:
+        kept = ", ".join(str(each.state.step) for each in source.checkpoints(1 << 62)[::-1])
+        raise source.no_step(
+            at,
+            f"has no checkpoint at or before it whose variables could be changed; there are some "
+            f"after steps {kept or '(none)'}, and @workflow(retention='all') keeps them all",
+        )
+    return cut, None
+
+
+def _end_of(source: Source, at: int) -> int:
+    """The last record that belongs to the steps up to ``at``."""
+    known = [number for number in source.calls if number <= at]
+    if known:
+        return end_of_step(source.entries, source.calls[max(known)].number)
+    return source.entries[0].number if start_of(source.entries[:1]) else 0
+
+
+def _has_used(source: Source, state: State, results: Mapping[int, Any]) -> bool:
+    """Return whether the variables at a checkpoint already depend on one of these steps."""
+    unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
+    waiting = {each.step for each in source.entries if each.number in unused and each.call}
+    return any(number <= state.calls and number not in waiting for number in results)
 
 
 # -- writing it ----------------------------------------------------------------------------------
@@ -151,11 +286,12 @@ def _items(
     """The records of the fork, and where each shared one of the source stands in it."""
     items: list[tuple[Record, Data]] = []
     numbers: dict[int, int] = {}
-    handled = Handled(_handled_later(source, shared), now)
-    known = [*shared, Entry(source.entries[-1].number + 1, handled, b"")]
-    pool = {each.call.number: each for each in Pool(known).all}
-    calls = {number: _call_in_fork(source, new_id, each) for number, each in pool.items()}
-    if not isinstance(shared[0].record if shared else None, Started):
+    made = {each.step for each in shared if each.call}
+    later = handled_in(source.entries[len(shared) :])
+    handled = Handled(tuple(sorted(later & made)), now)
+    known = Calls([*shared, Entry(source.entries[-1].number + 1, handled, b"")])
+    calls = {each.call.number: _call_in_fork(source, new_id, each) for each in known}
+    if not start_of(shared[:1]):
         items.append((_started(source, None, now), b""))
     for entry in shared:
         record, payload = entry.record, entry.payload
@@ -178,33 +314,20 @@ def _items(
     return items, numbers
 
 
-def _handled_later(source: Source, shared: list[Entry]) -> tuple[int, ...]:
-    """Return the shared calls whose failures were handled, according to later records."""
-    made = {call.number for entry in shared if (call := call_of(entry)) is not None}
-    numbers: set[int] = set()
-    for entry in source.entries:
-        if shared and entry.number <= shared[-1].number:
-            continue
-        if isinstance(entry.record, Handled):
-            numbers.update(entry.record.numbers)
-        elif (call := call_of(entry)) is not None and call.unwinding:
-            numbers.add(call.unwinding)
-    return tuple(sorted(numbers & made))
-
-
 def _started(source: Source, started: Started | None, now: float) -> Started:
-    facts, program = source.facts, program_of(source.entries)
+    facts = source.facts
+    command, cwd, _ = how_started(source.store, source.seal, facts) or ((), "", "")
     if started is None:
         started = Started(facts.workflow, facts.digest, facts.arguments, facts.code)
     return started._replace(
         at=now,
         forked_from=facts.run_id,
-        command=program.command if program is not None else (),
-        cwd=program.cwd if program is not None else "",
+        command=command,
+        cwd=cwd,
     )
 
 
-def _call_in_fork(source: Source, new_id: str, recorded: Recorded) -> Call:
+def _call_in_fork(source: Source, new_id: str, recorded: RecordedCall) -> Call:
     """Return a shared call for the fork, under a new key if it will be made again."""
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
@@ -237,13 +360,13 @@ def _changed_results(
         last: Outcome | None = None
         call: Call | None = None
         for entry in shared:
-            record = entry.record
-            if isinstance(record, Outcome) and number in record.inner:
+            ended = entry.outcome
+            if ended is not None and number in ended.inner:
                 raise source.no_step(
-                    number, f"was called inside {record.call.name}, whose result answers: change it"
+                    number, f"was called inside {ended.call.name}, whose result answers: change it"
                 )
-            if (found := call_of(entry)) is not None and found.number == number:
-                call, last = found, record if isinstance(record, Outcome) else None
+            if entry.call is not None and entry.call.number == number:
+                call, last = entry.call, ended
         if call is None:
             raise source.no_step(number, "is not among the records that are shared")
         yield outcome(

@@ -12,45 +12,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stepwise._calls.history import (
-    Program,
-    StepRecord,
-    concerns_effects,
-    in_doubt,
-    step_record,
-    steps_with,
-)
 from stepwise._display.render import RunShown
-from stepwise._execution.attempts import Course
-from stepwise._execution.summary import Summary, course_of, follow, kept_summary, with_unclear
 from stepwise._journal.heads import is_ready
 from stepwise._journal.journal import Lost, Position, read, read_one
 from stepwise._journal.lease import describe_owner
-from stepwise._journal.records import (
-    Call,
-    Entry,
-    Intent,
-    Outcome,
-    Quarantined,
-    Resumed,
-    RunFacts,
-    Started,
-    call_of,
-)
+from stepwise._journal.projection import Calls, Course, Places, Stop, given_up, stops_in
+from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._matching.stops import Stop, stops_in
+from stepwise._journal.summary import Summary, follow, how_started, kept_summary, with_unclear
 from stepwise._rewrite import following_line, function_like
 from stepwise._runs.checkpoints import newest_checkpoint
-from stepwise._runs.step_stream import StepStream
+from stepwise._runs.steps import StepRecord, each_step, step_record, steps_with
 from stepwise._values.codec import Codec
 from stepwise.stores import Owner, Store
 
 __all__ = [
     "SHOWN",
     "Overview",
+    "Program",
     "RunStatus",
     "goes_on",
-    "how_started",
     "overview",
     "shown",
     "status_of",
@@ -58,6 +39,21 @@ __all__ = [
 
 RunStatus = Literal["running", "completed", "failed", "interrupted", "crashed", "ready"]
 SHOWN = 50  # steps of a long run
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How the program that executed a run was started.
+
+    Args:
+        command: as an operating system would get it; empty if it cannot be started again.
+        cwd: the folder it was started in.
+        file: where the workflow is defined.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    file: str
 
 
 @dataclass(frozen=True)
@@ -114,32 +110,30 @@ def _stops(
         return [each for each in found if each is not None]
 
     return [
-        (stop, [call for each in records(stop.records) if (call := call_of(each)) is not None])
+        (stop, [each.call for each in records(stop.records) if each.call is not None])
         for stop in stops_in(records(numbers))
     ]
 
 
 def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
-    stream = StepStream(store, seal, facts.run_id, facts.pruned)
-    effects: list[Entry] = []
+    places, effects, course = Places(), Calls(), Course()
     unreadable: set[int] = set()
-    course = Course()
     for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
         if isinstance(entry, Lost):
             unreadable.add(at.last)
             continue
-        stream.add(entry)
-        course.add(entry)
-        if concerns_effects(entry):
-            effects.append(entry._replace(payload=b""))
-        if isinstance(entry.record, Quarantined):
-            unreadable.difference_update(entry.record.numbers)
-    doubtful = () if owned else {each.call.number for each in in_doubt(effects)}
+        places.take(entry)
+        course.take(entry)
+        if entry.concerns_effects:
+            effects.take(entry._replace(payload=b""))
+        if unreadable:
+            unreadable -= given_up([entry])
+    doubtful = set() if owned else {each.call.number for each in effects.in_doubt}
     statuses = Counter[str]()
     newest: deque[StepRecord] = deque(maxlen=count)
     doubted: list[StepRecord] = []
     course.saved = 0.0
-    for step in stream.steps(doubtful):
+    for step in each_step(store, seal, facts, doubtful, places):
         statuses[step.status] += 1
         newest.append(step)
         doubted += [step] if step.status == "in_doubt" else []
@@ -149,8 +143,8 @@ def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | 
 
 
 def _saved(step: StepRecord) -> float:
-    record = step._entry.record
-    if step.status != "completed" or not isinstance(record, Outcome) or record.call.scope:
+    outcome = step._entry.outcome
+    if step.status != "completed" or outcome is None or outcome.call.scope:
         return 0.0
     return step.duration or 0.0
 
@@ -166,14 +160,12 @@ def _from_summary(
 ) -> Overview:
     fresh, effects = followed
     place = store, seal, facts.run_id
-    unclear = [] if owned else with_unclear(*place, summary.unclear, effects)
-    in_doubt = [
-        step_record(facts.run_id, e.call, e.entry, "in_doubt") for e in unclear if e.in_doubt
-    ]
+    unclear = [] if owned else with_unclear(*place, summary.unclear, effects).in_doubt
+    in_doubt = [step_record(facts.run_id, e.call, e.entry, "in_doubt") for e in unclear]
     wanted = summary.newest(count)
     before = start = fresh[0].number - 1 if fresh else summary.start.last
     entries, span = fresh, 2 * count
-    while start > facts.pruned and not wanted <= _calls_in(entries):
+    while start > facts.pruned and not wanted <= {each.step for each in entries if each.call}:
         start, span = max(facts.pruned, start - span), 4 * span
         entries = [*_between(*place, start, before), *fresh]
     numbers = {each.number for each in in_doubt}
@@ -186,11 +178,6 @@ def _from_summary(
     return Overview(steps, summary.total, +statuses, in_doubt, summary.course)
 
 
-def _calls_in(entries: list[Entry]) -> set[int]:
-    records = (each.record for each in entries)
-    return {each.call.number for each in records if isinstance(each, (Intent, Outcome))}
-
-
 def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Iterator[Entry]:
     """The records after one of them up to another."""
     for entry, at in read(store, seal, run_id, Position(start, None)):
@@ -198,20 +185,6 @@ def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Ite
             break
         if isinstance(entry, Entry):
             yield entry
-
-
-def how_started(store: Store, seal: Seal, facts: RunFacts) -> Program | None:
-    """How the program of a run was started the last time; ``None`` if nothing tells."""
-    course = course_of(store, seal, facts)
-    started, command = (
-        read_one(store, seal, facts.run_id, number) if number else None
-        for number in (course.started, course.command)
-    )
-    how = command.record if command is not None else None
-    file = started.record.file if started and isinstance(started.record, Started) else ""
-    if isinstance(how, (Started, Resumed)):
-        return Program(how.command, how.cwd, file)
-    return Program((), "", file) if file else None
 
 
 def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
@@ -223,8 +196,8 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     if loaded is None or not Codec(facts.codec).trusting:
         return "from the top, answered by its journal", ""
     state = loaded.state
-    program = how_started(store, seal, facts)
-    file = program.file if program is not None else ""
+    how = how_started(store, seal, facts)
+    file = how[2] if how is not None else ""
     if os.path.basename(file) != state.file:
         return f"after {state.where}", ""
     lines = linecache.getlines(file)

@@ -14,32 +14,32 @@ from typing import Any
 from stepwise._calls.compensation import compensate
 from stepwise._calls.doubt import DidNotHappen, Landed
 from stepwise._calls.driver import drive
-from stepwise._calls.history import Program, StepRecord, steps_of
 from stepwise._display.render import RunShown, run_html, run_text
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.inputs import load_inputs
 from stepwise._execution.registry import known_workflow
 from stepwise._execution.viewer import error_of, look_into, result_of
 from stepwise._journal.heads import is_ready, open_head
-from stepwise._journal.journal import Journal, Lost, Position, facts_of, read, seal_for
+from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease
+from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._matching.pool import Pool
+from stepwise._journal.summary import how_started
 from stepwise._runs.checkpoints import RunCheckpoint, checkpoints_of, newest_checkpoint
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.overview import (
     SHOWN,
     Overview,
+    Program,
     RunStatus,
     goes_on,
-    how_started,
     overview,
     shown,
     status_of,
 )
 from stepwise._runs.settle import UNSET, choose, said_of, to_record
-from stepwise._runs.step_stream import StepStream
+from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
 from stepwise._values.codec import Codec
 from stepwise._values.hidden_arguments import NOT_SHOWN
@@ -86,8 +86,8 @@ class Run:
 
     def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
         """Read all of its steps, one after the other; only what is read next is in memory."""
-        stream = StepStream(self.store, self._seal, self.id, self._facts().pruned).read()
-        yield from stream.steps({step.number for step in seen.in_doubt})
+        doubtful = {step.number for step in seen.in_doubt}
+        return each_step(self.store, self._seal, self._facts(), doubtful)
 
     def _goes_on(self) -> tuple[str, str]:
         """Where it resumes, and the line of source that is there, if it is known."""
@@ -140,7 +140,8 @@ class Run:
     @property
     def program(self) -> Program | None:
         """How the program that executes it was started the last time, if that is known."""
-        return how_started(self.store, self._seal, self._facts())
+        how = how_started(self.store, self._seal, self._facts())
+        return Program(*how) if how is not None else None
 
     @property
     def status(self) -> RunStatus:
@@ -182,14 +183,12 @@ class Run:
 
     def _entries(self) -> Iterator[Entry]:
         start = Position(self._facts().pruned, None)
-        for entry, _ in read(self.store, self._seal, self.id, start):
-            if not isinstance(entry, Lost):
-                yield entry
+        return read_entries(self.store, self._seal, self.id, start)
 
     @property
     def steps(self) -> list[StepRecord]:
         """Every recorded call, in the order in which they were first made."""
-        return steps_of(self.id, list(self._entries()), owned=self.owner is not None)
+        return steps_of(self.id, [*self._entries()], owned=self.owner is not None)
 
     @property
     def checkpoints(self) -> list[RunCheckpoint]:
@@ -351,7 +350,7 @@ class Run:
             RunBusyError: the run is being executed.
         """
         with self._journal() as (journal, entries):
-            recorded = choose(self.id, step, Pool(entries).all, "recorded")
+            recorded = choose(self.id, step, [*Calls(entries)], "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time())

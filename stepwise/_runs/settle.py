@@ -6,12 +6,9 @@ import time
 from typing import Any, NamedTuple
 
 from stepwise._calls.doubt import DidNotHappen, Landed
-from stepwise._calls.history import to_settle
 from stepwise._execution.outcomes import settled
+from stepwise._journal.projection import Calls, RecordedCall, Stop, stops_in
 from stepwise._journal.records import Entry, Record, Ruled
-from stepwise._matching.pool import Pool
-from stepwise._matching.recorded_call import Recorded
-from stepwise._matching.stops import Stop, stops_in
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise.errors import ConfigurationError, StepNotFoundError
@@ -21,7 +18,7 @@ __all__ = ["UNSET", "Said", "choose", "said_of", "to_record"]
 UNSET: Any = object()
 
 
-def choose(run_id: str, step: int | str, among: list[Recorded], what: str) -> Recorded:
+def choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
     """The one of these calls that a number or a name means.
 
     Raises:
@@ -66,7 +63,7 @@ def said_of(
     given = [answer is not None, landed is not UNSET, did_not_happen, same, another]
     if sum(map(bool, given)) != 1:
         raise ConfigurationError(
-            "say one thing: of a step in doubt, resolve(step, landed=value) or "
+            "give exactly one answer: of a step in doubt, resolve(step, landed=value) or "
             "resolve(step, did_not_happen=True); of the call that the run stopped at because of a "
             "step, resolve(step, same=True) or resolve(step, another=True)"
         )
@@ -98,7 +95,13 @@ def to_record(
     if said.same is not None:
         ruled = _ruling(run_id, step, entries, said.same, said.stop)
         return [] if ruled is None else [(ruled, b"")]
-    recorded = choose(run_id, step, to_settle(entries), "in doubt")
+    # Those in doubt, and the cancelled calls that the workflow handled.
+    among = [
+        each
+        for each in Calls(entries)
+        if each.in_doubt or (each.cancelled and each.may_have_happened and not each.call.child)
+    ]
+    recorded = choose(run_id, step, among, "in doubt")
     return [settled(codec, recorded.call, landed=bool(said.happened), value=said.value)]
 
 
@@ -118,7 +121,7 @@ def _ruling(
             step=step,
         )
     steps = {number for each in stops for number in each.steps}
-    among = [each for each in Pool(entries).all if each.call.number in steps]
+    among = [each for each in Calls(entries) if each.call.number in steps]
     number = choose(run_id, step, among, "that a stopped call could be").call.number
     chosen = _stop_at(run_id, number, stops, wanted)
     for other in stops:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
 from stepwise._checkpoints.chunks import Vault
-from stepwise._execution.summary import NAME, kept_summary
 from stepwise._journal.heads import open_head, read_head
 from stepwise._journal.journal import Journal, Position, facts_of
 from stepwise._journal.lease import Lease
 from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.checkpoints import checkpoints_of
 from stepwise._runtime.messages import count
 from stepwise.errors import RunNotFoundError

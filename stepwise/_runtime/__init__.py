@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     limits forks settings frames messages interrupts tracebacks asyncio_state thread_context
-    group_commit event events file_trust retries
+    group_commit event events file_trust retries options
 """

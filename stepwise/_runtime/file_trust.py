@@ -25,14 +25,14 @@ def read_trusted(path: pathlib.Path) -> bytes:
         ConfigurationError: somebody else can have written it, or it is no file.
         OSError: it cannot be read.
     """
-    # Not blocking: a FIFO of that name would wait for somebody who writes.
+    # Non-blocking: opening a FIFO of that name would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         check_file(path, found)
         if found.st_mode & 0o077:
-            with contextlib.suppress(OSError):  # on a read-only disk it stays as it is
-                os.chmod(descriptor, 0o600)  # made readable for others by a copy or a restore
+            with contextlib.suppress(OSError):  # a read-only disk keeps the mode
+                os.chmod(descriptor, 0o600)  # a copy or a restore may have widened the mode
         return file.read(_LARGEST)
 
 
@@ -43,7 +43,9 @@ def check_file(path: pathlib.Path, found: os.stat_result) -> None:
         ConfigurationError: they could, or it is no file.
     """
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigurationError(f"{path} is no file; remove it, or set STEPWISE_KEY to a secret")
+        raise ConfigurationError(
+            f"{path} is not a file; remove it, or set STEPWISE_KEY to a secret"
+        )
     _check(path, found, "u=rw,go=")
     for folder in dict.fromkeys((path.parent, pathlib.Path(os.path.realpath(path)).parent)):
         check_folder(folder)
@@ -56,7 +58,7 @@ def check_folder(folder: pathlib.Path) -> None:
         ConfigurationError: they could.
     """
     found = folder.stat()
-    sticky = found.st_mode & stat.S_ISVTX  # as in /tmp: everybody replaces only what is his own
+    sticky = found.st_mode & stat.S_ISVTX  # as in /tmp: users can replace only their own files
     if not sticky or found.st_uid not in (0, os.geteuid()):
         _check(folder, found, "go-w")
 
@@ -74,9 +76,9 @@ def _check(path: pathlib.Path, found: os.stat_result, mode: str) -> None:
     )
     mend = f"chmod {mode} {path}" if writers else f"chown {os.geteuid()} {path}"
     raise ConfigurationError(
-        f"{path} is not trusted, since {whose}: who has the key can have this program execute "
-        f"anything. If nobody else has touched it: {mend}. Else set STEPWISE_HOME to a folder of "
-        "your own, or STEPWISE_KEY to a secret"
+        f"{path} is not trusted, since {whose}: anybody with the key can make this program "
+        f"execute anything. If nobody else has touched it: {mend}. Otherwise set STEPWISE_HOME to "
+        "a folder of your own, or STEPWISE_KEY to a secret"
     )
 
 

@@ -48,7 +48,7 @@ class Share:
         self.future = future
         self.error: BaseException | None = None
         self.done = self.leads = False
-        self.bell: Any = None  # a lock, once it waits
+        self.bell: Any = None  # a lock, once its thread waits
         self.thread = threading.get_ident() if future is None else _ELSEWHERE
 
     def ring(self) -> None:
@@ -59,7 +59,7 @@ class Share:
 
 ShareT = TypeVar("ShareT", bound=Share)
 P = ParamSpec("P")
-_NOBODY, _ELSEWHERE = 0, -1  # no identifiers of threads
+_NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
 
 
 class Group(Generic[ShareT]):
@@ -80,7 +80,7 @@ class Group(Generic[ShareT]):
         self._where = where
         self._lock = threading.RLock()
         self._writing = False
-        self._mutex = threading.RLock()  # a finalizer may come to it anywhere
+        self._mutex = threading.RLock()  # a finalizer may enter anywhere
         self._waiting: list[ShareT] = []
         self._leader = _NOBODY  # the thread
 
@@ -101,7 +101,7 @@ class Group(Generic[ShareT]):
             try:
                 self._join(share)
                 if not share.leads:
-                    share.bell.acquire()  # until it is done, or is to lead
+                    share.bell.acquire()  # until its share is written, or it becomes the leader
                 if not share.done:
                     self.alone(self._write_waiting, write)
             finally:
@@ -133,7 +133,7 @@ class Group(Generic[ShareT]):
         """Hand leadership to another waiter. Return whether it has to be woken."""
         with self._mutex:
             self._waiting = [share for share in self._waiting if not share.done]
-            # The last: if its thread waits for two, for one in a signal handler, that is this one.
+            # The last share: a thread that waits for two (one in a signal handler) waits for this.
             following = self._waiting[-1] if self._waiting else None
             self._leader = following.thread if following is not None else _NOBODY
             if following is None:
@@ -144,9 +144,9 @@ class Group(Generic[ShareT]):
 
     def _serve_elsewhere(self, write: Callable[[list[ShareT]], None]) -> None:
         try:
-            # Not a threading.Thread: the loop would wait until that has begun.
+            # Not a threading.Thread: the loop would wait until the thread has begun.
             _thread.start_new_thread(self._serve, (write,))
-        except RuntimeError:  # there are too many, or Python is about to end
+        except RuntimeError:  # too many threads, or Python is about to end
             self._serve(write)
 
     def _serve(self, write: Callable[[list[ShareT]], None]) -> None:
@@ -156,7 +156,7 @@ class Group(Generic[ShareT]):
                 waiting = list(self._waiting)
             try:
                 self.alone(self._write_waiting, write)
-            except BaseException as error:  # nobody else would get it
+            except BaseException as error:  # no other thread would report it
                 _end([share for share in waiting if not share.done], error)
             if not self._hand_over():
                 return
@@ -196,7 +196,7 @@ def _tell(shares: Sequence[Share]) -> None:
         if share.future is not None:
             loops.setdefault(share.future.get_loop(), []).append(share.future)
     for loop, futures in loops.items():
-        with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # a closed loop has no waiters
             loop.call_soon_threadsafe(_settle, futures)
 
 

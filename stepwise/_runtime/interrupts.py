@@ -24,12 +24,12 @@ class Ending:
     def begin(self) -> None:
         """The interpreter has executed the program."""
         self.begun = True
-        # What ended the program was printed, and is kept there.
+        # The exception that ended the program was printed, and is kept in sys.last_value.
         self.by_ctrl_c = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
 ending = Ending()
-"""Set only where something was started that the interpreter has to wait for."""
+"""Set only if something was started that the interpreter has to wait for."""
 
 
 class SigtermWatch:
@@ -46,14 +46,14 @@ class SigtermWatch:
     def begin(self) -> None:
         """A run begins: the handler that is installed now is watched."""
         handler = _signal.getsignal(_signal.SIGTERM)
-        # Without one the process just ends.  Only the main thread may install another.
+        # Without a Python handler the process just ends.  Only the main thread may install one.
         if callable(handler) and handler != self._note and _in_main_thread():
             self._handler = handler
             _signal.signal(_signal.SIGTERM, self._note)
 
     def end(self) -> None:
         """No run is in progress any more."""
-        # The handler is kept: somebody may have put the note aside, and may put it back.
+        # The handler stays: other code may have saved ours, and may restore it.
         if _in_main_thread() and _signal.getsignal(_signal.SIGTERM) == self._note:
             _signal.signal(_signal.SIGTERM, self._handler)
 

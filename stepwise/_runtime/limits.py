@@ -18,7 +18,7 @@ _WAYS = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or have the quota raised",
     errno.EFBIG: "raise that limit (ulimit -f unlimited)",
-    errno.EMFILE: "raise the limit on open files (ulimit -n), or have the program close some",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), or let the program close some",
     errno.ENFILE: "end programs that hold files open, or raise the system's limit (fs.file-max)",
     errno.ENOMEM: _MORE,
 }

@@ -45,7 +45,7 @@ reporters: set[str] = set()
 """The functions that only report, by module and name; tests make each of them fail."""
 
 _BETWEEN = ("wrapt", "contextlib", "asyncio", "concurrent.futures", "threading")
-_CELL = r"[/\\]ipykernel_\d+[/\\]|<ipython-input-"  # names that say nothing
+_CELL = r"[/\\]ipykernel_\d+[/\\]|<ipython-input-"  # names without meaning to a user
 _STYLE = (
     "font:13px/1.5 system-ui,sans-serif;overflow-wrap:anywhere;"
     "color:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#757575))"
@@ -76,8 +76,8 @@ def reports(function: Callable[P, R]) -> Callable[P, R | None]:
 
 def _failed(what: str, error: BaseException) -> None:
     """Say that a report failed, as far as that can be said."""
-    with contextlib.suppress(Exception, RunStopped):  # the log may be what failed
-        _logger.debug("%s failed, which only reports", what, exc_info=error)
+    with contextlib.suppress(Exception, RunStopped):  # the log itself may have failed
+        _logger.debug("the report %s failed", what, exc_info=error)
     with contextlib.suppress(Exception, RunStopped):
         if what not in _told:
             _told.add(what)
@@ -95,7 +95,7 @@ def _put(text: str) -> None:
     if notebook is not None:
         data = {"text/plain": line, "text/html": _html(line)}
         notebook.publish(data, {"stepwise": "notice"})
-    elif sys.stderr is not None:  # else print would take stdout
+    elif sys.stderr is not None:  # with None, print would use stdout
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -115,7 +115,7 @@ def printable(text: str, limit: int = 20_000) -> str:
 
 
 def _html(text: str) -> str:
-    import html  # on use: mostly there is no notebook
+    import html  # on use: most programs run outside notebooks
 
     return f'<div style="{_STYLE}">{html.escape(text)}</div>'
 
@@ -128,7 +128,7 @@ def publisher() -> Any:
         return None
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
-        return None  # a worker that was forked: the connection is that of the kernel
+        return None  # a forked worker: the connection belongs to the kernel
     found = shell.display_pub
     capturing = sys.modules["IPython.core.displaypub"].CapturingDisplayPublisher
     return None if isinstance(found, capturing) else found
@@ -164,14 +164,14 @@ def caller() -> FrameType | None:
     return frame
 
 
-_nowhere: dict[Any, int] = {}  # what was warned about without a place
+_nowhere: dict[Any, int] = {}  # warnings that were given without a place
 
 
 @reports
 def warn(text: str, category: type[StepwiseWarning]) -> None:
     """Warn; the place of the warning is the nearest code that is not ours."""
     text, frame = printable(text, sys.maxsize), caller()
-    if frame is None:  # a thread of ours alone: said as Python does where a stack ends
+    if frame is None:  # only our own frames: Python uses this place at the end of a stack
         warnings.warn_explicit(text, category, "sys", 1, "sys", _nowhere)
         return
     warnings.warn_explicit(

@@ -26,20 +26,20 @@ def check(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
         ConfigurationError: names the option and what it takes.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise ConfigurationError(f"retries={retries!r} of {what}: it is a number, 0 or more")
+        raise ConfigurationError(f"retries={retries!r} of {what}: it must be a number, 0 or more")
     kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
     for kind in kinds:
         is_error = isinstance(kind, type) and issubclass(kind, BaseException)
         is_function = callable(kind) and not isinstance(kind, type)
         if not is_error and (isinstance(retry_on, tuple) or not is_function):
             raise ConfigurationError(
-                f"retry_on={retry_on!r} of {what}: it is an exception class, a tuple of them, or "
-                "a function of the exception that returns a bool"
+                f"retry_on={retry_on!r} of {what}: it must be an exception class, a tuple of them, "
+                "or a function of the exception that returns a bool"
             )
     if not (backoff is None or callable(backoff) or _is_seconds(backoff)):
         raise ConfigurationError(
-            f"backoff={backoff!r} of {what}: it is a number of seconds, a function of the number "
-            "of the attempt that returns seconds, or one of tenacity's wait strategies"
+            f"backoff={backoff!r} of {what}: it must be a number of seconds, a function of the "
+            "number of the attempt that returns seconds, or one of tenacity's wait strategies"
         )
 
 
@@ -114,6 +114,6 @@ class Attempts:
         if not _is_seconds(delay):
             raise ConfigurationError(
                 f"backoff= of {self._what} returned {delay!r} after attempt {self.number}: it "
-                "returns seconds to wait, 0 or more"
+                "must return seconds to wait, 0 or more"
             )
         return float(delay)

@@ -158,8 +158,8 @@ def _by_name(given: ClassFields, option: str) -> FieldNames:
         for path in names:
             if not isinstance(path, str) or not re.fullmatch(_PATH, path):
                 raise ConfigurationError(
-                    f"configure({option}=...): {path!r} of {name} is no field: write the name of "
-                    'one, or a way into it, like "calls[].id"'
+                    f"configure({option}=...): {path!r} of {name} is not a field: write its "
+                    'name, or a path to it, like "calls[].id"'
                 )
         found[name] = names
     return found
@@ -211,7 +211,7 @@ def start() -> str:
     text = os.environ.get("STEPWISE_START", "").strip().lower()
     if text not in ("", "same", "unfinished", "new"):
         raise ConfigurationError(
-            f"STEPWISE_START={text!r}: it is 'same', 'unfinished' or 'new'; see start= of @workflow"
+            f"STEPWISE_START={text!r}: use 'same', 'unfinished' or 'new'; see start= of @workflow"
         )
     return text
 

@@ -39,7 +39,7 @@ def call_at_exit(callback: Callable[[], None]) -> None:
     """
     import concurrent.futures.thread
 
-    assert concurrent.futures.thread is not None  # its own callback is there
+    assert concurrent.futures.thread is not None  # its own fork callback is registered first
     threading._register_atexit(callback)  # type: ignore[attr-defined]
 
 
@@ -101,7 +101,7 @@ class Carrier:
             self._users -= 1
             if self._users == 0:
                 _handed_down().pop(_IN_RUN, None)
-            # Where somebody wrapped it after us, ours stays below his, and idle.
+            # Below a wrapper that was installed after ours, ours stays in place, idle.
             if self._users == 0 and all(each.on_top for each in self._installed):
                 for each in self._installed:
                     each.undo()
@@ -112,7 +112,7 @@ class Carrier:
         told = self._begin(value, thread.name, thread.daemon)
 
         def carrying() -> None:
-            del thread.run  # the instance's, so that no cycle stays
+            del thread.run  # the instance's attribute, which would form a cycle
             self._variable.set(value)
             if told is None:
                 run()
@@ -151,10 +151,10 @@ class Carrier:
                 return fn(*args, **kwargs)
             finally:
                 self._variable.reset(token)
-                if told is not None:  # before somebody who awaits the result can go on
+                if told is not None:  # before a waiter of the result can continue
                     told.leave()
 
-        # A worker thread that this submit starts outlives the call: it must not keep the value.
+        # A worker thread that this submit starts outlives the call, and must not keep the value.
         token = self._variable.set(None)
         try:
             future = submit(pool, carrying, *args, **kwargs)
@@ -165,7 +165,7 @@ class Carrier:
         finally:
             self._variable.reset(token)
         if told is not None:
-            future.add_done_callback(lambda _: told.leave())  # if it is cancelled
+            future.add_done_callback(lambda _: told.leave())  # for a cancelled future
         return future
 
 

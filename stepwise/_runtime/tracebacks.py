@@ -45,7 +45,7 @@ def fold(error: E) -> E:
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     entries: list[TracebackType] = []
-    held: list[TracebackType] = []  # after one of ours: of the library
+    held: list[TracebackType] = []  # library frames that follow one of ours
     after_ours = changed = False
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename

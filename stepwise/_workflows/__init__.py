@@ -2,7 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    loops remade_clients takeover interrupted reach complaints module_state frame resume
-    definition renamed reports opened opening execute turns called starts invoke forms handles
-    recover workflow
+    loops remade_clients takeover reach complaints module_state frame definition other_runs opening
+    resume execute turns called starts invoke forms handles recover workflow host pieces
 """

@@ -11,21 +11,18 @@ from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.mutation import surroundings
 from stepwise._identity import identity as _identity
-from stepwise._identity.call_parts import CallParts
 from stepwise._identity.identity import Parameters
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import captured
 from stepwise._journal.records import Call
 from stepwise._matching.subjects import Identity, complete
-from stepwise._runtime.messages import notice
 from stepwise._runtime.retries import Attempts
 from stepwise._values.codec import Codec
 from stepwise._values.secrets import Secrets
-from stepwise._workflows.definition import Definition
+from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.execute import execute, execute_async
-from stepwise._workflows.opened import Opened
 from stepwise._workflows.opening import Invocation, Recall, open_run
-from stepwise._workflows.resume import Body
+from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.turns import Turn, await_turn, sleep_turn, turn
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store, open_store
@@ -37,100 +34,19 @@ if TYPE_CHECKING:
 __all__ = ["ChildCall", "WorkflowCall", "no_id_yet", "run_of"]
 
 
-class WorkflowCall:
-    """One call of a workflow: its arguments, bound and digested."""
-
-    promised = False  # its run's id is given away before it has begun
-
-    def __init__(
-        self, workflow: Definition, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.workflow = workflow
-        self.options = workflow.options
-        self.instance = instance
-        self.args = args if instance is None else (instance, *args)
-        self.kwargs = kwargs
-        self.bound = workflow.parameters.bind(self.args, kwargs)
-        self.method = (workflow.parameters.first or "") if instance is not None else ""
-        self.bound.pop(self.method, None)
-        self.secret = workflow.parameters.hiding.secrets_of(self.bound, instance)
-        self.parts = self._look()
-
-    def _look(self) -> CallParts:
-        """The parts of the call as its objects are now."""
-        workflow = self.workflow
-        parts = CallParts(
-            workflow.parameters,
-            workflow.function,
-            workflow.first_seen,
-            self.bound,
-            (self.args, self.kwargs),
-            self.instance,
-        )
-        told = (type(self.instance), *parts.left_out)
-        if parts.left_out and told not in _told:
-            _told.add(told)
-            notice(
-                f"attributes of {type(self.instance).__name__} that cannot be part of a run's "
-                f"identity count there by their class only: {', '.join(parts.left_out)}"
-            )
-        return parts
-
-    def run_function(self) -> Any:
-        """The plain call."""
-        return self.workflow.function(*self.args, **self.kwargs)
+class WorkflowCall(BoundCall):
+    """One call of a workflow, which takes a run up."""
 
     def open(
-        self,
-        store: Store,
-        run_id: str,
-        *,
-        explicit: bool,
-        fsync: bool,
-        parent: ActiveRun | None = None,
-        arguments_changed: bool = False,
-        only_unfinished: bool = False,
-        cut_off: bool = False,
-        waited: bool = False,
-    ) -> Recall | Opened[Body]:
-        """Take up the run of that id."""
-        return open_run(
-            Invocation(
-                name=self.workflow.full_name,
-                label=self.workflow.label,
-                function=self.workflow.function,
-                source=self.workflow.source,
-                code=self.workflow.code,
-                bound=self.bound,
-                instance=self.instance,
-                digest=self.parts.arguments,
-                parts=self.parts,
-                store=store,
-                run_id=run_id,
-                explicit=explicit,
-                fsync=fsync,
-                parent=parent,
-                args=self.args,
-                kwargs=self.kwargs,
-                rewritten=self.workflow.rewritten(),
-                policy=self.options.policy,
-                arguments_changed=arguments_changed,
-                only_unfinished=only_unfinished,
-                other_names=self.workflow.other_names,
-                file=self.workflow.file,
-                compensates=self.options.compensate_on_failure,
-                codec=self.options.recording(parent.facts.codec if parent is not None else ""),
-                cut_off=cut_off,
-                waited=waited,
-                promised=self.promised,
-                method=self.method,
-                hiding=self.workflow.parameters.hiding,
-                secret=self.secret,
-            )
+        self, store: Store, run_id: str, *, parent: ActiveRun | None = None, **how: Any
+    ) -> Recall | WorkflowRun:
+        """Take up the run of that id; ``how`` as for :class:`Invocation`."""
+        codec = self.options.recording(parent.facts.codec if parent is not None else "")
+        rewritten = self.workflow.rewritten()
+        call = Invocation(
+            self, store, run_id, parent=parent, codec=codec, rewritten=rewritten, **how
         )
-
-
-_told: set[tuple[Any, ...]] = set()
+        return open_run(call, WorkflowRun)
 
 
 class ChildCall(WorkflowCall):
@@ -144,8 +60,8 @@ class ChildCall(WorkflowCall):
     name: str
     module: str
     child: str
-    digest: str
-    opened: Recall | Opened[Body] | None = None
+    child_digest: str
+    opened: Recall | WorkflowRun | None = None
 
     def watch(self, bound: Mapping[str, Any]) -> _ChildWatch:
         """Return the watch that notices when the call changes its arguments."""
@@ -153,7 +69,7 @@ class ChildCall(WorkflowCall):
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
         """The arguments as text, without what is not to be shown."""
-        return self.workflow.parameters.hiding.shown(bound, secrets)
+        return self.hiding.shown(bound, secrets)
 
     def prepare(self, scope: Scope) -> Core:
         """Return the core that executes the call, or answers it from the caller's journal."""
@@ -163,7 +79,7 @@ class ChildCall(WorkflowCall):
         self.module = canonical_module(self.workflow.function.__module__)
         digest = self._digest(parent)
         self.child = self._id(parent, digest, parent.ordinals.of_child(self.name, digest))
-        self.digest = digest
+        self.child_digest = digest
         return perform(self, scope, self._identity(scope, digest), self.bound, (), {})
 
     def _identity(self, scope: Scope, digest: str) -> Identity:
@@ -206,7 +122,7 @@ class ChildCall(WorkflowCall):
         """
         parent, count = self.parent, self.parent.ordinals.of_child
         while self.options.run_id is None and self.child in taken:
-            self.child = self._id(parent, self.digest, count(self.name, self.digest))
+            self.child = self._id(parent, self.child_digest, count(self.name, self.child_digest))
         return self.child
 
     def answered(self, call: Call) -> None:
@@ -250,7 +166,7 @@ class ChildCall(WorkflowCall):
         self.child = call.child
         store = journal.store if options.store is None else open_store(options.store)
 
-        def take(waited: bool) -> Recall | Opened[Body]:
+        def take(waited: bool) -> Recall | WorkflowRun:
             return self.open(
                 store,
                 call.child,
@@ -268,7 +184,7 @@ class ChildCall(WorkflowCall):
         self.opened = opened = sleep_turn(taking)
         return opened.value if isinstance(opened, Recall) else execute(opened)
 
-    async def _execute_async(self, taking: Turn[Recall | Opened[Body]]) -> Any:
+    async def _execute_async(self, taking: Turn[Recall | WorkflowRun]) -> Any:
         self.opened = opened = await await_turn(taking)
         return opened.value if isinstance(opened, Recall) else await execute_async(opened)
 

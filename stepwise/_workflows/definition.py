@@ -1,16 +1,17 @@
-"""The definition of a workflow by its decorator: its function, its options, its source."""
+"""The definition of a workflow by its decorator, and one call of it: what a run executes."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from stepwise._checkpoints.checkpoints import Retention
 from stepwise._execution.reloading import code_in_file
 from stepwise._identity import identity
+from stepwise._identity.call_parts import CallParts, Parts
 from stepwise._identity.identity import Key, Parameters
 from stepwise._identity.module_names import file_of, other_names
 from stepwise._rewrite import (
@@ -22,16 +23,26 @@ from stepwise._rewrite import (
     fingerprint,
 )
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import reports, warn
+from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import Redact
-from stepwise._workflows.resume import CheckpointPolicy
+from stepwise._values.hidden_arguments import NO_HIDING, Redact
 from stepwise.errors import ConfigurationError, RunWarning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Definition", "Options", "Start", "TakesOptions", "class_of", "is_copy", "is_defined"]
+__all__ = [
+    "BoundCall",
+    "Callee",
+    "Definition",
+    "Options",
+    "Program",
+    "Start",
+    "TakesOptions",
+    "class_of",
+    "is_copy",
+    "is_defined",
+]
 
 Start = Literal["same", "unfinished", "new"]
 """Which run a call from outside of any run means; see :mod:`stepwise._workflows.starts`."""
@@ -97,13 +108,6 @@ class Options:
                 "workflow has one or the other"
             )
         return chosen
-
-    @property
-    def policy(self) -> CheckpointPolicy:
-        """When checkpoints are taken, and how many are kept."""
-        return CheckpointPolicy(
-            self.checkpoint_every, self.retention, self.keep, self.prune_journal
-        )
 
 
 class TakesOptions:
@@ -292,3 +296,114 @@ def class_of(function: Callable[..., Any]) -> Any:
     for part in function.__qualname__.split(".")[:-1]:
         found = getattr(found, part, None)
     return found
+
+
+# -- calls ---------------------------------------------------------------------------------------
+
+
+class Program(NamedTuple):
+    """The code of a run that is no workflow function: a step loop, a graph, a notebook's cells.
+
+    Args:
+        full_name, label, file, other_names: as those of a :class:`Definition`.
+        function: stands for it.
+        code: fingerprint of what it executes; empty if that is not known.
+    """
+
+    full_name: str
+    label: str
+    function: Callable[..., Any]
+    source: Source = Source("", "", 0, [])
+    code: str = ""
+    file: str = ""
+    other_names: Sequence[str] = ()
+    returns: Any = Any
+
+
+class Callee:
+    """The code that a run executes, and what it is called with.
+
+    Args:
+        bound: the arguments by parameter name, without ``self``.
+        digest: of the arguments.
+        parts: what tells the call apart; ``None`` if it has no parts.
+
+    Attributes:
+        instance: the object or class that a method is bound to.
+        method: the parameter that gets it; empty if the workflow is no method.
+        secret: its secrets by name.
+        hiding: what of its arguments is not stored, or not shown.
+        compensates: its side effects are undone when it fails.
+        promised: somebody is told the id of its run at once, and relies on it.
+    """
+
+    instance: Any = None
+    method = ""
+    secret: Mapping[str, Any] = {}
+    hiding = NO_HIDING
+    compensates = False
+    promised = False
+
+    def __init__(
+        self,
+        workflow: Definition | Program,
+        bound: Mapping[str, Any],
+        digest: str,
+        parts: Parts | None = None,
+    ) -> None:
+        self.workflow = workflow
+        self.bound = bound
+        self.digest = digest
+        self.parts = parts
+
+
+class BoundCall(Callee):
+    """One call of a workflow: its arguments, bound and digested."""
+
+    workflow: Definition
+    bound: dict[str, Any]
+    parts: CallParts
+
+    def __init__(
+        self, workflow: Definition, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.workflow = workflow
+        self.options = workflow.options
+        self.compensates = workflow.options.compensate_on_failure
+        self.hiding = workflow.parameters.hiding
+        self.instance = instance
+        self.args = args if instance is None else (instance, *args)
+        self.kwargs = kwargs
+        self.bound = workflow.parameters.bind(self.args, kwargs)
+        self.method = (workflow.parameters.first or "") if instance is not None else ""
+        self.bound.pop(self.method, None)
+        self.secret = self.hiding.secrets_of(self.bound, instance)
+        self.parts = self.look()
+        self.digest = self.parts.arguments
+
+    def look(self) -> CallParts:
+        """The parts of the call as its objects are now."""
+        workflow = self.workflow
+        parts = CallParts(
+            workflow.parameters,
+            workflow.function,
+            workflow.first_seen,
+            self.bound,
+            (self.args, self.kwargs),
+            self.instance,
+        )
+        told = (type(self.instance), *parts.left_out)
+        if parts.left_out and told not in _told:
+            _told.add(told)
+            notice(
+                f"attributes of {type(self.instance).__name__} that cannot be part of a run's "
+                f"identity count there by their class only: {', '.join(parts.left_out)}"
+            )
+        return parts
+
+    def run_function(self) -> Any:
+        """The plain call."""
+        return self.workflow.function(*self.args, **self.kwargs)
+
+
+_told: set[tuple[Any, ...]] = set()

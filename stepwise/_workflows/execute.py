@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +15,23 @@ from stepwise._calls.driver import drive
 from stepwise._execution.active_run import ActiveRun, Scope, live_runs, scope_variable
 from stepwise._execution.other_tasks import tasks_of
 from stepwise._execution.outside import carrier
+from stepwise._journal.records import Interrupted
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.interrupts import sigterms
-from stepwise._runtime.messages import warn
-from stepwise._workflows.interrupted import record_interruption
-from stepwise._workflows.opened import Awaited, Called, Opened
-from stepwise._workflows.reports import report_unused
-from stepwise.errors import RunWarning
+from stepwise._runtime.messages import notice, reports, warn
+from stepwise._workflows.opening import OpenedRun
+from stepwise.errors import RunStopped, RunWarning, UnusedRecordWarning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["execute", "execute_async", "execute_async_generator", "execute_generator"]
+__all__ = [
+    "execute",
+    "execute_async",
+    "execute_async_generator",
+    "execute_generator",
+    "record_interruption",
+]
 
 
 class _Attempt:
@@ -58,7 +66,7 @@ class _Attempt:
         scope_variable.reset(self._token)
 
 
-def execute(opened: Opened[Called]) -> Any:
+def execute(opened: OpenedRun) -> Any:
     """Run a plain workflow function to its end."""
     active = opened.active
     active.executor = sys._getframe()
@@ -68,7 +76,7 @@ def execute(opened: Opened[Called]) -> Any:
         attempt.enter_scope()
         try:
             with noticing_forgotten(active):
-                value = opened.body.run()
+                value = opened.run()
             check_awaited(active, value)
         except BaseException as error:
             active.flows.join(active.run_id)
@@ -86,7 +94,7 @@ def execute(opened: Opened[Called]) -> Any:
 # -- coroutines ----------------------------------------------------------------------------------
 
 
-async def execute_async(opened: Opened[Awaited]) -> Any:
+async def execute_async(opened: OpenedRun) -> Any:
     """Run a coroutine workflow function to its end."""
     from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
 
@@ -106,20 +114,20 @@ async def execute_async(opened: Opened[Awaited]) -> Any:
     return value
 
 
-async def _inline(opened: Opened[Awaited]) -> Any:
+async def _inline(opened: OpenedRun) -> Any:
     active = opened.active
     active.task = asyncio_state.current()
     active.unwinding.enter()
     token = scope_variable.set(Scope(active))
     try:
-        value = await opened.body.arun()
+        value = await opened.arun()
         check_awaited(active, value)
         return value
     finally:
         scope_variable.reset(token)
 
 
-async def _in_task(opened: Opened[Awaited]) -> Any:
+async def _in_task(opened: OpenedRun) -> Any:
     """In a task of its own, so that a cancellation of the caller is told from one inside the run.
 
     Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
@@ -159,7 +167,7 @@ async def _in_task(opened: Opened[Awaited]) -> Any:
     return value
 
 
-async def _held(opened: Opened[Awaited]) -> tuple[Any, BaseException | None]:
+async def _held(opened: OpenedRun) -> tuple[Any, BaseException | None]:
     """Run the call and return its result, or the exception that ends the process, unraised."""
     try:
         # Made in here: a task that is cancelled before it begins would leave it unawaited.
@@ -211,14 +219,14 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
 # -- generators: resumed by replay, so that they yield everything again --------------------------
 
 
-def execute_generator(opened: Opened[Called]) -> Generator[Any, Any, Any]:
+def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     """Run a generator workflow function; its scope is entered for each piece of it."""
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
     with _Attempt(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
-        generator = opened.body.run()
+        generator = opened.run()
         resume, sent = generator.send, None
         while True:
             attempt.enter_scope()
@@ -242,7 +250,7 @@ def execute_generator(opened: Opened[Called]) -> Generator[Any, Any, Any]:
     return value
 
 
-async def execute_async_generator(opened: Opened[Called]) -> AsyncGenerator[Any, Any]:
+async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]:
     """Run an asynchronous generator workflow function; see :func:`execute_generator`."""
     from stepwise._calls.async_driver import adrive
 
@@ -251,7 +259,7 @@ async def execute_async_generator(opened: Opened[Called]) -> AsyncGenerator[Any,
     with _Attempt(active) as attempt:
         active.unwinding.enter()
         (await adrive(opened.undo_first())).unwrap()
-        generator = opened.body.run()
+        generator = opened.run()
         resume, sent = generator.asend, None
         while True:
             attempt.enter_scope()
@@ -272,3 +280,64 @@ async def execute_async_generator(opened: Opened[Called]) -> AsyncGenerator[Any,
         await _end_others(active, tell=True)
         opened.conclude(None, again=True)
     report_unused(active)
+
+
+# -- how it ended ------------------------------------------------------------------------------
+
+
+def record_interruption(active: ActiveRun, error: BaseException) -> None:
+    """Record what interrupted an attempt that ended with ``error``, if something did.
+
+    Ctrl-C, a cancellation and a consumer that takes no more items are decisions of somebody who is
+    there to call again, so that nothing brings the run back by itself.  An exit, SIGTERM, a kill
+    and a closed event loop are not: nothing is recorded then, and the run is shown as ``crashed``.
+    """
+    why = _what_interrupted(active, error)
+    over = active.stopped is not None or active.facts.status != "running"
+    if not why or over or os.getpid() != active.pid:
+        return
+    at = time.time()
+    item = Interrupted(why, at), b""
+    facts = active.facts._replace(status="interrupted", error=why, updated_at=at)
+    try:
+        active.written(active.journal.append(item, durable=False, head=facts), item)
+    except RunStopped:
+        return  # the store cannot be written: the run is taken for crashed, which loses nothing
+    active.facts = facts
+    active.tell("run_interrupted", detail=why)
+
+
+def _what_interrupted(active: ActiveRun, error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "Ctrl-C"
+    if sys.is_finalizing():
+        return ""
+    if asyncio_state.is_cancellation(error):
+        root = active.root
+        if root.detached and root.interrupted:  # its event loop ends: nobody else cancels it
+            return "Ctrl-C" if isinstance(root.ending, KeyboardInterrupt) else ""
+        return "a cancellation"
+    if isinstance(error, GeneratorExit) and active.task is None:
+        return "a caller that takes no more items"
+    return ""  # an exit; or the event loop is gone, and with it whoever waited
+
+
+@reports
+def report_unused(active: ActiveRun) -> None:
+    """Tell of the recorded calls that a completed run did not meet again."""
+    unused = active.pool.unused
+    effects = [each.call for each in unused if each.may_have_happened]
+    plain = Counter(each.call.name for each in unused if not each.may_have_happened)
+    if plain:
+        told = ", ".join(f"{name} x{count}" for name, count in plain.most_common(6))
+        notice(
+            f"{active.run_id}: recorded steps that were not met again: {told}. The code did not "
+            "call them this time; their results were not used"
+        )
+    if effects:
+        told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in effects[:6])
+        warn(
+            f"run {active.run_id!r} completed without meeting these recorded side effects again, "
+            f"which have happened or may have: {told}",
+            UnusedRecordWarning,
+        )

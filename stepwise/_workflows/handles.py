@@ -22,11 +22,10 @@ from stepwise._runtime.messages import notice, reports
 from stepwise._runtime.thread_context import call_at_exit
 from stepwise._values.preview import preview
 from stepwise._workflows.definition import Definition
-from stepwise._workflows.execute import execute, execute_async
-from stepwise._workflows.interrupted import record_interruption
+from stepwise._workflows.execute import execute, execute_async, record_interruption
 from stepwise._workflows.invoke import TopLevel, run_of
-from stepwise._workflows.opened import Opened
 from stepwise._workflows.opening import Recall
+from stepwise._workflows.resume import WorkflowRun
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -287,7 +286,7 @@ def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHa
         top.begin_now()
     handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
     task = asyncio.get_running_loop().create_task(_execute_task(top, limit), name=top.run_id)
-    if isinstance(top.taken, Opened):
+    if isinstance(top.taken, WorkflowRun):
         # It is neither over, though it has not begun, nor executed by who starts it.
         top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
     _tasks_held.add(task)
@@ -308,7 +307,7 @@ async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
 
 def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
     _tasks_held.discard(task)
-    if isinstance(top.taken, Opened) and not top.taken.active.ended:
+    if isinstance(top.taken, WorkflowRun) and not top.taken.active.ended:
         # Its task was cancelled before it began: by the end of the loop, perhaps by a Ctrl-C.
         ambient = sys.exc_info()[1]
         if isinstance(ambient, KeyboardInterrupt):
@@ -322,8 +321,8 @@ def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
             tell_failure(top, error)
 
 
-def _detach(opened: Recall | Opened[Any]) -> None:
-    if isinstance(opened, Opened):
+def _detach(opened: Recall | WorkflowRun) -> None:
+    if isinstance(opened, WorkflowRun):
         opened.active.detached = True
 
 

@@ -15,9 +15,8 @@ from stepwise._runtime.messages import notice
 from stepwise._values import digest
 from stepwise._workflows.called import ChildCall, WorkflowCall, no_id_yet, run_of
 from stepwise._workflows.definition import Definition
-from stepwise._workflows.opened import Opened
 from stepwise._workflows.opening import NotUnfinishedError, Recall
-from stepwise._workflows.resume import Body
+from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.starts import Meant, Starting
 from stepwise._workflows.turns import Turn, await_turn, sleep_turn, turn
 from stepwise.errors import RunBusyError, RunOwnedError, RunSkipped
@@ -35,14 +34,14 @@ class TopLevel(WorkflowCall):
 
     display: Display | None = None
     run_id = ""  # until it is chosen
-    taken: Recall | Opened[Body] | None = None
+    taken: Recall | WorkflowRun | None = None
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
         super().__init__(*call)
         self.skips = skips
-        self._turn: Turn[Recall | Opened[Body]] | None = None
+        self._turn: Turn[Recall | WorkflowRun] | None = None
 
-    def __enter__(self) -> Recall | Opened[Body]:
+    def __enter__(self) -> Recall | WorkflowRun:
         return self.taken or sleep_turn(self.turn(blocks=True))
 
     def begin_here(self, waits: Callable[[], None] | None) -> None:
@@ -60,7 +59,7 @@ class TopLevel(WorkflowCall):
         if self.taken is None:
             await await_turn(self._turn or self.turn(blocks=False))
 
-    def turn(self, *, blocks: bool) -> Turn[Recall | Opened[Body]]:
+    def turn(self, *, blocks: bool) -> Turn[Recall | WorkflowRun]:
         """Take the run up when nobody else executes it; see :mod:`stepwise._workflows.turns`."""
         if not self.run_id:
             self.choose()
@@ -84,7 +83,7 @@ class TopLevel(WorkflowCall):
             try:
                 self._note(opened)
             except BaseException:  # a warning that is an error
-                if isinstance(opened, Opened):
+                if isinstance(opened, WorkflowRun):
                     opened.active.close()
                 raise
             self.taken = opened
@@ -109,7 +108,7 @@ class TopLevel(WorkflowCall):
         self._meant: Meant = next(self._runs)
         self.run_id = self._meant.run_id
 
-    def _take(self, waited: bool) -> Recall | Opened[Body]:
+    def _take(self, waited: bool) -> Recall | WorkflowRun:
         meant = self._meant
         if meant.generated and meant.told and not waited:
             notice(meant.told)
@@ -129,7 +128,7 @@ class TopLevel(WorkflowCall):
         self.joined = waited and isinstance(opened, Recall)
         return opened
 
-    def _note(self, opened: Recall | Opened[Body]) -> None:
+    def _note(self, opened: Recall | WorkflowRun) -> None:
         """Remember which run it is, and say if it is not what one may expect."""
         meant, store = self._meant, self.store.url
         self._starting.remember(meant.run_id)
@@ -140,7 +139,7 @@ class TopLevel(WorkflowCall):
         again = is_over and meant.later and not self.joined
         if again and not memory.has_executed(store, meant.run_id):
             self._starting.warn_of_another(meant.run_id)
-        if isinstance(opened, Opened):
+        if isinstance(opened, WorkflowRun):
             memory.executes(store, meant.run_id)
             facts = opened.active.facts
             doing = Doing(meant.run_id, f"{facts.label}({facts.arguments})")
@@ -157,7 +156,7 @@ class TopLevel(WorkflowCall):
             memory.stopped(self.store.url, self.run_id, self.given, self._digest_again)
 
     def _digest_again(self) -> str:
-        parts = self._look()
+        parts = self.look()
         return digest.combine(parts.arguments, parts.instance)
 
 

@@ -1,116 +1,81 @@
-"""How a call of a workflow takes its run up, whatever form its function has.
-
-:func:`open_run` gives either what a completed run returned or the run to execute.
-"""
+"""How a call takes its run up: what a completed run returned, or the run to execute."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
+from stepwise._calls.operations import Core, Result
+from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._execution.inputs import record_inputs
 from stepwise._execution.location import Locator
-from stepwise._execution.mutation import record_arguments, surroundings
+from stepwise._execution.mutation import encode_changed, record_arguments, surroundings
 from stepwise._execution.outcomes import reached
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
-from stepwise._identity.call_parts import Parts, spoken
-from stepwise._journal.journal import Journal, facts_of, read_one, seal_for
+from stepwise._identity.call_parts import spoken
+from stepwise._journal.journal import (
+    Journal,
+    facts_of,
+    is_another_history,
+    newest_mark,
+    read_end,
+    seal_for,
+)
 from stepwise._journal.lease import Lease
-from stepwise._journal.marks import is_another_history, newest_mark
-from stepwise._journal.records import Ended, RunFacts, Started
+from stepwise._journal.records import RunFacts, Started
 from stepwise._journal.seal import Seal
-from stepwise._rewrite import Points, Rewritten, Source
-from stepwise._runtime.messages import notice
+from stepwise._rewrite import Points, Rewritten
+from stepwise._runtime.limits import stopped
+from stepwise._runtime.messages import notice, warn
 from stepwise._values.buffers import Data
-from stepwise._values.codec import Codec
-from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import NO_HIDING, Hiding
+from stepwise._values.codec import Codec, Encoded
+from stepwise._values.preview import preview
 from stepwise._values.secrets import Secrets
-from stepwise._workflows.opened import Opened
-from stepwise._workflows.renamed import is_call_of, is_of_file
-from stepwise._workflows.reports import tell_of_unfinished
-from stepwise._workflows.resume import Body, CheckpointPolicy
+from stepwise._workflows.definition import Callee
+from stepwise._workflows.other_runs import is_call_of, is_of_file, tell_of_unfinished
 from stepwise.errors import (
+    NotRecordableError,
     RunBusyError,
     RunConflictError,
     RunOwnedError,
+    RunWarning,
 )
 from stepwise.stores import Store
 
-__all__ = ["Invocation", "NotUnfinishedError", "Recall", "open_run"]
-
-_NOTHING: Mapping[str, Any] = {}
+__all__ = ["Invocation", "NotUnfinishedError", "OpenedRun", "Recall", "open_run"]
 
 
 class Invocation(NamedTuple):
-    """A workflow, called.
+    """A call, and the run that is meant by it.
 
     Args:
-        name, label: of the workflow, full and short.
-        function: the plain function.
-        source: where it is defined.
-        bound: the arguments by parameter name, without ``self``.
-        instance: the object or class that a method is bound to.
-        digest: of the arguments.
-        run_id: of the run that is meant.
         explicit: the run id was chosen by the user.
         fsync: whether an acknowledged record must survive a power cut.
         parent: the run that calls it as a child workflow.
-        args, kwargs: the call as it was made, ``self`` included.
-        rewritten: the function that can be entered in the middle.
-        arguments_changed: by an attempt that stopped, in this process.
-        compensates: its side effects are undone when it fails.
         codec: how its values are recorded; see :class:`stepwise._values.codec.Codec`.
-        code: fingerprint of what it executes; empty if that is not known.
-        cut_off: a crash came before its caller acted on how it ended, if it ended.
-        waited: until somebody else had executed it.
-        promised: somebody is told its id at once, and relies on it.
-        method: the parameter that gets ``instance``; empty if the workflow is no method.
-        hiding: what of its arguments is not stored, or not shown.
-        secret: its secrets by name.
-        parts: what tells the call apart; ``None`` if it has no parts.
+        rewritten: the function that can be entered in the middle; ``None`` if there is none.
+        arguments_changed: by an attempt that stopped, in this process.
         only_unfinished: it is not meant any more if it has been completed or deleted.
-        other_names, file: the workflow's names where its file is started or imported otherwise.
+        cut_off: if it ended as failed, its caller had not acted on that when the crash came: it
+            goes on to the same end, and is not tried again.
+        waited: until somebody else had executed it.
     """
 
-    name: str
-    label: str
-    function: Callable[..., Any]
-    source: Source
-    bound: Mapping[str, Any]
-    instance: Any
-    digest: str
+    callee: Callee
     store: Store
     run_id: str
     explicit: bool
     fsync: bool
     parent: ActiveRun | None = None
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = _NOTHING
-    rewritten: Rewritten | None = None
-    policy: CheckpointPolicy = CheckpointPolicy()
-    arguments_changed: bool = False
-    compensates: bool = False
-    cut_off: bool = False
     codec: str = ""
-    code: str = ""
-    waited: bool = False
-    promised: bool = False
-    method: str = ""
-    hiding: Hiding = NO_HIDING
-    secret: Mapping[str, Any] = _NOTHING
-    parts: Parts | None = None
+    rewritten: Rewritten | None = None
+    arguments_changed: bool = False
     only_unfinished: bool = False
-    other_names: Sequence[str] = ()
-    file: str = ""
-
-    @property
-    def returns(self) -> Any:
-        """The type that the function is annotated to return."""
-        return returned_type(self.function)
+    cut_off: bool = False
+    waited: bool = False
 
 
 class Recall(NamedTuple):
@@ -128,8 +93,152 @@ class NotUnfinishedError(Exception):
     """The run that is meant only while it is unfinished has been completed, or deleted."""
 
 
-def open_run(call: Invocation) -> Recall | Opened[Body]:
+class OpenedRun:
+    """A run that was taken up, to be executed by ``execute``.
+
+    Args:
+        before: the contents of the arguments, encoded.
+        is_new: nothing of it had been recorded.
+
+    Attributes:
+        changed: it turned out to change the arguments.
+    """
+
+    def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
+        self.call = call
+        self.active = active
+        self.before = before
+        self.is_new = is_new
+        self.changed = False
+
+    def run(self) -> Any:
+        """Execute the function, from where the run stopped; a generator function gives its items.
+
+        Not if it is a coroutine function: that is awaited, by :meth:`arun`.
+        """
+        raise NotImplementedError
+
+    async def arun(self) -> Any:
+        """Execute a coroutine function."""
+        raise NotImplementedError
+
+    def arguments(self) -> Surroundings:
+        """The mutable objects that it was called with."""
+        callee = self.call.callee
+        return surroundings(callee.bound, callee.instance, callee.workflow.function, callee.secret)
+
+    def changed_arguments(self) -> dict[str, str]:
+        """Their kinds by name, if they do not hold what they held before; else nothing."""
+        around = self.arguments()
+        # ``before`` knows nothing of what an attempt before did to the same objects.
+        changed = self.call.arguments_changed or record_arguments(around) != self.before
+        return around.kinds() if changed else {}
+
+    def undo_first(self) -> Core:
+        """Finish the undoing at which an attempt before died, so that no half of it stays."""
+        active = self.active
+        if active.facts.undoing:
+            from stepwise._calls.compensation import compensate  # on use: hardly a run is undone
+
+            notice(
+                f"{active.run_id}: its side effects were being undone when it stopped; that is "
+                "finished first"
+            )
+            result = yield from compensate(active.journal, active.facts)
+            if result.error is not None:
+                raise result.error
+            active.facts = active.facts._replace(undoing=False)
+        return Result()
+
+    def undo_after(self) -> Core:
+        """Undo what a run that failed did, if its workflow is to."""
+        active = self.active
+        if self.call.callee.compensates and active.facts.status == "failed":
+            from stepwise._calls.compensation import compensate  # on use
+
+            result = yield from compensate(active.journal, active.facts)
+            if result.error is not None:
+                warn(
+                    f"run {active.run_id!r} failed, and undoing its side effects did too: "
+                    f"{preview(result.error)}. To undo what is left: "
+                    f"stepwise.get_run({active.run_id!r}).compensate()",
+                    RunWarning,
+                )
+        return Result()
+
+    def conclude(
+        self, value: Any, error: BaseException | None = None, *, again: bool = False
+    ) -> None:
+        """Record how the attempt ended.
+
+        Args:
+            again: what it gave cannot be recalled, only made again (the items of a generator).
+
+        Raises:
+            RunStopped: the workflow went on although the run had stopped.
+        """
+        active = self.active
+        if active.stopped is not None:
+            if error is active.stopped:
+                raise error
+            raise active.stopped from error
+        try:
+            self.changed = bool(self._record_end(value, error, again=again))
+        except MemoryError as problem:
+            doing = f"the end of {active.facts.label!r} was recorded"
+            raise active.stop(stopped(doing, problem)) from (error or problem)
+
+    def _record_end(
+        self, value: Any, error: BaseException | None, *, again: bool
+    ) -> dict[str, str]:
+        """Record the end; what of the objects that the run was given was changed."""
+        active, changed = self.active, dict[str, str]()
+        if error is None and again:
+            active.finish("completed", value, None)
+        elif error is None:
+            encoded, changed = self._encode(value)
+            active.finish("completed", value, encoded, changed=changed)
+        elif isinstance(error, Exception) and active.begun and not active.interrupted:
+            active.finish("failed", error, active.codec.encode_error(error))
+            if active.parent is not None:  # answered with this error, it has done to them the same
+                changed = self.changed_arguments()
+        # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
+        return changed
+
+    def _encode(self, value: Any) -> tuple[Encoded | None, dict[str, str]]:
+        """The result, if it can be recorded, and the objects that the run was given and changed."""
+        codec, changed = self.active.codec, self.changed_arguments()
+        label = self.active.facts.label
+
+        def plainly() -> Encoded:
+            return codec.encode(
+                value, f"the result of {label!r}", self.call.callee.workflow.returns
+            )
+
+        try:
+            if not changed:
+                return plainly(), {}
+            around = self.arguments()
+            return encode_changed(codec, value, plainly, around, repr(label), {}), changed
+        except (NotRecordableError, MemoryError) as problem:
+            warn(
+                f"{problem}. The run is complete; when it is called again, its journal makes the "
+                "result anew",
+                RunWarning,
+            )
+            return None, {}
+
+
+RunT = TypeVar("RunT", bound=OpenedRun)
+
+
+def open_run(
+    call: Invocation, kind: Callable[[Invocation, ActiveRun, bytes, bool], RunT]
+) -> Recall | RunT:
     """Take a run up: recall its result, resume it, or start it.
+
+    Args:
+        kind: the class of what executes it.
 
     Raises:
         RunBusyError, RunOwnedError: somebody is executing it.
@@ -146,7 +255,7 @@ def open_run(call: Invocation) -> Recall | Opened[Body]:
         _acquire(lease, child=current_scope() is not None)
         recall = _recall(call, seal)  # its owner may have completed it a moment ago
         if recall is None:
-            return _take_up(call, seal, lease)
+            return kind(call, *_take_up(call, seal, lease))
     except BaseException:
         lease.release()
         raise
@@ -180,52 +289,59 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         _check_conflict(call, seal, facts)
     if facts.status != "completed":
         return None
-    entry = read_one(call.store, seal, call.run_id, facts.end)
-    if entry is None or not isinstance(entry.record, Ended) or not entry.record.recorded:
+    end = read_end(call.store, seal, facts)
+    if end is None or not end[0].recorded:
         return None  # the result could not be recorded, or read: its journal makes it again
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: its journal says what is lost
-    around = surroundings(call.bound, call.instance, call.function, call.secret)
+    ended, payload = end
+    callee = call.callee
+    function = callee.workflow.function
+    around = surroundings(callee.bound, callee.instance, function, callee.secret)
     value = reached(
         Codec(call.codec),
-        entry.payload,
-        entry.record.form,
+        payload,
+        ended.form,
         failed=False,
-        around=around if entry.record.changed else None,
-        kind=call.returns,
+        around=around if ended.changed else None,
+        kind=callee.workflow.returns,
     ).value
     if call.parent is None and not call.waited:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.record.at))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
         ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
-        if call.parts is None:  # no @workflow is behind it
+        if callee.parts is None:  # no @workflow is behind it
             ways = "another run_id"
-        first = memory.is_first(f"recalled {call.name}")  # of a loop over calls
+        first = memory.is_first(f"recalled {callee.workflow.full_name}")  # of a loop over calls
         notice(
             f"{call.run_id} already completed at {when}{change}; here is its recorded result"
             f"{f'. To run it afresh: {ways}, or: {_forget(call.run_id)}' if first else ''}"
         )
-    return Recall(value, bool(entry.record.changed))
+    return Recall(value, bool(ended.changed))
 
 
-def _has_changed(call: Invocation, code: str) -> bool:
-    return bool(code and call.code) and code != call.code
+def _has_changed(call: Invocation, recorded: str) -> bool:
+    code = recorded and call.callee.workflow.code
+    return bool(code) and recorded != code
 
 
 def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
-    is_call = is_call_of(facts, call.name, call.digest, call.code) or (
-        facts.digest == call.digest
-        and is_of_file(call.store, seal, facts, call.other_names, call.file)
+    callee, workflow = call.callee, call.callee.workflow
+    is_call = is_call_of(facts, workflow.full_name, callee.digest, workflow.code) or (
+        facts.digest == callee.digest
+        and is_of_file(call.store, seal, facts, workflow.other_names, workflow.file)
     )
     # A list that the instance holds may have grown since; what else it is was chosen.
-    differing = call.parts.differing(facts.parts, growing=False) if call.parts is not None else []
+    parts = callee.parts
+    differing = parts.differing(facts.parts, growing=False) if parts is not None else []
     if is_call and not differing:
         return
-    given = f"{call.label}({call.hiding.shown(call.bound, _secrets_of(call))})"
+    given = f"{workflow.label}({callee.hiding.shown(callee.bound, _secrets_of(call))})"
     recorded = f"{facts.label}({facts.arguments})"
-    detail = "" if is_call or facts.workflow == call.name else f" of {facts.workflow}"
-    option = call.parts.left_out_by(differing) if call.parts is not None else ""
+    other = is_call or facts.workflow == workflow.full_name
+    detail = "" if other else f" of {facts.workflow}"
+    option = parts.left_out_by(differing) if parts is not None else ""
     leave = f"leave out of the identity what may differ ({option}), " if option else ""
     raise RunConflictError(
         f"run id {call.run_id!r} belongs to another call{detail}:\n"
@@ -249,91 +365,76 @@ def _forget(run_id: str) -> str:
 # -- taking a run up -----------------------------------------------------------------------------
 
 
-def _take_up(call: Invocation, seal: Seal, lease: Lease) -> Opened[Body]:
+def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, bytes, bool]:
+    callee = call.callee
     journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
     facts = facts_of(call.store, seal, call.run_id)
     is_new = facts is None
     secrets = _secrets_of(call)
-    around = surroundings(call.bound, call.instance, secret=call.secret)
+    around = surroundings(callee.bound, callee.instance, secret=callee.secret)
     before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
         journal.load()  # there is nothing, or it says what is lost
         facts, began = _start(call, journal, secrets)
-    facts = facts._replace(codec=call.codec)
-    node = call.source.node()
-    function = call.rewritten.function if call.rewritten is not None else call.function
+    node = callee.workflow.source.node()
+    function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
     active = ActiveRun(
         lease=lease,
         journal=journal,
-        facts=facts,
+        facts=facts._replace(codec=call.codec),
         locator=Locator(function.__code__, Points(node) if node is not None else None),
         parent=call.parent,
         secrets=secrets,
     )
     if began is not None:
         active.written([1], began)
-    body = Body(
-        active,
-        plain=lambda: call.function(*call.args, **call.kwargs),
-        rewritten=call.rewritten if Codec(facts.codec).trusting else None,
-        source=call.source,
-        call=(call.args, call.kwargs),
-        bound=call.bound,
-        instance=call.instance,
-        function=call.function,
-        secret=call.secret,
-        policy=call.policy,
-        is_new=is_new,
-        code=call.code,
-        arguments_changed=call.arguments_changed,
-        cut_off=call.cut_off,
-    )
-    return Opened(active, body, before, is_new, call.compensates, returns=call.returns)
+    return active, before, is_new
 
 
 def _secrets_of(call: Invocation) -> Secrets:
     """The secrets of the runs of which it is one."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
-    secrets.add(call.secret)
+    secrets.add(call.callee.secret)
     return secrets
 
 
 def _start(
     call: Invocation, journal: Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
-    now = time.time()
-    codec = Codec(call.codec)
+    now, parent = time.time(), call.parent
+    callee, workflow = call.callee, call.callee.workflow
+    bound, secret = callee.bound, callee.secret
     payload, form = record_inputs(
-        codec, call.function, call.bound, call.method, call.instance, call.secret
+        Codec(call.codec), workflow.function, bound, callee.method, callee.instance, secret
     )
     facts = RunFacts(
         run_id=call.run_id,
-        workflow=call.name,
-        label=call.label,
+        workflow=workflow.full_name,
+        label=workflow.label,
         status="running",
-        arguments=call.hiding.shown(call.bound, secrets),
-        digest=call.digest,
-        code=call.code,
-        parent=call.parent.run_id if call.parent is not None else "",
+        arguments=callee.hiding.shown(bound, secrets),
+        digest=callee.digest,
+        code=workflow.code,
+        parent=parent.run_id if parent is not None else "",
         codec=call.codec,
         created_at=now,
         updated_at=now,
-        secrets=" ".join(sorted(n for n, v in call.secret.items() if v is not None)),
-        hidden=" ".join(call.hiding.names(call.bound)),
-        parts=call.parts.recorded if call.parts is not None else None,
-        restored=call.parent is not None and call.parent.facts.restored,
+        secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
+        hidden=" ".join(callee.hiding.names(bound)),
+        parts=callee.parts.recorded if callee.parts is not None else None,
+        restored=parent is not None and parent.facts.restored,
     )
-    if call.parent is None:
-        module = call.function.__module__
-        tell_of_unfinished(call.store, journal.seal, facts, module, call.parts)
-    command, cwd = process_command(secrets.mask) if call.parent is None else ((), "")
+    if parent is None:
+        module = workflow.function.__module__
+        tell_of_unfinished(call.store, journal.seal, facts, module, callee.parts)
+    command, cwd = process_command(secrets.mask) if parent is None else ((), "")
     started = Started(
-        workflow=call.name,
-        digest=call.digest,
+        workflow=facts.workflow,
+        digest=facts.digest,
         arguments=facts.arguments,
-        code=call.code,
-        file=call.source.filename,
+        code=facts.code,
+        file=workflow.source.filename,
         parent=facts.parent,
         at=now,
         command=command,
@@ -346,5 +447,5 @@ def _start(
     if secrets.found_in(payload):
         payload = b""
     # Mostly not durable: nothing is lost with it, and the first step's commit takes it along.
-    journal.append((started, payload), durable=call.promised, head=facts)
+    journal.append((started, payload), durable=callee.promised, head=facts)
     return facts, (started, payload)

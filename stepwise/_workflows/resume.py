@@ -2,114 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, Retention, State
-from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.inputs import JSON
-from stepwise._execution.mutation import record_arguments, surroundings
 from stepwise._journal.journal import Position, holds
-from stepwise._journal.records import (
-    Ended,
-    Entry,
-    Forgotten,
-    Outcome,
-    Record,
-    Resumed,
-    Started,
-)
-from stepwise._matching.recorded_call import Status
-from stepwise._rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
+from stepwise._journal.projection import Status, last_end, made_again, start_of
+from stepwise._journal.records import Entry
+from stepwise._rewrite import following_line, pending, prefix_fingerprint
 from stepwise._runtime.messages import count, notice
 from stepwise._values.pickling import PYTHON
+from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame, Workplace
-from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, is_undone, record_resumed
+from stepwise._workflows.opening import Invocation, OpenedRun
+from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, record_resumed
 from stepwise.errors import CodeChangedError
 
-__all__ = ["Body", "CheckpointPolicy"]
+__all__ = ["WorkflowRun"]
 
 
-class CheckpointPolicy(NamedTuple):
-    """When checkpoints are taken and how many are kept.
+class WorkflowRun(OpenedRun):
+    """A run of a workflow function, which is called so that it resumes where the run stopped."""
 
-    Args:
-        every: after this many steps, and before and after every side effect.
-        keep: how many, for the retention ``prune_old``.
-        prune_journal: delete the records that no kept checkpoint needs.
-    """
-
-    every: int = 1
-    retention: Retention = "prune_old"
-    keep: int = 3
-    prune_journal: bool = False
-
-
-class Body:
-    """The workflow function of a run, called so that it resumes where the run stopped.
-
-    Args:
-        plain: the call of the plain function.
-        rewritten: the function that can be entered in the middle; ``None`` if there is none.
-        why: it is not there, for the warning.
-        call: with what the rewritten function is called.
-        function: the plain function.
-        secret: the secrets of the call by name.
-        arguments_changed: the objects it is called with are not as they were in the beginning.
-        cut_off: if it ended as failed, its caller had not acted on that when the crash came: it
-            goes on to the same end, and is not tried again.
-    """
-
-    def __init__(
-        self,
-        active: ActiveRun,
-        *,
-        plain: Callable[[], Any],
-        rewritten: Rewritten | None,
-        source: Source,
-        call: tuple[tuple[Any, ...], Mapping[str, Any]],
-        bound: Mapping[str, Any],
-        instance: Any,
-        function: Callable[..., Any],
-        secret: Mapping[str, Any],
-        policy: CheckpointPolicy,
-        is_new: bool,
-        code: str,
-        arguments_changed: bool,
-        cut_off: bool = False,
-    ) -> None:
-        self.active = active
-        self._plain = plain
-        self._rewritten = rewritten
-        self._source = source
-        self._call = call
-        self._bound, self._instance, self._function = bound, instance, function
-        self._secret = secret
-        self._policy = policy
-        self._is_new = is_new
-        self._code = code
-        self._arguments_changed = arguments_changed
-        self._cut_off = cut_off
+    def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
+        super().__init__(call, active, before, is_new)
+        assert isinstance(call.callee, BoundCall)
+        self._callee = call.callee
+        self._options = options = call.callee.options
+        self._source = call.callee.workflow.source
+        self._rewritten = call.rewritten if active.codec.trusting else None
         self._void = False
         self._told = ""
         self._reasons: list[str] = []
         self._changed = ""
         self._checkpoints = Checkpoints(
-            active.journal, policy.retention, policy.keep, prune_journal=policy.prune_journal
+            active.journal, options.retention, options.keep, prune_journal=options.prune_journal
         )
-
-    def arguments(self) -> Surroundings:
-        """The mutable objects that the function was called with."""
-        return surroundings(self._bound, self._instance, self._function, self._secret)
-
-    def changed(self, before: bytes) -> dict[str, str]:
-        """Their kinds by name, if they do not hold what they held ``before``; else nothing."""
-        around = self.arguments()
-        # ``before`` knows nothing of what an attempt before did to the same objects.
-        changed = self._arguments_changed or record_arguments(around) != before
-        return around.kinds() if changed else {}
 
     def run(self) -> Any:
         """Call the function, or enter it in the middle."""
@@ -139,20 +69,21 @@ class Body:
 
     def _enter(self) -> Any:
         """Prepare what fits best; the call itself is left to the function's own first line."""
-        loaded = None if self._is_new else self._choose()
-        if loaded is None and not self._is_new:
+        loaded = None if self.is_new else self._choose()
+        if loaded is None and not self.is_new:
             self._replay()
         if self._rewritten is None:
             self._begun()
-            return self._plain()
+            return self._callee.run_function()
         target = self._rewritten.number(loaded.state.position) if loaded is not None else 0
+        callee = self._callee
         place = Workplace(
             self._rewritten,
             self._source,
-            self._bound,
-            self._instance,
-            self._policy.every,
-            self._secret,
+            callee.bound,
+            callee.instance,
+            self._options.checkpoint_every,
+            callee.secret,
         )
         frame = WorkflowFrame(
             self.active, place, self._checkpoints, self._begun, loaded, target or 0
@@ -160,8 +91,7 @@ class Body:
         self.active.frame = frame
         pending.set(frame)
         del loaded  # it is large
-        args, kwargs = self._call
-        return self._rewritten.function(*args, **kwargs)
+        return self._rewritten.function(*callee.args, **callee.kwargs)
 
     def _restore_failed(self, error: RestoreFailedError) -> None:
         frame = self.active.frame
@@ -198,24 +128,16 @@ class Body:
                 self._reasons.append(f"the journal before {state.where} is damaged")
                 continue
             entries = self._load(state.start)
-            if not (_redoes(state, entries) or is_undone(state, entries)):
+            if all(number > state.calls for number in made_again(entries)):
                 self._fill(state, entries)
                 return loaded
         return None
 
     def _load(self, position: Position) -> list[Entry]:
-        """The records after a position, without the ends that do not count."""
-        entries: list[Entry] = []
-        ended: Entry | None = None
-        for entry in self.active.journal.load(position):
-            if isinstance(entry.record, Resumed):
-                if entry.record.void and ended is not None:
-                    entries.remove(ended)
-                ended = None
-            elif isinstance(entry.record, Ended):
-                ended = entry
-            entries.append(entry)
-        if self._cut_off and ended is not None:
+        """The records after a position, without an end that does not count."""
+        entries = self.active.journal.load(position)
+        ended = last_end(entries) if self.call.cut_off else None
+        if ended is not None:
             entries.remove(ended)
             self._void = True
         return entries
@@ -231,7 +153,8 @@ class Body:
         node = self._source.node()
         line = following_line(node, state.position) if node is not None else None
         where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
-        edited = bool(self._code) and self._code != self.active.facts.code
+        code = self._callee.workflow.code
+        edited = bool(code) and code != self.active.facts.code
         self._told = (
             f"resumes {where}, after {count(state.step, 'step')}{self._in_children()}"
             f"{' (the code below it was edited)' if edited else ''}"
@@ -257,7 +180,7 @@ class Body:
             )
         else:
             self._told = f"begins again from the top{within or self._with_nothing_done()}"
-        if self._arguments_changed:
+        if self.call.arguments_changed:
             self._put_arguments_back(entries)
 
     def _in_children(self) -> str:
@@ -281,12 +204,11 @@ class Body:
         return ": it was stopped before its first step ended"
 
     def _put_arguments_back(self, entries: list[Entry]) -> None:
-        started = next((entry for entry in entries if isinstance(entry.record, Started)), None)
-        around = self.arguments()
+        start, around = start_of(entries), self.arguments()
         if not around.arguments:
             return
-        if started is not None and started.payload and _is_pickle(started.record):
-            load_values(started.payload, around)
+        if start is not None and start[1] and start[0].form != JSON:
+            load_values(start[1], around)
         else:
             notice(
                 f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
@@ -298,12 +220,13 @@ class Body:
     def _begun(self) -> None:
         """The frame stands; nothing of the function has run."""
         self.active.begun = True
-        if self._is_new:
+        if self.is_new:
             self.active.tell("run_started", detail=self.active.facts.arguments)
             return
         active = self.active
         step = active.progress.resumed_from or 0
-        record_resumed(active, self._told, step, code=self._code, void=self._void)
+        code = self._callee.workflow.code
+        record_resumed(active, self._told, step, code=code, void=self._void)
         active.tell("run_resumed", detail=self._told)
         if active.parent is None:
             why = self._why()
@@ -312,21 +235,3 @@ class Body:
     def _why(self) -> str:
         """Why it does not resume at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
-
-
-def _is_pickle(record: Record) -> bool:
-    return isinstance(record, Started) and record.form != JSON
-
-
-def _redoes(state: State, entries: list[Entry]) -> bool:
-    """Return whether a step done before the checkpoint has to be done again."""
-    tried_again: set[int] = set()  # as the last attempt that ended says
-    forgotten: set[int] = set()  # for good: made anew, a call gets another number
-    for entry in entries:
-        if isinstance(entry.record, Ended):
-            tried_again = set(entry.record.retry)
-        elif isinstance(entry.record, Outcome):
-            tried_again.discard(entry.record.call.number)
-        elif isinstance(entry.record, Forgotten):
-            forgotten.update(entry.record.numbers)
-    return any(number <= state.calls for number in tried_again | forgotten)

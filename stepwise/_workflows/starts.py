@@ -23,7 +23,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import digest as _digest
 from stepwise._workflows.definition import Definition, Start
-from stepwise._workflows.renamed import is_call_of, is_of_file
+from stepwise._workflows.other_runs import is_call_of, is_of_file
 from stepwise.errors import RunWarning
 from stepwise.stores import Store
 

@@ -12,7 +12,8 @@ from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.process_memory import command as process_command
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position
-from stepwise._journal.records import Compensated, Compensating, Entry, Resumed
+from stepwise._journal.projection import undone_in
+from stepwise._journal.records import Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 
@@ -31,7 +32,10 @@ def state_of(active: ActiveRun, **place: Any) -> State:
             journal=[at.last, (at.link or b"").hex(), at.effects],
             unused=[
                 *([e.origin.number, e.entry.number, *e.flags] for e in active.pool.all),
-                *([number, number, False, False, False] for number in active.pool.rulings.records),
+                *(
+                    [number, number, False, False, False]
+                    for number, _ in active.pool.rulings.values()
+                ),
             ],
             at=time.time(),
             state=sorted(map(list, active.subjects.state)),
@@ -59,14 +63,8 @@ def go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
 
 
 def is_undone(state: State, entries: Iterable[Entry]) -> bool:
-    """Return whether a call made before a checkpoint was undone later and has to be made again.
-
-    A tool is announced before it is undone; of a child run it is recorded afterwards.
-    """
-    undone = (Compensating, Compensated)
-    return any(
-        isinstance(entry.record, undone) and entry.record.number <= state.calls for entry in entries
-    )
+    """Return whether a call made before a checkpoint was undone later and has to be made again."""
+    return any(number <= state.calls for number in undone_in(entries))
 
 
 def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None) -> int:

@@ -22,7 +22,7 @@ from stepwise._runtime.messages import notice
 from stepwise.errors import RunBusyError, RunOwnedError, RunSkipped
 from stepwise.stores import Store
 
-__all__ = ["OnOwned", "Turn", "await_turn", "sleep_turn"]
+__all__ = ["OnOwned", "Turn", "await_turn", "live_run", "sleep_turn", "turn"]
 
 OnOwned = Literal["raise", "wait", "skip"]
 T = TypeVar("T")
@@ -149,7 +149,7 @@ def _noted(run_id: str) -> Iterator[None]:
 
 
 def _waits_for_caller(store: Store, run_id: str, *, blocks: bool) -> bool:
-    owner = _live(store, run_id)
+    owner = live_run(store, run_id)
     if owner is None:
         return False  # it is in another process
     scope = current_scope()
@@ -163,7 +163,7 @@ def _waits_for_caller(store: Store, run_id: str, *, blocks: bool) -> bool:
     return me is not None and _awaits(owner.task, me)
 
 
-def _live(store: Store, run_id: str) -> ActiveRun | None:
+def live_run(store: Store, run_id: str) -> ActiveRun | None:
     pid = os.getpid()  # what a fork inherited is not alive in here
     for active in list(live_runs):
         if (active.run_id, active.pid) == (run_id, pid) and active.journal.store is store:
@@ -187,7 +187,7 @@ def _held_up_by(owner: ActiveRun) -> Iterator[ActiveRun]:
         seen.add(run)
         yield run
         for waiting, run_id in _waiting:
-            awaited = _live(waiting.journal.store, run_id)
+            awaited = live_run(waiting.journal.store, run_id)
             if awaited is not None and run in _upwards(waiting):
                 todo.append(awaited)
 

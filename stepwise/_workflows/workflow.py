@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
-from stepwise._calls import options as _options
 from stepwise._calls.steps import step_of
 from stepwise._checkpoints.checkpoints import Retention
 from stepwise._execution.registry import register
 from stepwise._execution.reloading import keep_up_to_date, name_truly
 from stepwise._identity.identity import Key, label_of
+from stepwise._runtime import options as _options
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.hidden_arguments import Redact
 from stepwise._values.pickling import pickled_by_value

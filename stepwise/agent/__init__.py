@@ -15,25 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from stepwise._calls.async_driver import adrive
-from stepwise._calls.options import check_kind, check_takes, check_values
-from stepwise._calls.steps import Step, step_of
-from stepwise._checkpoints.checkpoints import Retention
-from stepwise._execution.active_run import ActiveRun, current_scope
-from stepwise._execution.failures import Unwinding
-from stepwise._identity import identity
-from stepwise._identity.held_parts import HeldParts
-from stepwise._identity.module_names import file_of, other_names
-from stepwise._identity.parts import uncounted
-from stepwise._journal.journal import holds
-from stepwise._rewrite import Source
-from stepwise._runtime.messages import notice
+from stepwise._runtime.options import check_kind, check_takes, check_values
 from stepwise._values import digest
 from stepwise._values.preview import error_text
-from stepwise._workflows.execute import execute_async
-from stepwise._workflows.opened import NothingGiven
-from stepwise._workflows.opening import Invocation, Recall, open_run
-from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, is_undone, record_resumed
+from stepwise._workflows import host
+from stepwise._workflows.host import HostedRun, Recall, Retention, Step
 from stepwise.agent._checkpoints import Checkpoint, CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError, OutsideRunError
 
@@ -78,27 +64,26 @@ class StepContext:
                 f"ctx.tool calls a function, and {digest.class_name(type(function))!r} cannot be "
                 "called: write ctx.tool(search, 'word'), not ctx.tool(search('word'))"
             )
-        scope = current_scope()
-        if scope is None:
+        if not host.is_in_run():
             raise OutsideRunError(
-                f"ctx.tool({identity.label_of(function)}) was called after run {self.run_id!r} "
+                f"ctx.tool({host.label_of(function)}) was called after run {self.run_id!r} "
                 "had ended, or in a thread that does not see it",
                 run_id=self.run_id,
             )
-        recorded, instance = step_of(function), None
+        recorded, instance = host.step_of(function), None
         if inspect.ismethod(function):
             instance, function = function.__self__, function.__func__
             args = (instance, *args)
         if recorded is None:
             recorded = Step(function, kind="tool", side_effect=side_effect)
-        value = (await adrive(recorded.core(scope, args, kwargs, instance))).unwrap()
+        value = await host.call(recorded, args, kwargs, instance=instance)
         name = recorded.name.rpartition(".")[2]
         count = sum(key == name or key.startswith(f"{name}#") for key in self.tool_results)
         self.tool_results[f"{name}#{count + 1}" if count else name] = value
         return value
 
 
-uncounted[StepContext] = "tool_results"  # of tools that are called at once, and captured it
+host.uncounted[StepContext] = "tool_results"  # of tools that are called at once, and captured it
 
 AgentFunction = Callable[[StepContext], Any]
 
@@ -187,34 +172,18 @@ class RecoverableAgent:
         function: Any = self.agent_fn
         if not hasattr(function, "__code__"):  # an object that can be called
             function = type(function).__call__
-        label = identity.label_of(function)
-        parts = HeldParts({"the agent function": self.agent_fn}, self.ignore)
-        opened = open_run(
-            Invocation(
-                name=identity.workflow_name(function, label),
-                label=label,
-                function=function,
-                source=Source(file_of(function.__module__), "", 0, []),
-                other_names=other_names(function.__module__, label),
-                file=file_of(function.__module__),
-                bound={"task": task},
-                instance=None,
-                digest=digest.combine(digest.digest(task, digest.Numbering())),
-                parts=parts,
-                store=self.store.store,
-                run_id=run_id,
-                explicit=True,
-                fsync=True,
-            )
+        run = host.open_run(
+            host.program_of(function, host.label_of(function)),
+            self.store.store,
+            run_id,
+            {"task": task},
+            digest.combine(digest.digest(task, digest.Numbering())),
+            parts=host.HeldParts({"the agent function": self.agent_fn}, self.ignore),
         )
-        if isinstance(opened, Recall):
-            recalled: dict[str, Any] = opened.value
+        if isinstance(run, Recall):
+            recalled: dict[str, Any] = run.value
             return recalled
-        recoveries = _Recoveries(self, opened.active, task, at, is_new=opened.is_new)
-        try:
-            done: dict[str, Any] = await execute_async(opened.executing(recoveries))
-        finally:
-            parts.note_assigned()
+        done: dict[str, Any] = await run.execute(_Recoveries(self, run, task, at).execute)
         return done
 
     async def _run_from_checkpoint(
@@ -266,29 +235,21 @@ class RecoverableAgent:
         store.prune(ctx.run_id, self.retention, self.keep)
 
 
-class _Recoveries(NothingGiven):
-    """The body of a run: the step loop, begun again after each exception."""
+class _Recoveries:
+    """The step loop of one run, begun again after each exception."""
 
     def __init__(
-        self,
-        agent: RecoverableAgent,
-        active: ActiveRun,
-        task: str,
-        at: Checkpoint | None,
-        *,
-        is_new: bool,
+        self, agent: RecoverableAgent, run: HostedRun, task: str, at: Checkpoint | None
     ) -> None:
-        self._is_new = is_new
-        self.run_id = active.run_id
+        self.run_id = run.run_id
         self.recovered_from: int | None = None
-        self._agent, self._active, self._task, self._at = agent, active, task, at
+        self._agent, self._run, self._task, self._at = agent, run, task, at
 
-    async def arun(self) -> Any:
+    async def execute(self) -> Any:
         """Run the steps; resume at the newest checkpoint after an exception."""
-        agent, active = self._agent, self._active
-        active.begun = True
+        agent = self._agent
         checkpoint = self._at
-        if not self._is_new:
+        if not self._run.is_new:
             checkpoint = self._recover() or checkpoint
         token = _recoveries.set(self)
         try:
@@ -298,7 +259,7 @@ class _Recoveries(NothingGiven):
                 except _MISTAKES:
                     raise
                 except Exception as error:
-                    if active.interrupted or agent.recovery_count >= agent.max_recoveries:
+                    if self._run.interrupted or agent.recovery_count >= agent.max_recoveries:
                         raise
                     agent.recovery_count += 1
                     told = f"{type(error).__name__}: {error_text(error)}"
@@ -308,33 +269,17 @@ class _Recoveries(NothingGiven):
 
     def _recover(self, why: str = "") -> Checkpoint | None:
         """Be where the newest checkpoint was taken; what is recorded since answers its calls."""
-        active = self._active
-        checkpoint = self._go_on()
-        active.unwinding = Unwinding(self.run_id)
+        run = self._run
+        checkpoint = run.resume_at_newest(
+            self._agent.store._newest_first(self.run_id), lambda each: f"step {each.step_number}"
+        )
+        if checkpoint is None:
+            run.resume_from_start()
+        run.forget_failures()
         self.recovered_from = checkpoint.step_number if checkpoint is not None else 0
         told = f"recovers at step {self.recovered_from}{f' from {why}' if why else ''}"
-        record_resumed(active, told, self.recovered_from, code="")
-        notice(f"{self.run_id} {told}")
+        run.record_resumed(told, self.recovered_from)
         return checkpoint
-
-    def _go_on(self) -> Checkpoint | None:
-        active, journal = self._active, self._active.journal
-        for checkpoint, place in self._agent.store._newest_first(self.run_id):
-            if place is None:  # saved by hand, outside of the run
-                go_on_from_the_top(active)
-                return checkpoint
-            if holds(journal.store, journal.seal, self.run_id, place.start):
-                entries = journal.load(place.start)
-                if is_undone(place, entries):
-                    continue
-                go_on_at(active, place, entries)
-                return checkpoint
-            notice(
-                f"{self.run_id}: the journal before its checkpoint after step "
-                f"{checkpoint.step_number} is damaged; the checkpoint is left out"
-            )
-        go_on_from_the_top(active)
-        return None
 
 
 _recoveries: contextvars.ContextVar[_Recoveries | None] = contextvars.ContextVar(

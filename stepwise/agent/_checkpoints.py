@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -17,19 +15,13 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from stepwise._calls.options import check_kind, check_values
-from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._display.render import facts_html
-from stepwise._execution.active_run import ActiveRun, live_runs
-from stepwise._journal.journal import Journal, seal_for
-from stepwise._journal.lease import Lease
-from stepwise._journal.seal import DamagedError, Seal
-from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice
+from stepwise._runtime.options import check_kind, check_values
 from stepwise._values import codec, digest
 from stepwise._values.pickling import canonical_bytes
 from stepwise._values.preview import preview
-from stepwise._workflows.takeover import state_of
+from stepwise._workflows.host import DamagedError, HostStore, Retention, State, live_run, place_in
 from stepwise.errors import DigestError
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
@@ -37,7 +29,7 @@ from stepwise.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Checkpoint", "CheckpointStore", "place_of"]
+__all__ = ["Checkpoint", "CheckpointStore"]
 
 _PREFIX = "agent/"
 _FIELD = re.compile(r"^\['(\w+)'\]")  # at the beginning of a path
@@ -155,11 +147,7 @@ class CheckpointStore:
             if storage_backend is None
             else open_store(storage_backend)
         )
-
-    @cached
-    def _seal(self) -> Seal:
-        # At first use: the key of a persistent store is made then, and not before.
-        return seal_for(self.store)
+        self._host = HostStore(self.store)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint as it is now; durable when this returns.
@@ -175,7 +163,7 @@ class CheckpointStore:
         """
         check_kind("what is saved", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)")
         check_values("a checkpoint", run_id=checkpoint.run_id, step_number=checkpoint.step_number)
-        active = self._active(checkpoint.run_id)
+        active = live_run(self.store, checkpoint.run_id)
         if not checkpoint._renew():
             notice(
                 f"{checkpoint.run_id}: the checkpoint after step {checkpoint.step_number} does not "
@@ -186,7 +174,7 @@ class CheckpointStore:
             checkpoint.run_id,
             checkpoint.step_number,
             checkpoint._facts(),
-            place_of(active) if active is not None else None,
+            place_in(active) if active is not None else None,
         )
 
     def _save(
@@ -215,14 +203,15 @@ class CheckpointStore:
             "sum": _SUM,
             "run": place._asdict() if place is not None else None,
         }
-        with _Owned(self, run_id) as owned:
-            names = owned.names
+        with self._host.owned(run_id) as journal:
+            known, names = self._known(run_id), self._names(run_id)
             serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
             name = f"{_PREFIX}{step:012d}/{serial:012d}"
             names = sorted([*names, name])
             pruned = [each for each in names[:-keep] if each != name] if keep else []
-            owned.journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
-            owned.now([each for each in names if each not in pruned], name)
+            known.names = None  # until it is known what has become of them
+            journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
+            known.names, known.written = [each for each in names if each not in pruned], name
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
         """The checkpoint of the highest step that verifies; of two of one step the later one."""
@@ -268,13 +257,13 @@ class CheckpointStore:
         check_values("prune", run_id=run_id, retention=retention, keep=keep)
         if retention == "all":
             return 0
-        names, active = self._names(run_id), self._active(run_id)
+        names, known = self._names(run_id), self._known(run_id)
         kept = set(names[-(1 if retention == "latest_only" else keep) :])
         if kept == set(names):
             return 0
-        written = _written_in.get(active) if active is not None else None
         newest = next(
-            (n for n in reversed(names) if n == written or self._load(run_id, n) is not None), None
+            (n for n in reversed(names) if n == known.written or self._load(run_id, n) is not None),
+            None,
         )
         return self._delete(run_id, [name for name in names if name not in {*kept, newest}])
 
@@ -282,27 +271,26 @@ class CheckpointStore:
 
     def _names(self, run_id: str) -> _Names:
         check_values("a checkpoint", run_id=run_id)
-        active = self._active(run_id)
-        names = _names_in.get(active) if active is not None else None
+        names = self._known(run_id).names
         return names if names is not None else self.store.names(run_id, _PREFIX)
 
     def _load(self, run_id: str, name: str) -> tuple[Checkpoint, State | None] | None:
         """Return a checkpoint and where in the run it was taken; ``None`` if it is damaged."""
         try:
-            opened = self._seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
+            header, payload = self._host.get(run_id, name)
         except DamagedError:
             return None
-        facts = codec.decode(opened.payload, opened.header["form"])
-        if opened.header.get("sum") != _SUM:  # computed in another way, by an earlier version
+        facts = codec.decode(payload, header["form"])
+        if header.get("sum") != _SUM:  # computed in another way, by an earlier version
             facts["checksum"] = ""
-        place = opened.header["run"]
+        place = header["run"]
         with contextlib.suppress(DigestError):  # the memory of a graph is kept without a checksum
             checkpoint = Checkpoint(**facts)
             if not self.validate(checkpoint):
                 return None
             checkpoint.checksum = _Computed(checkpoint.checksum)
             return checkpoint, place and State(**place)
-        checksum = hashlib.sha256(opened.payload).hexdigest()
+        checksum = hashlib.sha256(payload).hexdigest()
         return Checkpoint(**{**facts, "checksum": checksum}), place and State(**place)
 
     def _newest_first(self, run_id: str) -> Iterator[tuple[Checkpoint, State | None]]:
@@ -316,87 +304,33 @@ class CheckpointStore:
 
     def _delete(self, run_id: str, names: _Names) -> int:
         if names:
-            with _Owned(self, run_id) as owned:
-                owned.journal.drop(tuple(names))
-                owned.now([each for each in owned.names if each not in names])
+            with self._host.owned(run_id) as journal:
+                known, left = self._known(run_id), set(self._names(run_id)).difference(names)
+                known.names = None
+                journal.drop(tuple(names))
+                known.names = sorted(left)
         return len(names)
 
-    def _active(self, run_id: str) -> ActiveRun | None:
-        for active in list(live_runs):
-            if active.run_id == run_id and active.journal.store is self.store:
-                return active
-        return None
+    def _known(self, run_id: str) -> _Known:
+        active = live_run(self.store, run_id)
+        return _Known() if active is None else _known.setdefault(active, _Known())
 
 
-_names_in: weakref.WeakKeyDictionary[ActiveRun, _Names] = weakref.WeakKeyDictionary()
-"""The checkpoints of runs that are being executed here, where nobody else can change them."""
+@dataclass
+class _Known:
+    """The checkpoints of a run that is executed here, where nobody else can change them.
 
-_written_in: weakref.WeakKeyDictionary[ActiveRun, str] = weakref.WeakKeyDictionary()
-"""The one that was written last: it need not be read to know that it verifies."""
-
-
-class _Owned:
-    """The journal of a run: of the agent that is being executed here, else under a lease.
-
-    One thread at a time, so that those that save by hand wait for one another.
-
-    Attributes:
-        journal: to write to.
-        names: of the checkpoints that there are.
+    Args:
+        names: of all of them; ``None`` if that has to be looked up.
+        written: the one that was written last: it need not be read to know that it verifies.
     """
 
-    journal: Journal
-    names: _Names
-
-    def __init__(self, store: CheckpointStore, run_id: str) -> None:
-        self._store, self._run_id = store, run_id
-        self._active: ActiveRun | None = None
-        self._lease: Lease | None = None
-        if not _turns:
-            os.register_at_fork(after_in_child=_turns.clear)
-        self._turn = _turns.setdefault(store.store.url, threading.RLock())
-
-    def __enter__(self) -> Self:
-        self._turn.acquire()
-        try:
-            self._begin(self._store)
-        except BaseException:
-            self._turn.release()
-            raise
-        return self
-
-    def _begin(self, store: CheckpointStore) -> None:
-        self._active = store._active(self._run_id)
-        if self._active is None:
-            self._lease = Lease(store.store, self._run_id).acquire()
-            epoch = self._lease.epoch
-            self.journal = Journal(store.store, store._seal, self._run_id, epoch, fsync=True)
-        else:
-            self.journal = self._active.journal
-        self.names = store._names(self._run_id)
-        if self._active is not None:
-            _names_in.pop(self._active, None)  # until it is known what has become of them
-
-    def now(self, names: _Names, written: str | None = None) -> None:
-        """These are the names of all checkpoints, of which that one has just been written."""
-        if self._active is not None:
-            _names_in[self._active] = names
-            if written is not None:
-                _written_in[self._active] = written
-
-    def __exit__(self, *exception: object) -> None:
-        if self._lease is not None:
-            self._lease.release()
-        self._turn.release()
+    names: _Names | None = None
+    written: str = ""
 
 
-_turns: dict[str, threading.RLock] = {}
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
 def _step_of(name: str) -> int:
     return int(name.split("/")[1])
-
-
-def place_of(active: ActiveRun) -> State:
-    """Where in the journal a checkpoint is taken; the step function has no position of its own."""
-    return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})

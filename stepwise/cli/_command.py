@@ -90,5 +90,6 @@ def find_run(run_id: str) -> Run:
     listed = "\n".join(f"  {run.id}  {run.status}  {ago(run.updated_at)}" for run in found[:8])
     more = f"\n  and {len(found) - 8} more" if len(found) > 8 else ""
     raise stepwise.RunNotFoundError(
-        f"{len(found)} runs begin with {run_id!r}; say more of it:\n{listed}{more}", run_id=run_id
+        f"{len(found)} runs begin with {run_id!r}; write more of the id:\n{listed}{more}",
+        run_id=run_id,
     )

@@ -106,7 +106,7 @@ def _run(command: list[str], environment: dict[str, str], kill_after: int = 0) -
 
 def _summary(first: list[str], second: list[str], announced: int) -> int:
     twice = [step for step, count in Counter(first + second).items() if count > 1]
-    # The step that the kill fell into had printed its line, and was not recorded yet.
+    # The step that was killed had printed its line, and was not recorded yet.
     whole = set(twice) <= {first[-1]} and announced == 1
     colour = "green" if whole else "red"
     click.secho(

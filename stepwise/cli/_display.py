@@ -20,8 +20,9 @@ from stepwise import Run, StepRecord
 from stepwise._calls.doubt import ruling_commands
 from stepwise._display.render import duration_text, printable
 from stepwise._identity.parts import shown_part
+from stepwise._journal.projection import Stop
 from stepwise._journal.records import Call, RunFacts
-from stepwise._matching.stops import Stop, differing
+from stepwise._matching.rulings import differing
 
 __all__ = [
     "MadeAnew",
@@ -43,7 +44,7 @@ __all__ = [
     "when",
 ]
 
-_MADE_ANEW = 10  # steps of which it is said why
+_MADE_ANEW = 10  # steps whose reason is printed
 _PART = 500  # rows that are printed at once
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _NARROW = 100  # columns of a terminal
@@ -96,7 +97,7 @@ def age(text: str) -> float:
     """``90s``, ``15m``, ``2h``, ``30d`` or ``4w`` in seconds; a bare number is days."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r} is no time: write 90s, 15m, 2h, 30d or 4w")
+        raise click.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 2h, 30d or 4w")
     return float(match[1]) * _UNITS[match[2] or "d"]
 
 
@@ -136,7 +137,7 @@ def _width(cell: str) -> int:
 
 
 def _cells(rows: list[list[Any]], headers: list[str]) -> list[list[str]]:
-    # A pipe gets whole cells: who searches them wants to find things.
+    # A pipe gets whole cells, so that searches find everything.
     cells = [[shorten(cell, _WIDEST) for cell in row] for row in rows]
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
@@ -235,28 +236,28 @@ def owned_by(run: Run) -> str:
 
 
 def tell_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
-    """How to settle what is in doubt."""
+    """Print how to settle the steps in doubt."""
     for step in steps:
         if step.status == "in_doubt":
             say(
-                f"\nstep {step.number} is in doubt. Look outside whether it happened (key "
+                f"\nstep {step.number} is in doubt. Find out whether it happened (key "
                 f"{step.idempotency_key}), then:\n"
                 f"  stepwise resolve {run.id} {step.number} --landed JSON | --did-not-happen"
             )
 
 
 class MadeAnew:
-    """Why recorded steps did not answer calls of their name, as far as that is known."""
+    """The known reasons why recorded steps did not answer calls of their name."""
 
     def __init__(self) -> None:
         self._told: deque[str] = deque(maxlen=_MADE_ANEW)
         self._count = 0
 
     def noting(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Pass steps on, and note those that were made anew."""
+        """Pass steps on, and note the steps that ran again."""
         for step in steps:
             if step.instead:
-                names = " and ".join(map(shown_part, step.differs)) or "what it was called with"
+                names = " and ".join(map(shown_part, step.differs)) or "its arguments"
                 verb = "differ" if len(step.differs) > 1 else "differs"
                 text = f"{step.name} ran, since {names} {verb} from step {step.instead}"
                 self._told.append(f"step {step.number} {printable(text, 1000)}")
@@ -264,17 +265,17 @@ class MadeAnew:
             yield step
 
     def tell(self) -> None:
-        """Say so of the newest ones."""
+        """Print the reasons for the newest steps."""
         if self._told:
             say()
         for line in self._told:
             say(line)
         if self._count > len(self._told):
-            say(f"so did {self._count - len(self._told)} before")
+            say(f"and {self._count - len(self._told)} earlier steps")
 
 
 def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
-    """The calls at which a run stopped, and how to say what they are."""
+    """Print the calls at which a run stopped, and the commands that answer them."""
     known = list(stops)
     for stop, others in known:
         call = stop.call
@@ -289,7 +290,7 @@ def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
             say(f"  step {other.number}  {told}{f'  differs: {differs}' if differs else ''}")
         if stop.ruled is not None:
             act = f"step {stop.ruled.steps[0]}" if stop.ruled.same else "another act"
-            say(f"  it is {act}, as somebody said: run the program again")
+            say(f"  resolved: it is {act}; run the program again")
             continue
         for line in ruling_commands(run.id, stop, [each for each, _ in known]):
             say(line)

@@ -42,7 +42,7 @@ class Finding:
     todo: str = ""
 
 
-@main.command(short_help="Look for what keeps stepwise from working here.")
+@main.command(short_help="Check that stepwise can work here.")
 @as_json_option
 @store_option
 def doctor(*, as_json: bool) -> None:
@@ -115,7 +115,7 @@ def _folder(folder: str) -> Iterator[Finding]:
             "permissions", "problem", f"{folder} cannot be written", f"chmod u+rwx {folder}"
         )
     elif mode & 0o022:
-        text = f"others may write to {folder} ({mode:o})"
+        text = f"other users may write to {folder} ({mode:o})"
         yield Finding("permissions", "warning", text, f"chmod go-w {folder}")
     else:
         yield Finding("permissions", "ok", f"{folder} ({mode:o})")
@@ -131,8 +131,8 @@ def _locks() -> Iterator[Finding]:
     if has_ofd():
         yield Finding("locks", "ok", "of open file descriptions")
     else:
-        text = "of processes (POSIX): a run that reads its own store's files gives itself away"
-        todo = f"keep what agents search apart from {store_url()}"
+        text = "of processes (POSIX): a run that reads its own store's files loses its lease"
+        todo = f"keep {store_url()} out of the folders that agents search"
         yield Finding("locks", "warning", text, todo)
 
 
@@ -192,5 +192,5 @@ def _is_untouched() -> bool:
     try:
         folder = _place()
     except stepwise.ConfigurationError:
-        return True  # said where the store is looked at
+        return True  # the finding about the store says so
     return folder is not None and not os.path.isdir(folder)

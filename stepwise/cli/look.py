@@ -14,8 +14,9 @@ import click
 
 from stepwise import Run, StepRecord
 from stepwise._display.render import RunShown, printable
+from stepwise._journal.projection import Stop
 from stepwise._journal.records import Call, RunFacts
-from stepwise._matching.stops import Stop, differing
+from stepwise._matching.rulings import differing
 from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.listing import listed
 from stepwise._runs.overview import SHOWN, Overview
@@ -40,9 +41,9 @@ from stepwise.cli._display import (
     when,
 )
 
-_RESUMES = 5  # of which it is said when and where
+_RESUMES = 5  # resumes that are listed
 _DOUBTFUL = 20  # steps in doubt that are shown although they are not among the newest
-_WATCHED = 500  # steps that are looked at again
+_WATCHED = 500  # newest steps that watch reads again
 _UNFINISHED = ("crashed", "failed", "interrupted", "ready")
 
 __all__ = ["run_facts", "step_facts"]
@@ -53,7 +54,7 @@ __all__ = ["run_facts", "step_facts"]
 @click.option(
     "--status",
     type=click.Choice(["running", "completed", "failed", "interrupted", "crashed", "ready"]),
-    help="Only runs of this status.",
+    help="Only runs with this status.",
 )
 @click.option("--children", is_flag=True, help="Child runs too.")
 @click.option(
@@ -62,7 +63,7 @@ __all__ = ["run_facts", "step_facts"]
 @click.option(
     "--older-than", type=age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
 )
-@click.option("-n", "--limit", type=click.IntRange(1), help="Only so many.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="At most this many.")
 @as_json_option
 @store_option
 def runs(
@@ -103,8 +104,8 @@ def runs(
 
 @main.command()
 @run_argument()
-@click.option("--locals", "with_locals", is_flag=True, help="The variables where it resumes, too.")
-@click.option("--all", "every", is_flag=True, help="Every step, not the newest ones only.")
+@click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
+@click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
 @as_json_option
 @store_option
 def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
@@ -206,7 +207,7 @@ def show_variables(variables: Mapping[str, Any]) -> None:
 
 @main.command("locals", short_help="Show the local variables at a checkpoint.")
 @run_argument()
-@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After so many steps.")
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After this many steps.")
 @as_json_option
 @store_option
 def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
@@ -247,7 +248,7 @@ def watch(run_id: str) -> None:
             verb = "has" if status in ("completed", "failed") else "is"
             say(f"{run.id} {verb} {coloured(status)}")
             break
-        # A journal that takes long to read is read less often.
+        # The pause grows with the time that reading the journal takes.
         time.sleep(max(0.3, 5 * (time.monotonic() - began)))
 
 

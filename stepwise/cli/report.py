@@ -131,7 +131,7 @@ def diff(one: str, other: str, *, as_json: bool) -> None:
     if as_json:
         say(json.dumps({"step": step, "variable": variable}, indent=2))
     elif step is None and variable is None:
-        say("they do not differ")
+        say("the runs do not differ")
     if not as_json and step is not None:
         say(f"step {step['number']} is the first that differs, in its {step['what']}:")
         for run, told in zip(runs, step["runs"], strict=True):
@@ -200,7 +200,7 @@ _ATOMS = (str, bytes, int, float, bool, type(None))
 
 class _Missing:
     def __repr__(self) -> str:
-        return "(is not there)"
+        return "(missing)"
 
 
 _MISSING = _Missing()
@@ -211,7 +211,7 @@ def _equal(one: Any, other: Any) -> bool:
         return _says_equal(one, other)
     if type(one) in _ATOMS:
         return bool(one == other) or repr(one) == repr(other)  # NaN is what it was
-    # What has no equality of its own, or holds such things, is compared by what it shows.
+    # Objects without their own equality, and containers of them, are compared by their text.
     return _says_equal(one, other) or _text(one) == _text(other)
 
 

@@ -29,11 +29,13 @@ from stepwise.stores._local import FolderStore
 @main.command()
 @run_argument()
 @click.argument("step")
-@click.option("--landed", metavar="JSON", help="It happened, and this is its result.")
+@click.option("--landed", metavar="JSON", help="It happened; JSON is its result.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
 @click.option("--same", is_flag=True, help="The call that the run stopped at is STEP.")
-@click.option("--another", is_flag=True, help="That call is another act: it runs, once.")
-@click.option("--stop", type=int, metavar="STOP", help="Which call, if several could be STEP.")
+@click.option("--another", is_flag=True, help="That call is another act: it runs once.")
+@click.option(
+    "--stop", type=int, metavar="STOP", help="The stopped call, if several could be STEP."
+)
 @store_option
 def resolve(
     run_id: str,
@@ -51,21 +53,21 @@ def resolve(
     """
     if sum((landed is not None, did_not_happen, same, another)) != 1:
         raise click.UsageError(
-            "say one thing: --landed JSON or --did-not-happen of a step in doubt, --same or "
-            "--another of the call that the run stopped at because of a step"
+            "give exactly one answer: --landed JSON or --did-not-happen for a step in doubt, "
+            "--same or --another for a call at which the run stopped because of STEP"
         )
     if stop is not None and not (same or another):
-        raise click.UsageError("--stop says which call is meant: add --same or --another")
+        raise click.UsageError("--stop chooses a stopped call: add --same or --another")
     value = _parsed(landed) if landed is not None else None
     run = find_run(run_id)
     if same or another:
         run.resolve(step, same=same, another=another, stop=stop)
         says = (
-            f"the stopped call is step {step} of {run.id}; the next run of the program takes what "
-            "is recorded for it"
+            f"the stopped call is step {step} of {run.id}; the next run of the program returns its "
+            "recorded result"
             if same
-            else f"the stopped call is another act than step {step} of {run.id}; the next run of "
-            "the program makes it, once"
+            else f"the stopped call and step {step} of {run.id} are two acts; the next run of the "
+            "program makes the call, once"
         )
     elif landed is None:
         run.resolve(step, did_not_happen=True)
@@ -82,7 +84,7 @@ def _parsed(landed: str) -> Any:
     try:
         return json.loads(landed)
     except ValueError as error:
-        # A bare word is the likeliest mistake, and its quotes get lost in the shell.
+        # The likeliest mistake is a bare word, since the shell removes its quotes.
         word = landed if re.fullmatch(r"[\w .@:/-]+", landed) else "text"
         raise click.BadParameter(
             f"{landed!r} is not JSON ({error}). Write the result as JSON, in quotes for the "
@@ -93,7 +95,7 @@ def _parsed(landed: str) -> Any:
 
 @main.command(short_help="Verify every stored byte of runs.")
 @run_argument("run_ids", "[RUN]...", nargs=-1)
-@click.option("--repair", is_flag=True, help="Set aside what is damaged, derive what can be.")
+@click.option("--repair", is_flag=True, help="Set damaged data aside, derive what can be derived.")
 @click.option(
     "--accept-loss",
     is_flag=True,
@@ -117,21 +119,21 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
             say(f"{each.run_id}  {held}  {told}")
     if not all(each.ok for each in verified):
         if not as_json and not repair:
-            say("put right what can be: stepwise verify --repair", err=True)
+            say("to repair what can be repaired: stepwise verify --repair", err=True)
         elif not as_json and any(each.effects for each in verified):
             say(
-                "records of side effects are gone: look outside what happened, then: "
-                "stepwise verify RUN --repair --accept-loss (or put a backup back, and say so: "
+                "records of side effects are gone: find out which happened, then run "
+                "stepwise verify RUN --repair --accept-loss (or put a backup back, then run "
                 "stepwise restore)",
                 err=True,
             )
         sys.exit(1)
 
 
-@main.command(short_help="Say that the store was put back from a backup.")
+@main.command(short_help="Mark a store that was put back from a backup.")
 @store_option
 def restore() -> None:
-    """Say that the store was put back from a backup, which knows nothing of what came after it.
+    """Mark a store that was put back from a backup, which lacks everything recorded since.
 
     Its unfinished runs then ask about each side effect that is not recorded, before it happens.
     Runs that began after the backup are not in it: called again, they begin anew.
@@ -141,8 +143,8 @@ def restore() -> None:
     for run_id in found:
         say(run_id)
     say(
-        f"{count(len(found), 'unfinished run')} of {store.url}: each side effect that the backup "
-        "does not know is in doubt, until you settle it (stepwise resolve)",
+        f"{count(len(found), 'unfinished run')} of {store.url}: each side effect that is "
+        "missing in the backup is in doubt until you settle it (stepwise resolve)",
         err=True,
     )
 
@@ -178,7 +180,7 @@ def forget(run_id: str, step: str | None, *, yes: bool) -> None:
         told = ", ".join(map(_effect, effects[:5]))
         click.confirm(
             f"{printable(run.id)} holds {count(len(effects), 'side effect')} ({told}); called "
-            "again, the workflow repeats what it did. Delete it?",
+            "again, the workflow repeats them. Delete it?",
             abort=True,
         )
     run.delete()
@@ -198,12 +200,12 @@ def _effect(step: StepRecord) -> str:
     type=age,
     default="30d",
     show_default=True,
-    help="Since they completed: 2h, 30d, ...",
+    help="Completed at least this long ago: 2h, 30d, ...",
 )
 @click.option(
-    "--keep", type=click.IntRange(0), default=0, help="The newest so many of each workflow."
+    "--keep", type=click.IntRange(0), default=0, help="Keep the newest runs of each workflow."
 )
-@click.option("--dry-run", is_flag=True, help="Only say which.")
+@click.option("--dry-run", is_flag=True, help="Only list them.")
 @store_option
 def prune(seconds: float, *, keep: int, dry_run: bool) -> None:
     """Delete completed runs; called again, their workflows start afresh."""

@@ -1,4 +1,4 @@
-"""Steer a run: go on with it, run a script that can be stopped, start a fork."""
+"""Steer a run: resume it, run a script that can be stopped, start a fork."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__: list[str] = []
 @main.command()
 @run_argument(metavar="[RUN]", required=False)
 @click.option("--all-crashed", is_flag=True, help="Every run that crashed, one after another.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be run.")
+@click.option("--dry-run", is_flag=True, help="Only print the command.")
 @store_option
 def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool) -> None:
-    """Go on with a RUN: start its program as it was started before.
+    """Resume a RUN: start its program with the original command line.
 
-    The exit code is that of the program; 1 if the run has not completed after it.
+    The exit code is that of the program, or 1 if the run has not completed afterwards.
     """
     if (run_id is None) != all_crashed:
-        raise click.UsageError("say which: a RUN, or --all-crashed")
+        raise click.UsageError("name a RUN, or use --all-crashed")
     if run_id is not None:
         sys.exit(_resume(_top(find_run(run_id)), dry_run=dry_run))
     crashed = [run for run in stepwise.runs(status="crashed") if run.parent is None]
@@ -40,7 +40,7 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool) -> None:
         say("no run has crashed", err=True)
     code = 0
     for run in crashed[::-1]:
-        # The program of one may have gone on with another.
+        # The program of one run may have resumed another.
         if run.status == "crashed":
             try:
                 code = _resume(run, dry_run=dry_run) or code
@@ -51,7 +51,7 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool) -> None:
 
 
 def _top(run: Run) -> Run:
-    """The run that no other one called: that is what a program starts."""
+    """Return the top-level run above a run: the one that the program starts."""
     while run.parent is not None:
         run = stepwise.get_run(run.parent)
     return run
@@ -60,12 +60,12 @@ def _top(run: Run) -> Run:
 def _resume(run: Run, *, dry_run: bool) -> int:
     status = run.status
     if status == "completed":
-        say(f"{run.id} has completed; there is nothing to go on with", err=True)
+        say(f"{run.id} has completed; there is nothing to resume", err=True)
         return 0
     if status == "running":
         owner = run.owner
         raise stepwise.RunBusyError(
-            f"run {run.id!r} is being executed by process {owner.pid if owner else '?'}; look at "
+            f"run {run.id!r} is being executed by process {owner.pid if owner else '?'}; to follow "
             f"it: stepwise watch {run.id}",
             run_id=run.id,
             owner=owner,
@@ -99,24 +99,24 @@ def _command_of(run: Run) -> tuple[tuple[str, ...], str]:
     missing = [part for part in needed if not os.path.exists(part)]
     if command and not missing and not any(HIDDEN in part for part in command):
         return command, folder
-    why = f"{missing[0]} is gone" if missing else "it was not started by a command line"
+    why = f"{missing[0]} is gone" if missing else "it was not started from a command line"
     if any(HIDDEN in part for part in command):
-        why = "a secret was on its command line, which is stored nowhere"
+        why = "its command line held a secret, which is never stored"
     raise stepwise.ConfigurationError(
         f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
-        f"a notebook, run the cell): the call {call_text(run)} goes on; should it "
-        f"not find the run, set STEPWISE_RESUME={run.id}"
+        f"a notebook, run the cell): the call {call_text(run)} resumes. If it "
+        f"does not find the run, set STEPWISE_RESUME={run.id}"
     )
 
 
 def _execute(command: tuple[str, ...], folder: str, environment: dict[str, str]) -> int:
-    """Run a command to its end, also when Ctrl-C is pressed, which it gets too; its exit code."""
+    """Run a command to its end and return its exit code; a Ctrl-C reaches the command, too."""
     process = subprocess.Popen(command, cwd=folder or None, env={**os.environ, **environment})  # noqa: S603
     while True:
         try:
             code = process.wait()
         except KeyboardInterrupt:
-            continue  # it gets the same signal, and ends when it has let go
+            continue  # the child gets the same signal, and ends when it has cleaned up
         return code if code >= 0 else 128 - code
 
 
@@ -134,12 +134,12 @@ def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
     The exit code is that of the program; 130 after Ctrl-C.
     """
     if not program:
-        raise click.UsageError("say what to run: a SCRIPT, or -m MODULE")
+        raise click.UsageError("name a SCRIPT, or -m MODULE")
     if as_module:
         program = ("-m", *program)
     elif not os.path.isfile(program[0]):
         is_name = all(part.isidentifier() for part in program[0].split("."))
-        hint = f" A module is run by: stepwise run -m {program[0]}" if is_name else ""
+        hint = f" To run a module: stepwise run -m {program[0]}" if is_name else ""
         raise click.UsageError(f"there is no script {program[0]!r}.{hint}")
     environment = {"STEPWISE_PROGRESS": os.environ.get("STEPWISE_PROGRESS", "1")}
     if (url := _chosen_store()) is not None:
@@ -167,10 +167,10 @@ def _chosen_store() -> str | None:
     "--at", type=click.IntRange(0), metavar="STEP", help="Share the steps up to this one."
 )
 @click.option(
-    "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Another value of a variable."
+    "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the value of a variable."
 )
 @click.option(
-    "--result", "results", multiple=True, metavar="STEP=VALUE", help="Another result of a step."
+    "--result", "results", multiple=True, metavar="STEP=VALUE", help="Change the result of a step."
 )
 @click.option("--id", "new_id", metavar="ID", help="The id of the fork.")
 @store_option

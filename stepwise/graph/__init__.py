@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from stepwise._calls.options import check_kind, check_takes, check_values
 from stepwise._runtime import settings
+from stepwise._runtime.options import check_kind, check_takes, check_values
 from stepwise.errors import ConfigurationError, StepwiseError
 from stepwise.graph._checkpoints import (
     CheckpointConfig,

@@ -13,10 +13,10 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from stepwise._calls.options import check_kind, check_values
-from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._runtime.messages import notice
-from stepwise.agent._checkpoints import CheckpointStore
+from stepwise._runtime.options import check_kind, check_values
+from stepwise._workflows.host import Retention, State
+from stepwise.agent import CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
 from stepwise.stores import Store
 

@@ -8,25 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stepwise._calls.options import check_values
-from stepwise._execution.process_memory import memory as process
-from stepwise._identity import identity
-from stepwise._identity.held_parts import HeldParts
-from stepwise._identity.module_names import file_of, other_names
-from stepwise._journal.journal import facts_of, holds, seal_for
-from stepwise._journal.records import RunFacts
-from stepwise._journal.seal import DamagedError
-from stepwise._rewrite import Source
 from stepwise._runtime.messages import count, notice
+from stepwise._runtime.options import check_values
 from stepwise._values import digest as _digest
 from stepwise._values.preview import error_text
-from stepwise._workflows.execute import execute_async
-from stepwise._workflows.opened import NothingGiven, Opened
-from stepwise._workflows.opening import Invocation, Recall, open_run
-from stepwise._workflows.renamed import is_of_file
-from stepwise._workflows.resume import Body
-from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, is_undone, record_resumed
-from stepwise.agent._checkpoints import place_of
+from stepwise._workflows import host
+from stepwise._workflows.host import DamagedError, HeldParts, HostedRun, HostStore, Program, Recall
 from stepwise.errors import ConfigurationError, DigestError
 from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
 from stepwise.graph._model import Graph
@@ -66,14 +53,14 @@ class Execution:
         self.answer = Answer(self.data, visit) if visit else None
         if self.manager is None or not self.manager.config.enabled:
             return await self._unrecorded()
-        opened = self._open(self.manager)
-        if isinstance(opened, Recall):
-            result = ExecutionResult(**opened.value)
+        run = self._open(self.manager)
+        if isinstance(run, Recall):
+            result = ExecutionResult(**run.value)
         else:
-            result = await self._recorded(opened, self.manager)
+            result = await _Recorded(self, run, self.manager).execute()
         if result.status == "completed" and not self.session.get("run_id"):
-            process.completed(self.manager.storage.url, result.run_id, result.run_id)
-        if self.answer is not None and not self.answer.used and not isinstance(opened, Recall):
+            host.count_completed(self.manager.storage, result.run_id)
+        if self.answer is not None and not self.answer.used and not isinstance(run, Recall):
             notice(
                 f"{result.run_id}: that pause was answered before, and what was answered then "
                 "counts; look at paused_at before you answer"
@@ -101,43 +88,32 @@ class Execution:
 
     # -- which run -------------------------------------------------------------------------------
 
-    def _open(self, manager: CheckpointManager) -> Recall | Opened[Body]:
-        store = manager.storage
+    def _open(self, manager: CheckpointManager) -> Recall | HostedRun:
         digest = digest_of(self.goal, self.data)
-        self._parts = parts = HeldParts(self._functions(), set(self.graph.ignore))
-        function = next((n.function for n in self.graph.nodes if n.function is not None), None)
+        graph, parts = self.graph, HeldParts(self._functions(), set(self.graph.ignore))
+        function = next((n.function for n in graph.nodes if n.function is not None), None)
         module = getattr(function, "__module__", None) or __name__
-        self._module = module
-        name = f"{identity.place_of(module)}:{self.graph.name}"
-        run_id = self.session.get("run_id", "")
-        explicit = bool(run_id)
-        if not explicit:
-            names = name, *other_names(module, self.graph.name)
-            run_id = self._derived(names, digest)
-        facts = facts_of(store, seal_for(store), run_id)
+        program = host.program_of(Execution.run, graph.name, module=module, code=graph.fingerprint)
+        store = HostStore(manager.storage)
+        run_id = given = self.session.get("run_id", "")
+        if not given:
+            run_id = _derived(store, program, parts, digest)
+        facts = store.facts(run_id)
         if facts is not None:
-            self._check_recovery(facts, manager)
+            recovers = manager.config.auto_recovery or facts.status == "completed" or self.session
+            if not recovers:
+                raise ConfigurationError(
+                    f"run {run_id!r} is unfinished, and auto_recovery=False. To resume it, call "
+                    "execute(..., session_state={'run_id': " + repr(run_id) + "}), or with "
+                    "the to_session_state() of a checkpoint; to start over: stepwise forget "
+                    + run_id
+                )
             if self.given is None or self.session.keys() - {"run_id"}:
                 # It brings no input, but a state or an answer.
                 digest = facts.digest
-        return open_run(
-            Invocation(
-                name=name,
-                label=self.graph.name,
-                function=Execution.run,
-                source=Source(file_of(module), "", 0, []),
-                other_names=other_names(module, self.graph.name),
-                file=file_of(module),
-                code=self.graph.fingerprint,
-                bound={"goal": self.goal, "input_data": self.data},
-                instance=None,
-                digest=digest,
-                parts=parts,
-                store=store,
-                run_id=run_id,
-                explicit=explicit,
-                fsync=True,
-            )
+        bound = {"goal": self.goal, "input_data": self.data}
+        return host.open_run(
+            program, manager.storage, run_id, bound, digest, parts=parts, explicit=bool(given)
         )
 
     def _functions(self) -> dict[str, Any]:
@@ -146,62 +122,41 @@ class Execution:
             functions[f"edge {f'{edge.source} -> {edge.target}'!r}"] = edge.when
         return {where: function for where, function in functions.items() if function is not None}
 
-    def _derived(self, names: Sequence[str], digest: str) -> str:
-        """The id of this run: the first one of this input that was not handed out here.
 
-        It is made of the graph's name and the input.  Where that run is another's, whose nodes
-        hold something else, it is made of what they hold, too.
-        """
-        assert self.manager is not None
-        url, label = self.manager.storage.url, self.graph.name
-        for nth in itertools.count(1):
-            number = f"-{nth}" if nth > 1 else ""
-            found = []
-            for digests in dict.fromkeys([(digest,), (digest, *self._parts.digests())]):
-                ids = [identity.derived_id(name, label, *digests) + number for name in names]
-                found.append(self._known(names, ids))
-            # A run that is there comes first, then an id that no other run has.
-            _, run_id = min(found, key=lambda each: _ORDER.index(each[0]))
-            if not process.ordinal(url, run_id):
-                return run_id
-        raise AssertionError
+def _derived(store: HostStore, program: Program, parts: HeldParts, digest: str) -> str:
+    """The id of a run: the first one of this input that was not handed out here.
 
-    def _known(self, names: Sequence[str], ids: Sequence[str]) -> tuple[str, str]:
-        """The one of these ids that the run has, else the first; before it, whose that is."""
-        assert self.manager is not None
-        store, whose = self.manager.storage, "nobody's"
-        for name, run_id in zip(names, ids, strict=True):
-            facts = facts_of(store, seal_for(store), run_id) if store.head(run_id) else None
-            if facts is None:
-                continue
-            if self._parts.differing(facts.parts):
-                whose = "another's" if name == names[0] else whose
-            elif name == names[0] or is_of_file(
-                store, seal_for(store), facts, names, file_of(self._module)
-            ):
-                return "its", run_id
-        return whose, ids[0]
+    It is made of the graph's name and the input.  Where that run is another's, whose nodes hold
+    something else, it is made of what they hold, too.
+    """
+    names = program.full_name, *program.other_names
+    for nth in itertools.count(1):
+        number = f"-{nth}" if nth > 1 else ""
+        found = []
+        for digests in dict.fromkeys([(digest,), (digest, *parts.digests())]):
+            ids = [host.derived_id(name, program.label, *digests) + number for name in names]
+            found.append(_known(store, program, parts, ids))
+        # A run that is there comes first, then an id that no other run has.
+        _, run_id = min(found, key=lambda each: _ORDER.index(each[0]))
+        if not host.completed_here(store.store, run_id):
+            return run_id
+    raise AssertionError
 
-    def _check_recovery(self, facts: RunFacts, manager: CheckpointManager) -> None:
-        if manager.config.auto_recovery or facts.status == "completed" or self.session:
-            return
-        raise ConfigurationError(
-            f"run {facts.run_id!r} is unfinished, and auto_recovery=False. To resume it, call "
-            "execute(..., session_state={'run_id': " + repr(facts.run_id) + "}), or with the "
-            "to_session_state() of a checkpoint; to start over: stepwise forget " + facts.run_id
-        )
 
-    async def _recorded(self, opened: Opened[Any], manager: CheckpointManager) -> ExecutionResult:
-        body = _Body(self, opened, manager)
-        try:
-            value = await execute_async(opened.executing(body))
-        except Paused:
-            return body.result()
-        except Exception as error:
-            return body.result(error)
-        finally:
-            self._parts.note_assigned()
-        return ExecutionResult(**value)
+def _known(
+    store: HostStore, program: Program, parts: HeldParts, ids: Sequence[str]
+) -> tuple[str, str]:
+    """The one of these ids that the run has, else the first; before it, whose that is."""
+    names, whose = (program.full_name, *program.other_names), "nobody's"
+    for name, run_id in zip(names, ids, strict=True):
+        facts = store.facts(run_id) if store.store.head(run_id) else None
+        if facts is None:
+            continue
+        if parts.differing(facts.parts):
+            whose = "another's" if name == names[0] else whose
+        elif name == names[0] or store.is_of_file(facts, names, program.file):
+            return "its", run_id
+    return whose, ids[0]
 
 
 def begin(walk: Walk, beginning: Written) -> None:
@@ -252,39 +207,49 @@ def session_of(walk: Walk, run_id: str) -> Written:
     }
 
 
-class _Body(NothingGiven):
-    """The body of a run: the walk, which resumes at the newest checkpoint.
+class _Recorded:
+    """A walk that is recorded, and resumes at the newest checkpoint.
 
     Its nodes get copies, so that they change nothing that it was given.
     """
 
-    def __init__(self, call: Execution, opened: Opened[Any], manager: CheckpointManager) -> None:
-        self._call, self._manager = call, manager
-        self._active, self._is_new = opened.active, opened.is_new
+    def __init__(self, call: Execution, run: HostedRun, manager: CheckpointManager) -> None:
+        self._call, self._run, self._manager = call, run, manager
         self._recovered: int | None = None
-        self._visits = Visits(call.graph, call.goal, call.runtime, opened.active)
+        self._visits = Visits(call.graph, call.goal, call.runtime, run)
         self._walk = Walk(call.graph, self._visits, call.answer, self._visited)
 
-    async def arun(self) -> Any:
+    async def execute(self) -> ExecutionResult:
+        """Execute it to its end, or its next pause."""
+        try:
+            value = await self._run.execute(self._walk_on, idle=1)  # visits are tasks of their own
+        except Paused:
+            return self.result()
+        except Exception as error:
+            return self.result(error)
+        return ExecutionResult(**value)
+
+    async def _walk_on(self) -> Any:
         """Visit the nodes that have not been visited."""
-        self._active.begun, self._active.idle = True, 1  # visits are made in tasks of their own
-        if self._is_new or not self._recover():
+        if self._run.is_new or not self._recover():
             begin(self._walk, await self._visits.beginning(self._beginning))
         try:
             await self._walk.run()
         except Paused:
-            self._note_pause()
+            token = self._walk.paused_at
+            assert token is not None
+            self._run.put(_PAUSE, {"at": token.node, "visit": token.key}, durable=True)
             raise
         return dict(vars(self.result()))
 
     def result(self, error: Exception | None = None) -> ExecutionResult:
         """Return the result of the execution."""
-        return result_of(self._walk, self._active.run_id, error, self._recovered)
+        return result_of(self._walk, self._run.run_id, error, self._recovered)
 
     def _beginning(self) -> Written:
-        if not self._is_new and self._call.answer is not None:
+        if not self._run.is_new and self._call.answer is not None:
             raise ConfigurationError(
-                f"the records of how run {self._active.run_id!r} began cannot be read; call it "
+                f"the records of how run {self._run.run_id!r} began cannot be read; call it "
                 "with its first input before you answer"
             )
         return self._call.beginning()
@@ -293,44 +258,23 @@ class _Body(NothingGiven):
 
     def _recover(self) -> bool:
         """Be where the newest checkpoint was taken; what is recorded since answers its visits."""
-        active = self._active
-        checkpoint = self._newest()
+        run = self._run
+        # Without a state it was taken beside a node in progress: records from before are needed.
+        found = (each for each in self._manager.newest_first(run.run_id) if each[1] is not None)
+        checkpoint = run.resume_at_newest(found, lambda each: count(each.step_number, "node"))
         if checkpoint is not None:
             self._walk.restore(checkpoint.to_session_state())
-        self._recovered = step = checkpoint.step_number if checkpoint is not None else 0
-        if checkpoint is not None:
-            told = f"resumes after {count(step, 'node')}"
+            told = f"resumes after {count(checkpoint.step_number, 'node')}"
         else:
-            answered = sum(each.answers for each in active.pool.all)
-            told = f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
-        fingerprint = self._call.graph.fingerprint
-        if active.facts.code != fingerprint:
-            notice(
-                f"{active.run_id}: the graph is not the one that it began with; what is done stays "
-                "done, and what follows is the new graph"
-            )
-        record_resumed(active, told, step, code=fingerprint)
-        notice(f"{active.run_id} {told}")
+            told = run.resume_from_start()
+        self._recovered = checkpoint.step_number if checkpoint is not None else 0
+        run.record_resumed(
+            told,
+            self._recovered,
+            if_changed="the graph is not the one that it began with; what is done stays done, and "
+            "what follows is the new graph",
+        )
         return checkpoint is not None
-
-    def _newest(self) -> GraphCheckpoint | None:
-        active, journal = self._active, self._active.journal
-        for checkpoint, place in self._manager.newest_first(active.run_id):
-            if place is None:  # taken beside a node in progress: records from before are needed
-                continue
-            if holds(journal.store, journal.seal, journal.run_id, place.start):
-                entries = journal.load(place.start)
-                if is_undone(place, entries):
-                    continue
-                go_on_at(active, place, entries)
-                self._visits.since = place.start
-                return checkpoint
-            notice(
-                f"{active.run_id}: the journal before its checkpoint after "
-                f"{count(checkpoint.step_number, 'node')} is damaged; the checkpoint is left out"
-            )
-        go_on_from_the_top(active)
-        return None
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -340,12 +284,12 @@ class _Body(NothingGiven):
             return
         if config.keep == 1 and not walk.quiet:
             return  # it would take the place of one at which the run can go on
-        context = session_of(walk, self._active.run_id)
+        context = session_of(walk, self._run.run_id)
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
         checkpoint = GraphCheckpoint(
             id=os.urandom(16).hex(),
-            run_id=self._active.run_id,
+            run_id=self._run.run_id,
             executor_type=self._call.kind,
             current_node_id=token.node if graph else None,
             current_step_id=None if graph else token.node,
@@ -357,15 +301,9 @@ class _Body(NothingGiven):
             total_latency_ms=walk.latency_ms,
             context=context,
         )
-        place = place_of(self._active) if walk.quiet else None
-        if self._manager.save_if_possible(checkpoint, place) and place is not None:
-            self._visits.since = self._active.journal.position
-
-    def _note_pause(self) -> None:
-        token = self._walk.paused_at
-        assert token is not None
-        pause = {"at": token.node, "visit": token.key}
-        self._active.journal.put(_PAUSE, pause, b"", durable=True)
+        state = self._run.state() if walk.quiet else None
+        if self._manager.save_if_possible(checkpoint, state) and state is not None:
+            self._run.since = state.start
 
 
 def check_session(session: Mapping[str, Any]) -> None:
@@ -389,12 +327,12 @@ def session_for(
 ) -> Written:
     """The session of a run by its id: if ``given`` is not its input, it answers its last pause."""
     session: Written = {"run_id": run_id}
-    store, seal = manager.storage, seal_for(manager.storage)
-    facts = facts_of(store, seal, run_id)
+    store = HostStore(manager.storage)
+    facts = store.facts(run_id)
     if given is None or facts is None or facts.digest == digest_of(goal, given):
         return session
     try:
-        pause = seal.open(f"{_PAUSE}/{run_id}", store.get(run_id, _PAUSE) or b"").header
+        pause, _ = store.get(run_id, _PAUSE)
     except DamagedError:  # it never paused: the input is another one
         return session
     return {**session, "paused_at": pause["at"], "paused_visit": pause["visit"]}

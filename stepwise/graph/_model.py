@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._calls.options import check_kind, check_takes, check_values
-from stepwise._identity import identity
 from stepwise._runtime import retries as _attempts
+from stepwise._runtime.options import check_kind, check_takes, check_values
 from stepwise._runtime.retries import Backoff, RetryOn
 from stepwise._values import digest
+from stepwise._workflows.host import label_of
 from stepwise.errors import ConfigurationError
 
 __all__ = ["Edge", "Graph", "Memory", "Node"]
@@ -222,7 +222,7 @@ class Graph:
 def _label(function: Any) -> str:
     if function is None or not hasattr(function, "__qualname__"):
         return type(function).__qualname__
-    return identity.label_of(function)
+    return label_of(function)
 
 
 for _class in (Edge, Graph, Memory, Node):

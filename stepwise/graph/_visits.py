@@ -16,16 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from stepwise._calls.async_driver import adrive, aresume
-from stepwise._calls.driver import start
-from stepwise._calls.operations import Result
-from stepwise._calls.steps import Step, known_steps
-from stepwise._execution.active_run import ActiveRun, current_scope
-from stepwise._journal.journal import Position, read
-from stepwise._journal.records import Entry, Forgotten
-from stepwise._matching.pool import Pool
 from stepwise._runtime.retries import Attempts
 from stepwise._values.preview import error_text
+from stepwise._workflows import host
+from stepwise._workflows.host import HostedRun, Step
 from stepwise.errors import CodeChangedError
 from stepwise.graph._model import Graph, Memory, Node
 from stepwise.graph._tokens import Token, Written, copied, same
@@ -61,18 +55,16 @@ class Visits:
 
     Args:
         goal, runtime: for the nodes.
-        active: the run; ``None`` if nothing is recorded.
+        run: ``None`` if nothing is recorded.
 
     Attributes:
-        since: where in the journal what may be called again begins.
         retries: how many attempts followed failed ones, by node.
     """
 
-    def __init__(self, graph: Graph, goal: Any, runtime: Any, active: ActiveRun | None) -> None:
-        self.since = Position()
+    def __init__(self, graph: Graph, goal: Any, runtime: Any, run: HostedRun | None) -> None:
         self.retries: dict[str, int] = {}
         self._graph, self._goal, self._runtime = graph, goal, runtime
-        self._active = active
+        self._run = run
         self._open: dict[str, _Visit] = {}
         self._steps: dict[str, Step] = {}
         self._pattern = Step(self._execute, kind="step")
@@ -106,17 +98,20 @@ class Visits:
                         return record
                     raise NodeFailedError(error, calls)
                 self.retries[node.id] = self.retries.get(node.id, 0) + 1
-                self._give_back(visit.inner)
-                self._count_anew(token)
+                if self._run is not None:
+                    self._run.give_back(visit.inner)
+                    self._run.count_anew(token.key)
                 await asyncio.sleep(max(0.0, record["until"] - time.time()))
         finally:
             del self._open[token.key]
-            self._count_anew(token)
+            if self._run is not None:
+                # Calls are numbered from 1 in each attempt, as when another process makes it.
+                self._run.count_anew(token.key)
 
     def _node(self, node_id: str) -> Node:
         node = self._graph.get_node(node_id)
         if node is None:
-            run_id = self._active.run_id if self._active is not None else ""
+            run_id = self._run.run_id if self._run is not None else ""
             raise CodeChangedError(
                 f"run {run_id!r} is to resume at node {node_id!r}, which graph "
                 f"{self._graph.name!r} does not have any more. Bring it back, or start over: "
@@ -126,13 +121,10 @@ class Visits:
         return node
 
     async def _attempt(self, token: Token, number: int) -> Written:
-        scope = current_scope()
-        if self._active is None or scope is None:
+        if self._run is None:
             return cast("Written", await self._execute(token.key, number))
         step = self._steps.get(token.node) or self._step_of(token.node)
-        scope = scope._replace(branch=token.key)
-        result = await adrive(step.core(scope, (token.key, number), {}))
-        return cast("Written", result.unwrap())
+        return cast("Written", await host.call(step, (token.key, number), branch=token.key))
 
     def _step_of(self, node_id: str) -> Step:
         """The step that a node is: all of them execute one function, which is looked at once."""
@@ -155,7 +147,7 @@ class Visits:
             if inspect.isawaitable(value):
                 value = await value
         except Exception as error:
-            if self._active is not None and self._active.interrupted:
+            if self._run is not None and self._run.interrupted:
                 raise
             return self._failed(opened, error, attempt, memory, begun)
         if isinstance(value, Mapping):
@@ -213,50 +205,27 @@ class Visits:
         if delay is None:
             record["next"] = self._graph.following_failure(visit.node.id)
             record["set"] = {"failure": {"node": visit.node.id, "error": told}}
-        active, scope = self._active, current_scope()
-        if active is None or scope is None or scope.call is None:
-            return record
-        encoded = active.codec.encode_error(error)
-        record["raised"], record["call"] = (encoded.data, encoded.form), scope.call.number
-        if not record["next"]:  # it will be tried again, with what its tools have returned
-            visit.inner = list(scope.inner)
-            scope.inner.clear()
-            active.unwinding.tried_again(error)
+        run = self._run
+        if run is not None:
+            encoded = run.codec.encode_error(error)
+            record["raised"], record["call"] = (encoded.data, encoded.form), host.call_number()
+            if not record["next"]:  # it will be tried again, with what its tools have returned
+                visit.inner = run.retry_attempt(error)
         return record
 
     def _met_again(self, visit: _Visit, record: Written) -> Exception:
         """The exception of an attempt that an earlier process made; it counts as made."""
-        assert self._active is not None
-        error = self._active.codec.decode_error(*record["raised"])
+        assert self._run is not None
+        error = self._run.codec.decode_error(*record["raised"])
         assert isinstance(error, Exception)
         if record["until"] is not None:
             visit.attempts.next_delay(error)
         return error
 
-    def _give_back(self, numbers: list[int]) -> None:
-        """Let the calls of a failed attempt answer those of the next one."""
-        active = self._active
-        if active is None or not numbers:
-            return
-        journal = active.journal
-        records = read(journal.store, journal.seal, journal.run_id, self.since)
-        pool = Pool((entry for entry, _ in records if isinstance(entry, Entry)), known_steps)
-        with active.lock:
-            for number in numbers:
-                recorded = pool.get(number)
-                if recorded is not None:
-                    active.pool.put_back(recorded)
-
-    def _count_anew(self, token: Token) -> None:
-        """Calls are numbered from 1 in each attempt, as they are when another process makes it."""
-        if self._active is not None:
-            self._active.ordinals.count_anew(token.key)
-
     def forget(self, calls: list[int]) -> None:
         """The run ends with these attempts: when it goes on they are made anew."""
-        if self._active is not None and calls:
-            forgotten = Forgotten(tuple(calls), time.time())
-            self._active.write((forgotten, b""), durable=False)
+        if self._run is not None:
+            self._run.retry_calls(*calls)
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -269,19 +238,15 @@ class Visits:
         node = self._node(token.node)
         self._open[token.key] = _Visit(node, token, Attempts(0, Exception, None), answer=answer)
         try:
-            scope = current_scope()
-            if self._active is None or scope is None:
+            if self._run is None:
                 return self._answered(token.key) if answer is not None else None
             step = self._answers.get(node.id)
             if step is None:
                 name = f"{node.id}: answer"
                 step = self._answers[node.id] = Step(self._answered, kind="step", name=name)
-            core = step.core(scope, (token.key,), {})
-            operation = start(core)
-            if not isinstance(operation, Result) and answer is None:
-                core.close()  # the journal has been asked, and nothing was done
-                return None
-            record: Written = (await aresume(core, operation)).unwrap()
+            record: Written | None = await host.call(
+                step, (token.key,), only_recorded=answer is None
+            )
             return record
         finally:
             del self._open[token.key]
@@ -296,12 +261,11 @@ class Visits:
 
     async def beginning(self, make: Callable[[], Any]) -> Any:
         """Return the recorded initial data; later calls bring answers instead."""
-        scope = current_scope()
-        if self._active is None or scope is None:
+        if self._run is None:
             return make()
         self._make = make  # a captured variable would be a part of the call
         step = Step(self._began_with, kind="step", name="began_with")
-        return (await adrive(step.core(scope, (), {}))).unwrap()
+        return await host.call(step, ())
 
     def _began_with(self) -> Any:
         return self._make()

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import inspect
 import json
-import time
 from collections import Counter
 from collections.abc import Awaitable
 from contextvars import ContextVar
@@ -14,16 +13,10 @@ from typing import Any, cast
 
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
-from stepwise._calls.async_driver import adrive
-from stepwise._calls.steps import Step, known_steps
-from stepwise._execution.active_run import current_scope
-from stepwise._journal.journal import Position
-from stepwise._journal.records import Forgotten, Outcome
-from stepwise._matching.pool import Pool
-from stepwise._runtime.messages import count, notice
+from stepwise._runtime.messages import notice
 from stepwise._values import digest
-from stepwise._workflows.opened import NothingGiven, Opened
-from stepwise._workflows.takeover import go_on_from_the_top, record_resumed
+from stepwise._workflows import host
+from stepwise._workflows.host import HostedRun, Step
 from stepwise.errors import ConfigurationError, RunStopped
 from stepwise.integrations._hive_session import Session
 
@@ -111,17 +104,17 @@ def structure(graph: Any) -> str:
     return digest.digest([facts(graph, "entry_node terminal_nodes pause_nodes"), nodes, edges])
 
 
-class HiveExecution(NothingGiven):
-    """The body of a run: hive's own loop, whose nodes and tools ask the journal first.
+class HiveExecution:
+    """One execution of hive's own loop, whose nodes and tools ask the journal first.
 
     Attributes:
         done: how many visits have succeeded.
     """
 
     def __init__(
-        self, opened: Opened[Any], call: Any, graph: Any, session: Session, *, side_effects: bool
+        self, run: HostedRun, call: Any, graph: Any, session: Session, *, side_effects: bool
     ) -> None:
-        self.active, self._is_new, self._call = opened.active, opened.is_new, call
+        self._run, self._call = run, call
         self._graph, self._session = graph, session
         self.done = 0
         self.side_effects = side_effects
@@ -133,15 +126,19 @@ class HiveExecution(NothingGiven):
         self._open: dict[tuple[str, int], _Visit] = {}
         self._ended: dict[str, tuple[Any, int, bool]] = {}  # output, call, executed here; by node
 
-    async def arun(self) -> Any:
+    async def execute(self) -> Any:
         """Run hive's loop from its entry; nodes that are done are answered."""
-        active = self.active
-        active.begun = True
-        if self._is_new:
+        run = self._run
+        if run.is_new:
             self._session.begin()
         else:
             self._session.go_on()
-            self._go_on()
+            run.record_resumed(
+                run.resume_from_start(),
+                0,
+                if_changed="the graph is not the one that it began with; nodes that are done are "
+                "answered by their ids, and what follows is the new graph",
+            )
         token = _execution.set(self)
         try:
             result = await self._call()
@@ -154,7 +151,7 @@ class HiveExecution(NothingGiven):
             raise UnfinishedError(result)
         if self._cut_short(result):
             why = f"has taken the {self._graph.max_steps} steps of its graph, and may not be done"
-            notice(f"{active.run_id} {why}: called again with a higher max_steps, it continues")
+            notice(f"{run.run_id} {why}: called again with a higher max_steps, it continues")
             raise UnfinishedError(result, why)
         return result
 
@@ -170,24 +167,9 @@ class HiveExecution(NothingGiven):
         for key, value in self._session.changes(self.done):
             memory.write(key, value, validate=False)
 
-    def _go_on(self) -> None:
-        """Be at the entry; what is recorded answers its visits."""
-        active = self.active
-        done = go_on_from_the_top(active)
-        told = f"resumes from its beginning, {count(done, 'step')} answered by the journal"
-        code = structure(self._graph)
-        if active.facts.code != code:
-            notice(
-                f"{active.run_id}: the graph is not the one that it began with; nodes that are "
-                "done are answered by their ids, and what follows is the new graph"
-            )
-        record_resumed(active, told, 0, code=code)
-        notice(f"{active.run_id} {told}")
-
     async def visit(self, node: Any, spec: Any, ctx: Any) -> Any:
         """One attempt at a node: recorded if it succeeds."""
-        scope = current_scope()
-        if scope is None:
+        if not host.is_in_run():
             return await node.execute(ctx)
         visit = self._visits[spec.id] + 1
         self._attempts[spec.id] += 1
@@ -199,15 +181,13 @@ class HiveExecution(NothingGiven):
             step = Step(self._visited, kind="step", name=spec.id, ignore=("attempt",))
             self._steps[spec.id] = step
         try:
-            core = step.core(scope._replace(branch=at.key), (at.key,), {"attempt": place[1]})
-            record = (await adrive(core)).unwrap()
+            record = await host.call(step, (at.key,), {"attempt": place[1]}, branch=at.key)
         except RunStopped as error:
             self.stopped = error
             raise
         except Exception as error:
             if at.number:  # the process that goes on makes the attempt anew
-                forgotten = Forgotten((at.number,), time.time())
-                self.active.write((forgotten, b""), durable=False)
+                self._run.retry_calls(at.number)
             if isinstance(error, _Failed):
                 return error.result
             raise
@@ -232,34 +212,19 @@ class HiveExecution(NothingGiven):
                 del self._ended[node]
                 self._visits[node] -= 1
                 self.done -= 1
-                self.active.write((Forgotten((call,), time.time()), b""), durable=False)
-                if not executed:
-                    self._give_back(call)
-
-    def _give_back(self, call: int) -> None:
-        """Let the calls of a visit by an earlier process answer those of the next attempt."""
-        active = self.active
-        entries = active.journal.load(Position())
-        pool = Pool(entries, known_steps)
-        for entry in entries:
-            record = entry.record
-            if isinstance(record, Outcome) and record.call.number == call:
-                for recorded in filter(None, map(pool.get, record.inner)):
-                    with active.lock:
-                        active.pool.put_back(recorded)
+                self._run.retry_calls(call)
+                if not executed:  # but by an earlier process
+                    self._run.give_back(inside=call)
 
     async def _visited(self, visit: str, attempt: int) -> Any:
         at = self._open[visit, attempt]
-        scope = current_scope()
-        assert scope is not None
-        assert scope.call is not None
-        at.executed, at.number = True, scope.call.number
+        at.executed, at.number = True, host.call_number()
         memory, token = at.ctx.memory, _visit.set(at)
         at.ctx.memory = noted = _Memory(memory)
         try:
             result = await at.node.execute(at.ctx)
         except Exception:
-            scope.inner.clear()  # what its tools returned answers the next attempt
+            host.release_inner_calls()  # what its tools returned answers the next attempt
             raise
         finally:
             at.ctx.memory = memory
@@ -267,7 +232,7 @@ class HiveExecution(NothingGiven):
         if self.stopped is not None:
             raise self.stopped
         if not result.success:
-            scope.inner.clear()
+            host.release_inner_calls()
             raise _Failed(result)
         return {"result": result, "written": noted._self_written, "call": at.number}
 

@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._journal.journal import facts_of, seal_for
-from stepwise._journal.seal import DamagedError
 from stepwise._values import codec, digest
-from stepwise._workflows.opened import Opened
+from stepwise._workflows.host import DamagedError, HostedRun, HostStore
 from stepwise.errors import ConfigurationError, CorruptStoreError, DigestError
 from stepwise.stores import Store
 
@@ -54,8 +52,8 @@ def session_of(store: Store, given: Any, input_data: Any) -> Continued | None:
     noted = given.get(_KEY) if isinstance(given, Mapping) else None
     if not noted:
         return None
-    run_id, seal = noted["run_id"], seal_for(store)
-    if facts_of(store, seal, run_id) is None:
+    run_id = noted["run_id"]
+    if HostStore(store).facts(run_id) is None:
         raise ConfigurationError(
             f"the session_state continues run {run_id!r}, which store {store.url!r} does not hold: "
             "give the executor the store of that run, or, to begin anew with its memory, remove "
@@ -97,19 +95,18 @@ def _read(store: Store, run_id: str, name: str) -> Any:
     Raises:
         CorruptStoreError: it does not verify.
     """
-    data = store.get(run_id, name)
-    if data is None:
-        return None
     try:
-        opened = seal_for(store).open(f"{name}/{run_id}", data)
+        header, payload = HostStore(store).get(run_id, name)
     except DamagedError as error:
+        if store.get(run_id, name) is None:
+            return None
         raise CorruptStoreError(
             f"the session state of run {run_id!r} in store {store.url!r} is damaged ({name}: "
             f"{error}). Restore it from a backup, or start over: stepwise forget {run_id}",
             path=store.url,
             errno=None,
         ) from None
-    return codec.decode(opened.payload, opened.header["form"])
+    return codec.decode(payload, header["form"])
 
 
 class Session:
@@ -117,12 +114,12 @@ class Session:
 
     def __init__(
         self,
-        opened: Opened[Any],
+        run: HostedRun,
         input_data: Any,
         session_state: Any,
         going_on: Continued | None,
     ) -> None:
-        self._active = opened.active
+        self._run = run
         self._input_data, self._session_state = input_data, session_state
         self._going_on = going_on
         self._pending: dict[int, dict[str, Any]] = {}
@@ -134,8 +131,8 @@ class Session:
             CorruptStoreError: what was changed before does not verify.
             NotRecordableError: what was changed cannot be kept.
         """
-        journal, going_on = self._active.journal, self._going_on
-        self._pending = _read(journal.store, journal.run_id, _CHANGED) or {}
+        run, going_on = self._run, self._going_on
+        self._pending = _read(run.call.store, run.run_id, _CHANGED) or {}
         if going_on is not None and going_on.changed:
             earlier = self._pending.get(going_on.visits, {})
             self._pending[going_on.visits] = {**earlier, **going_on.changed}
@@ -147,7 +144,7 @@ class Session:
 
     def _put(self, name: str, value: Any, *, durable: bool = True) -> None:
         encoded = codec.encode(value, "the session state")
-        self._active.journal.put(name, {"form": encoded.form}, encoded.data, durable=durable)
+        self._run.put(name, {"form": encoded.form}, encoded.data, durable=durable)
 
     def changes(self, visits: int) -> Iterator[tuple[str, Any]]:
         """Take what was changed when so many visits, or fewer, had succeeded."""
@@ -162,5 +159,5 @@ class Session:
             memory = state.get("memory")
             held = memory if isinstance(memory, Mapping) else {}
             prints = {key: _print(value) for key, value in held.items()}
-            state[_KEY] = {"run_id": self._active.run_id, "visits": visits, "memory": prints}
+            state[_KEY] = {"run_id": self._run.run_id, "visits": visits, "memory": prints}
         return result

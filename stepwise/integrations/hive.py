@@ -11,14 +11,11 @@ from __future__ import annotations
 import functools
 from typing import Any, cast
 
-from stepwise._calls.options import check_values
-from stepwise._execution.process_memory import memory as process
-from stepwise._identity import identity
-from stepwise._rewrite import Source
 from stepwise._runtime import settings
+from stepwise._runtime.options import check_values
 from stepwise._values import digest as _digest
-from stepwise._workflows.execute import execute_async
-from stepwise._workflows.opening import Invocation, Recall, open_run
+from stepwise._workflows import host
+from stepwise._workflows.host import HostedRun, Program, Recall
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._hive_execution import (
     HiveExecution,
@@ -112,9 +109,9 @@ class _Recorded:
             input_data, session_state = going_on.input_data, going_on.session_state
             if hasattr(this, "_pause_requested"):
                 this._pause_requested.clear()  # it was for the execution that paused
-        opened, base = self._open(store, graph, goal, input_data, session_state, going_on)
-        if isinstance(opened, Recall):
-            result = opened.value
+        run, base = self._open(store, graph, goal, input_data, session_state, going_on)
+        if isinstance(run, Recall):
+            result = run.value
         else:
             call = functools.partial(
                 cast("Any", super()).execute,
@@ -125,14 +122,14 @@ class _Recorded:
                 *args,
                 **kwargs,
             )
-            session = Session(opened, input_data, session_state, going_on)
-            execution = HiveExecution(opened, call, graph, session, side_effects=self._side_effects)
+            session = Session(run, input_data, session_state, going_on)
+            execution = HiveExecution(run, call, graph, session, side_effects=self._side_effects)
             try:
-                result = await execute_async(opened.executing(execution))
+                result = await run.execute(execution.execute)
             except UnfinishedError as unfinished:
                 return session.noted(unfinished.result, execution.done)
         if self._run_id is None:
-            process.completed(store.url, base, base)
+            host.count_completed(store, base)
         return result
 
     def _open(
@@ -143,31 +140,23 @@ class _Recorded:
         input_data: Any,
         session_state: Any,
         going_on: Continued | None,
-    ) -> tuple[Any, str]:
+    ) -> tuple[Recall | HostedRun, str]:
         """Take up the run of a call; return it, and the id that is made of what the call gives."""
         # A goal holds the time when it was made: its id and text tell it apart.
         told = (goal.id, getattr(goal, "description", ""), input_data, session_state)
         digest, name = _digest.digest(told), f"hive:{graph.id}"
-        base = identity.derived_id(name, graph.id, digest)
-        ordinal = process.ordinal(store.url, base)
+        base = host.derived_id(name, graph.id, digest)
+        ordinal = host.completed_here(store, base)
         run_id = going_on.run_id if going_on is not None else self._run_id
-        opened = open_run(
-            Invocation(
-                name=name,
-                label=graph.id,
-                function=_Recorded.execute,
-                source=Source("", "", 0, []),
-                bound={"input_data": input_data},
-                instance=None,
-                digest=digest,
-                store=store,
-                run_id=run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
-                explicit=run_id is not None,
-                fsync=True,
-                code=structure(graph),
-            )
+        run = host.open_run(
+            Program(name, graph.id, _Recorded.execute, code=structure(graph)),
+            store,
+            run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
+            {"input_data": input_data},
+            digest,
+            explicit=run_id is not None,
         )
-        return opened, base
+        return run, base
 
     def _build_context(self, node_spec: Any, memory: Any, *args: Any, **kwargs: Any) -> Any:
         execution = current_execution()

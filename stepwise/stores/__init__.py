@@ -16,7 +16,7 @@ __all__ = ["Batch", "Head", "Owner", "Store", "close_under", "open_store"]
 
 _METHODS = [name for name in vars(Store) if not name.startswith("_")]
 _open: dict[str, Store] = {}
-_mutex = process_lock()  # a store's own module is imported under it, with a lock of Python
+_mutex = process_lock()  # held while a store's module is imported under Python's import lock
 
 
 def open_store(where: str | os.PathLike[str] | Store) -> Store:
@@ -85,13 +85,13 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _checked(store: Store) -> Store:
-    # Not isinstance(): since Python 3.12 it does not see what a store that wraps another one hands
-    # on by ``__getattr__``.
+    # Not isinstance(): since Python 3.12 it ignores methods that a wrapper of another store
+    # delegates with ``__getattr__``.
     missing = [name for name in _METHODS if not hasattr(store, name)]
     if missing:
         raise ConfigurationError(
-            f"{type(store).__qualname__} is no store: it has no {', '.join(missing)}. Give a URL "
-            "('disk:/path'), a path, or an object with the methods of stepwise.stores.Store"
+            f"{type(store).__qualname__} is not a store: it has no {', '.join(missing)}. Give a "
+            "URL ('disk:/path'), a path, or an object with the methods of stepwise.stores.Store"
         )
     return store
 

@@ -42,10 +42,10 @@ _SETTINGS = {
     "statistics": 0,
     "tag_index": 0,
     "sqlite_auto_vacuum": 0,  # pages are used again
-    "sqlite_cache_size": 512,  # pages: what is written is hardly ever read; 8192 are 32 MB
+    "sqlite_cache_size": 512,  # pages: written data are hardly ever read; 8192 are 32 MB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
-    "sqlite_synchronous": NORMAL,  # while it opens, which is a score of commits; then see begin()
+    "sqlite_synchronous": NORMAL,  # while it opens, with some 20 commits; then see begin()
     "disk_min_file_size": IN_FILES,
 }
 _UNUSED = {
@@ -72,7 +72,7 @@ def open_cache(kind: type[C], path: str) -> C:
     try:
         return kind(path)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # diskcache trusts what it reads while it opens.
+        # diskcache trusts the settings that it reads while it opens.
         raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
@@ -80,7 +80,7 @@ class _Disk(diskcache.Disk):  # type: ignore[misc]
     """Nothing that diskcache does by itself may pickle or unpickle."""
 
     def __init__(self, directory: str, **_: object) -> None:
-        super().__init__(directory)  # what else the database says is ignored
+        super().__init__(directory)  # other settings in the database are ignored
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("only Cache reads and writes values")
@@ -117,7 +117,7 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         try:
             return dict(self._con.execute("SELECT key, value FROM Settings").fetchall())
         except sqlite3.OperationalError:
-            return {}  # it is new
+            return {}  # a new database
 
     def _is_told(self, statement: str, values: tuple[Any, ...]) -> bool:
         """Return whether a statement would write a setting that is already stored."""
@@ -146,7 +146,9 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         return sql
 
     def close(self) -> None:
-        if self._is_open:  # else diskcache would close what it has just opened: all of the log
+        if (
+            self._is_open
+        ):  # while opening, diskcache would close its new connection and sync the log
             super().close()
 
     # -- reading ---------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
     def _load(self, mode: object, filename: object, size: object, value: object) -> bytes:
         if mode == MODE_RAW and type(value) is bytes:
             return value
-        # Any other mode would be somebody else's pickle.
+        # Any other mode would be a pickle that we did not write.
         return self.values.read(filename, size) if mode == MODE_BINARY else b""
 
     def _check_order(self, start: str, keys: list[Any]) -> None:

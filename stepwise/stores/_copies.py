@@ -42,7 +42,7 @@ class Copy:
         self._files = [database, f"{database}-wal"]
         self.folder = tempfile.mkdtemp(prefix="stepwise-")
         self.close = weakref.finalize(self, _delete, self.folder, os.getpid())
-        for _ in range(_TRIES):  # somebody may be writing to it
+        for _ in range(_TRIES):  # another process may be writing to the database
             self._seen = self._state()
             for file in self._files:
                 with contextlib.suppress(FileNotFoundError):
@@ -67,5 +67,5 @@ class Copy:
 
 
 def _delete(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # else it is the parent's
+    if os.getpid() == pid:  # in a forked child, the copy belongs to the parent
         shutil.rmtree(folder, ignore_errors=True)

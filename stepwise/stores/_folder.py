@@ -60,7 +60,7 @@ def make_folder(database: str) -> None:
             path=path,
             errno=errno.ENOTSUP,
         )
-    if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite could not say so
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite's error would not name the cause
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
     _make_database(database)
 
@@ -76,7 +76,7 @@ def _make_database(path: str) -> None:
     draft = f"{path}.{os.urandom(8).hex()}"
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        with contextlib.suppress(FileExistsError):  # another one was first
+        with contextlib.suppress(FileExistsError):  # another process was first
             os.link(draft, path)
     finally:
         os.unlink(draft)
@@ -155,7 +155,7 @@ def is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True  # of another user
+        return True  # a process of another user
     return True
 
 
@@ -170,7 +170,7 @@ _CODES = {
     10: errno.EIO,  # SQLITE_IOERR
     13: errno.ENOSPC,  # SQLITE_FULL
     14: errno.EACCES,  # SQLITE_CANTOPEN
-    15: errno.EAGAIN,  # SQLITE_PROTOCOL: a race for the log that never ended
+    15: errno.EAGAIN,  # SQLITE_PROTOCOL: a race for the log that did not end
 }
 _TEXTS = (  # Python 3.10 gives no error code
     ("disk is full", errno.ENOSPC),
@@ -184,8 +184,8 @@ _ONE_WRITE = 1 << 16  # bytes at most
 _INTACT = "Nothing recorded is lost; "
 _HINTS = {
     errno.EROFS: _INTACT + "make it writable, or give the store another folder",
-    errno.EACCES: _INTACT + "mend its permissions, or give the store another folder",
-    errno.EAGAIN: _INTACT + "another process kept it locked for a minute; end that one",
+    errno.EACCES: _INTACT + "correct its permissions, or give the store another folder",
+    errno.EAGAIN: _INTACT + "another process kept it locked for a minute; end that process",
 }
 
 
@@ -201,10 +201,10 @@ def store_error(path: str, error: Exception) -> StoreError:
         code = _cause(path, code)
         misused = isinstance(error, (sqlite3.InterfaceError, sqlite3.ProgrammingError))
         if code is None and not misused:
-            return damaged(path, text)  # our statements are right: the database is not
+            return damaged(path, text)  # our statements are correct, so the database is damaged
     name = f" ({errno.errorcode[code]})" if code and code in errno.errorcode else ""
     text = met(code) or text
-    hint = _INTACT + way_out(code) if way_out(code) else _HINTS.get(code or 0, "mend the cause")
+    hint = _INTACT + way_out(code) if way_out(code) else _HINTS.get(code or 0, "remove the cause")
     return StoreError(
         f"the store {path} failed: {text}{name}. {hint[0].upper()}{hint[1:]} and run again",
         path=path,
@@ -229,11 +229,11 @@ def _cause(folder: str, code: int | None) -> int | None:
 
 
 def damaged(path: str, what: str) -> CorruptStoreError:
-    """The error for a database that cannot be made sense of."""
+    """Return the error for a database whose contents contradict each other."""
     return CorruptStoreError(
         f"the database of the store {path} is damaged: {what}. Put the folder back from a "
-        "backup, and say so: stepwise restore (side effects that it does not know are then asked "
-        "about); or, if repeating them is harmless, move the folder away and start over",
+        "backup, then run stepwise restore (the runs then ask about side effects that the backup "
+        "lacks). If repeating the side effects is harmless, move the folder away and start over",
         path=path,
         errno=None,
     )

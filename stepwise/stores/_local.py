@@ -36,8 +36,8 @@ __all__ = ["FolderStore"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many who read want the first one
-_WEIGHT = 4_000_000  # bytes that a page of records has, if they are large
+_FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
+_WEIGHT = 4_000_000  # bytes in a page of large records
 
 
 def _locked(
@@ -62,7 +62,7 @@ def _locked(
             try:
                 return method(self, *args, **kwargs)
             except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-                # The last one is sqlite3's own: a message that quotes a damaged name.
+                # UnicodeDecodeError is sqlite3's own, for a message that quotes a damaged name.
                 raise store_error(self.path, error) from error
             except MemoryError as error:
                 raise stopped("the store was used", error, path=self.path) from error
@@ -70,7 +70,7 @@ def _locked(
     return alone
 
 
-_Wanted = tuple[str, int, Batch]  # by a run, under an epoch
+_Wanted = tuple[str, int, Batch]  # run id, epoch, batch
 
 
 class _Waiting(Share):
@@ -96,7 +96,7 @@ class FolderStore(abc.ABC):
     persistent = True
     _scheme: str
     _file: str  # the name of the database
-    _marked: str  # that of the folder of marks
+    _marked: str  # the name of the folder of marks
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
@@ -105,12 +105,12 @@ class FolderStore(abc.ABC):
         self._lock = threading.RLock()
         self._database = os.path.join(self.path, self._file)
         self._rows: Rows | None = None
-        self._copy: Copy | None = None  # that is read, where nothing can be written
+        self._copy: Copy | None = None  # read instead of a read-only database
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
         self._epochs: dict[str, int] = {}  # of the leases held here
-        self._drafts: dict[str, Batch] = {}  # what the next transaction of a run takes along
+        self._drafts: dict[str, Batch] = {}  # written with the next transaction of their run
         self._group = Group[_Waiting](self.path)
         _stores.add(self)
         _watch_forks()
@@ -142,10 +142,10 @@ class FolderStore(abc.ABC):
         return epoch
 
     def release(self, run_id: str, epoch: int) -> None:
-        # Without the store's lock: it must work while another thread waits for the disk.
+        # Without the store's lock: a release must work while another thread waits for the disk.
         if self._epochs.get(run_id) == epoch:
             self._epochs.pop(run_id, None)
-            self._drafts.pop(run_id, None)  # it lies beside the database
+            self._drafts.pop(run_id, None)  # a copy lies beside the database
             self._marks.close(hashed(run_id))
             self._leases().release(run_id)
 
@@ -161,7 +161,7 @@ class FolderStore(abc.ABC):
         owner = owner_of(self._opened().lease(run_id) or b"")
         if owner is None or (not pid and owner.host == host and not is_alive(owner.pid)):
             owner = Owner(pid, host, 0.0)
-        # Between taking the lock and writing the row, the row still names the owner before.
+        # Between taking the lock and writing the row, the row still names the previous owner.
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
 
     def _leases(self) -> LockFile:
@@ -183,7 +183,7 @@ class FolderStore(abc.ABC):
             with contextlib.suppress(StoreError, LeaseLostError):
                 self._write(*[each.wanted for each in waiting])
                 return
-            for each in waiting:  # so that nobody gets the error of another run
+            for each in waiting:  # one by one, so that no run gets the error of another
                 try:
                     self._write(each.wanted)
                 except (StoreError, LeaseLostError) as error:
@@ -214,7 +214,7 @@ class FolderStore(abc.ABC):
                 self._marks.taken(hashed(run_id))
 
     def _put_draft(self, run_id: str, epoch: int, batch: Batch) -> None:
-        # Without the store's lock, so that nobody waits here for another run's flush.
+        # Without the store's lock, so that no caller waits here for another run's flush.
         ((name, data),) = batch.put.items()
         try:
             self._marks.draft(hashed(run_id), Draft(epoch, name, bytes(data)))
@@ -249,7 +249,7 @@ class FolderStore(abc.ABC):
         rows.begin(durable=True)
         try:
             self._check(rows, run_id, epoch)
-            # First: a mark without its records would tell of a loss; the other way is harmless.
+            # Marks first: a mark without its records would report a loss; the reverse is harmless.
             self._drafts.pop(run_id, None)
             self._marks.delete(hashed(run_id))
             rows.forget(run_id)
@@ -400,7 +400,7 @@ def _watch_forks() -> None:
 
 
 def _before_fork() -> None:
-    # A fork while another thread is inside SQLite leaves the child with locks nobody frees.
+    # A fork while another thread is inside SQLite leaves the child with locks that stay taken.
     for store in list(_stores):
         store._lock.acquire()
         _fork_held.append(store)

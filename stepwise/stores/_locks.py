@@ -111,7 +111,7 @@ class LockFile:
         with self._mutex:
             if name in self._held:
                 self._held.discard(name)
-                with contextlib.suppress(OSError):  # a vanished file holds no lock
+                with contextlib.suppress(OSError):  # a deleted file holds no lock
                     _lock(self._descriptor, fcntl.F_UNLCK, _offset(name))
 
     def holder(self, name: str) -> int | None:
@@ -161,7 +161,7 @@ class LockFile:
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES):
                 raise _failed(self.path, error) from error
-        try:  # where nothing can be written, it can still be asked who holds what
+        try:  # a read-only file can still be queried for lock holders
             return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return -1  # nobody
@@ -204,7 +204,7 @@ def _failed(path: str, error: OSError) -> StoreError:
 
 
 def _offset(name: str) -> int:
-    # 62 bits: two of a million runs collide with a chance of one in ten million.
+    # 62 bits: among a million runs, a collision has a chance of one in ten million.
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> 2
 
@@ -217,7 +217,7 @@ def _holder(descriptor: int, offset: int) -> int | None:
     asked = fcntl.F_OFD_GETLK if has_ofd() else fcntl.F_GETLK
     answer = _FLOCK.unpack(fcntl.fcntl(descriptor, asked, query))
     kind, pid = (answer[0], answer[4]) if _LINUX else (answer[3], answer[2])
-    return None if kind == fcntl.F_UNLCK else max(pid, 0)  # -1: of an open file description
+    return None if kind == fcntl.F_UNLCK else max(pid, 0)  # -1: a lock of an open file description
 
 
 _files: dict[str, LockFile] = {}
@@ -252,8 +252,8 @@ def _after_fork() -> None:
 
 # -- what SQLite holds ---------------------------------------------------------------------------
 
-_SHARED = 0x40000002, 510  # of a database that is open: offset and bytes, as SQLite has them
-_OPEN_LOG = 128, 1  # of the index of its log
+_SHARED = 0x40000002, 510  # offset and bytes that SQLite locks in an open database
+_OPEN_LOG = 128, 1  # and in the index of its log
 
 
 class Guard:
@@ -273,13 +273,13 @@ class Guard:
         self._uses += 1
         if not has_ofd() or (self._descriptors and _is_same(self._database, self._held)):
             return
-        self._close(self._descriptors)  # of a database that was deleted
+        self._close(self._descriptors)  # those of a deleted database
         self._descriptors, self._held = [], os.stat(self._database)
         for path, (offset, size) in (
             (self._database, _SHARED),
             (f"{self._database}-shm", _OPEN_LOG),
         ):
-            with contextlib.suppress(OSError):  # busy for a moment: then as without a guard
+            with contextlib.suppress(OSError):  # busy for a moment: continue without a guard
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._descriptors.append(descriptor)
                 _lock(descriptor, fcntl.F_RDLCK, offset, size)
@@ -297,7 +297,7 @@ class Guard:
         try:
             yield
         finally:
-            self._close(gone)  # before, it would have dropped SQLite's own locks
+            self._close(gone)  # not earlier: closing would have dropped SQLite's own locks
 
     def forget(self) -> None:
         """In a forked child: the parent's guard must not outlive it in here."""
@@ -339,13 +339,13 @@ def exclusively(path: str) -> Iterator[None]:
     path = os.path.realpath(path)
     if not _mutexes:
         os.register_at_fork(after_in_child=_mutexes.clear)
-    with _mutexes.setdefault(path, threading.Lock()):  # so that one descriptor is open at a time
+    with _mutexes.setdefault(path, threading.Lock()):  # one open descriptor at a time
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(descriptor)  # which gives the lock up
+            os.close(descriptor)  # this releases the lock
 
 
 _mutexes: dict[str, threading.Lock] = {}

@@ -24,7 +24,7 @@ from stepwise.stores._folder import sync
 
 __all__ = ["LARGEST_DRAFT", "Draft", "Marks"]
 
-LARGEST_DRAFT = 1 << 16  # bytes; more is not worth writing twice
+LARGEST_DRAFT = 1 << 16  # bytes; a larger draft is not worth writing twice
 _SLOT = 64  # bytes
 _DRAFT_AT = 2 * _SLOT
 _FRONT = struct.Struct("<QII")
@@ -78,7 +78,7 @@ class Marks:
         with self._mutex:
             file = self._file(run)
             file.marks = file.marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
-            # One write, within a sector: nothing tears it.
+            # One write within a sector, so that it cannot be torn.
             os.pwrite(file.descriptor, file.marks + _NO_DRAFT if taken else file.marks, 0)
 
     def draft(self, run: str, draft: Draft) -> None:

@@ -66,7 +66,7 @@ def owner_of(row: bytes) -> Owner | None:
         owner = Owner(**json.loads(row[_EPOCH:]))
     except (ValueError, TypeError):
         return None
-    # The row is not sealed: what is not of the right kind is damaged.
+    # The row is not sealed, so a value of another kind counts as damaged.
     numbers = isinstance(owner.pid, int) and isinstance(owner.since, (int, float))
     texts = isinstance(owner.host, str) and isinstance(owner.thread, str)
     return owner if numbers and texts and owner.pid > 0 else None

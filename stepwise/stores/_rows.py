@@ -13,7 +13,7 @@ __all__ = ["Page", "Rows", "put_batch", "put_objects"]
 R = TypeVar("R")
 
 Page = list[tuple[Any, R | None]]
-"""Some rows in the order of their cursors; ``None`` for what is damaged beyond telling."""
+"""Some rows in the order of their cursors; ``None`` for a row damaged beyond recognition."""
 
 
 class Rows(Protocol):
@@ -79,8 +79,8 @@ def put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     """Write and delete the objects of a batch."""
     old = list(batch.delete)
     for name, data in batch.put.items():
-        # One statement does what a deletion and an insertion would.  Of the same kind, an object
-        # has about the same size: in the row of a smaller one it would split the page.
+        # One statement replaces a deletion and an insertion.  Objects of one kind have about the
+        # same size; in the row of a smaller object the new one would split the page.
         kind, _, _ = name.partition("/")
         like = [each for each in old if each.startswith(kind) and each not in batch.put]
         if like and rows.replace_object(run_id, like[-1], name, data):

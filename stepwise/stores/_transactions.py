@@ -18,8 +18,9 @@ __all__ = ["BUSY_SECONDS", "NORMAL", "Transactions"]
 BUSY_SECONDS = 60
 _FULL, NORMAL = 2, 1
 _SETTINGS = (
-    # Three rows of 2.5 KB to a page, where 4 KB hold one.  16 KB save nothing more, and write more
-    # at each commit: benchmarks/page_size.py.  A database that was made with others keeps them.
+    # A page holds three rows of 2.5 KB; one of 4 KB would hold one.  Pages of 16 KB save no more
+    # space, and write more at each commit (benchmarks/page_size.py).  An existing database keeps
+    # its page size.
     "page_size=8192",
     "mmap_size=0",
     f"synchronous={NORMAL}",
@@ -54,7 +55,7 @@ class Transactions:
         except BaseException:
             connection.close()
             raise
-        self._level = 0  # it has not been told
+        self._level = 0  # SQLite has not been set yet
         return connection
 
     def begin(self, durable: bool) -> None:
@@ -68,8 +69,8 @@ class Transactions:
 
     def commit(self) -> None:
         """Commit it, and delete the value files that it gave up."""
-        # An exception out of COMMIT means "unknown".  Nobody relies on it: whoever gets it stops
-        # the run, and the journal is read again before anything else is decided.
+        # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
+        # again before anything else is decided.
         self._con.execute("COMMIT")
         self.values.keep()
 
@@ -92,7 +93,7 @@ class Transactions:
         before = self._size()
         self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
         self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return max(0, before - self._size())  # while somebody reads, it takes both for a moment
+        return max(0, before - self._size())  # a reader may keep the old pages for a moment
 
     def _size(self) -> int:
         """Bytes of the database, and of its log, which may hold most of it."""
@@ -115,7 +116,7 @@ class Transactions:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")  # damaged text is none of ours
+    return data.decode("utf-8", "replace")  # only damaged text does not decode
 
 
 _abandoned: list[sqlite3.Connection | None] = []

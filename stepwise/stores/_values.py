@@ -69,7 +69,7 @@ class Values:
             path = os.path.join(self._folder, str(name))
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            with contextlib.suppress(OSError):  # it is not the last one in its folders
+            with contextlib.suppress(OSError):  # its folders hold other files
                 os.removedirs(os.path.dirname(path))
 
 

@@ -16,7 +16,7 @@ from stepwise.stores.base import Head
 
 __all__ = ["DiskStore"]
 
-_DIGITS = 12  # of a record's number
+_DIGITS = 12  # in a record's number
 _LAST = "\U0010ffff"
 
 

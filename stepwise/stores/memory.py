@@ -102,7 +102,7 @@ class MemoryStore:
         )
 
     def marks(self, run_id: str) -> list[bytes]:
-        return []  # nothing that a mark could outlive
+        return []  # marks end with their runs
 
     def delete(self, run_id: str, epoch: int) -> None:
         with self._lock:
@@ -132,4 +132,4 @@ def _watch_forks() -> None:
 
 def _in_child() -> None:
     for store in list(_stores):
-        store._lock = threading.RLock()  # it may be a thread's that is not here
+        store._lock = threading.RLock()  # a thread that the child lacks may hold the old one

@@ -45,8 +45,8 @@ _TABLES = (
     "CREATE TABLE homonyms (run INTEGER, name BLOB, data, PRIMARY KEY (run, name)) WITHOUT ROWID",
     f"PRAGMA user_version={_FORMAT}",
 )
-_RUN_AT = 40  # the bit of a row's id where the run begins
-_STEM_AT = 24  # and that of a place where what is before the number of a name begins
+_RUN_AT = 40  # first bit of the run's number in a row's id
+_STEM_AT = 24  # first bit of the stem (the name without its number) in an object's place
 _RECORDS = "FROM records WHERE id >= ? AND id < ?"
 _OBJECT = "FROM objects WHERE id = ? AND name = ?"
 _OBJECTS = "FROM objects WHERE id >= ? AND id < ?"
@@ -61,7 +61,7 @@ _REPLACED_OBJECT = (
 )
 _HOMONYM = "FROM homonyms WHERE run = ? AND name = ?"
 _HOMONYMS = "FROM homonyms WHERE run = ?"
-_MANY = 1000  # runs that are known by their numbers
+_MANY = 1000  # runs whose numbers are kept in memory
 
 
 class SqliteStore(FolderStore):
@@ -76,7 +76,7 @@ class SqliteStore(FolderStore):
 
     _scheme = "sqlite"
     _file = "stepwise.db"
-    _marked = "sqlite-marks"  # not those of a ``disk:`` store in the same folder
+    _marked = "sqlite-marks"  # apart from the marks of a ``disk:`` store in the same folder
 
     def _open_rows(self, folder: str) -> _Tables:
         return _Tables(folder, os.path.join(folder, self._file))
@@ -103,7 +103,7 @@ class _Tables(Transactions):
         found = self._format()
         if not found:
             self.begin(durable=False)
-            if not self._format():  # else another process was first
+            if not self._format():  # unless another process was first
                 for statement in _TABLES:
                     self._con.execute(statement)
             self.commit()
@@ -133,7 +133,7 @@ class _Tables(Transactions):
                 return
 
     def undo(self) -> None:
-        self._runs.clear()  # it may have made one
+        self._runs.clear()  # the transaction may have added a run
         super().undo()
 
     # -- runs ------------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ class _Tables(Transactions):
             key = _key(run_id)
             for (found,) in self._con.execute("SELECT id FROM runs WHERE hash = ?", (key,)):
                 row = self._con.execute("SELECT hash FROM runs WHERE id = ?", (found,)).fetchone()
-                if row != (key,):  # a damaged index leads to another run
-                    raise damaged(self._folder, "the index of its runs leads astray")
+                if row != (key,):  # a damaged index points to another run
+                    raise damaged(self._folder, "the index of its runs points to another run")
                 if len(self._runs) == _MANY:
                     self._runs.clear()
                 self._runs[run_id] = found

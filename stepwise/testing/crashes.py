@@ -157,7 +157,9 @@ class crash_at:  # noqa: N801
         self, step: Callable[..., Any] | str, when: When = "before", *, call: int = 1
     ) -> None:
         if when not in _WHEN:
-            raise ConfigurationError(f"when={when!r}: it is 'before', 'after' or 'recorded'")
+            raise ConfigurationError(
+                f"when={when!r} is not known: use 'before', 'after' or 'recorded'"
+            )
         found = step if isinstance(step, str) else steps.step_of(step)
         if found is None:
             raise ConfigurationError(f"crash_at() takes a step, a tool or its name, not {step!r}")
@@ -181,7 +183,7 @@ class crash_at:  # noqa: N801
         if error is None and self._left > 0:
             seen = ", ".join(dict.fromkeys(self._seen)) or "none"
             raise AssertionError(
-                f"no crash: {self._name!r} was not executed so often; steps executed: {seen}"
+                f"no crash: {self._name!r} was executed too few times; steps executed: {seen}"
             )
 
     def _reached(self, passed: Passed) -> None:

@@ -109,7 +109,7 @@ def _call(workflow: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
     memory = "/dev/shm"  # noqa: S108
-    # A process that is killed needs no disk, only its files; in memory a flush costs nothing.
+    # A killed process leaves its files behind without a disk; in memory, a flush costs nothing.
     usable = os.path.isdir(memory) and os.access(memory, os.W_OK)
     return tempfile.TemporaryDirectory(prefix="stepwise-", dir=memory if usable else None)
 
@@ -133,7 +133,7 @@ class _Trials:
             self._prepare()
             undisturbed = self._start(folder, None)
             if undisturbed.killed:
-                raise AssertionError("the process died, though nothing was to kill it")
+                raise AssertionError("the process died although the test did not kill it")
             self._log = _read_log(folder)
             world = self._effects() if self._effects is not None else None
         points = [passed.point for passed in self._log]
@@ -160,8 +160,8 @@ class _Trials:
         story = [f"killed {point}"]
         if not killed.killed:
             raise AssertionError(
-                f"the point was not reached again: {point}. Is what the workflow calls different "
-                f"each time? It gave {killed.value!r} {killed.trace}"
+                f"the point was not reached again: {point}. Do the workflow's calls differ "
+                f"each time? It returned {killed.value!r} {killed.trace}"
             )
         for _ in range(_RESTARTS):
             ended = self._start(folder, None)
@@ -199,7 +199,7 @@ class _Trials:
             if passed.point.when == "recorded" and passed.value == "completed":
                 recorded.add(passed.key)
             elif passed.point.when == "before" and passed.key in recorded:
-                raise AssertionError(f"{told}: {passed.point.call} ran again, though it was done")
+                raise AssertionError(f"{told}: {passed.point.call} ran again although it was done")
         happened, expected = _effects_in(log), _effects_in(self._log)
         if happened != expected:
             more = "; ".join((happened - expected).elements()) or "none"
@@ -262,8 +262,8 @@ class _Trials:
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         if status:
-            raise AssertionError("what was in doubt could not be settled; see the output above")
-        return "settled what was in doubt"
+            raise AssertionError("a call in doubt could not be settled; see the output above")
+        return "settled the calls in doubt"
 
 
 def _effects_in(log: list[Passed]) -> Counter[str]:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import stepwise
 from stepwise import Checkpoint, CheckpointStore, RecoverableAgent, tool
 from stepwise._values import codec
-from stepwise.agent import _checkpoints
 from stepwise.stores.memory import MemoryStore
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -235,8 +234,8 @@ def test_checkpoints_of_earlier_versions_are_loaded(store):
     old = checkpoint(3, state={"n": 1}, checksum="f" * 64)
     encoded = codec.encode(old._facts(), "a checkpoint")
     header = {"step": 3, "id": old.checkpoint_id, "form": encoded.form, "run": None}
-    with _checkpoints._Owned(store, "run") as owned:
-        owned.journal.put("agent/000000000003/000000000001", header, encoded.data, durable=True)
+    with store._host.owned("run") as journal:
+        journal.put("agent/000000000003/000000000001", header, encoded.data, durable=True)
     loaded = store.load_latest("run")
     assert loaded.state == {"n": 1}
     assert store.validate(loaded)

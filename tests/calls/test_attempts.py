@@ -272,7 +272,9 @@ def test_refused_retries(retries):
     """What is no number of retries is refused, with the step and what it takes."""
     with pytest.raises(ConfigurationError) as caught:
         check(retries, Exception, None, "step 'think'")
-    assert str(caught.value) == f"retries={retries!r} of step 'think': it is a number, 0 or more"
+    assert (
+        str(caught.value) == f"retries={retries!r} of step 'think': it must be a number, 0 or more"
+    )
 
 
 @pytest.mark.parametrize(

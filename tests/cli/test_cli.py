@@ -284,7 +284,7 @@ def test_resolve_says_one_thing(doubtful):
     for extra in ([], ["--landed", "1", "--did-not-happen"]):
         result = run("resolve", doubtful, "2", *extra)
         assert result.exit_code == 2
-        assert "say one thing" in result.output
+        assert "give exactly one answer" in result.output
 
 
 def test_resolve_what_is_not_in_doubt(doubtful):

@@ -234,7 +234,7 @@ def test_diff():
     told = json.loads(run("diff", one.id, other.id, "--json").stdout)
     assert (told["step"]["number"], told["variable"]["runs"]) == (2, ["'calm'", "'merry'"])
     same = run("diff", one.id, one.id)
-    assert (same.exit_code, same.stdout) == (0, "they do not differ\n")
+    assert (same.exit_code, same.stdout) == (0, "the runs do not differ\n")
 
 
 def test_diff_of_equal_runs():
@@ -242,7 +242,7 @@ def test_diff_of_equal_runs():
     one = agent.execute("tides")
     other = one.fork(at=0)
     agent.options(run_id=other.id)("tides")
-    assert run("diff", one.id, other.id).stdout == "they do not differ\n"
+    assert run("diff", one.id, other.id).stdout == "the runs do not differ\n"
 
 
 class Mood:
@@ -262,7 +262,7 @@ def test_diff_of_what_is_not_to_be_had(monkeypatch):
     for run_id, word in (("one", "calm"), ("other", "calm"), ("third", "merry")):
         monkeypatch.setenv("MOOD", word)
         moody.options(run_id=run_id)(1)
-    assert process("diff", "one", "other").stdout == "they do not differ\n"
+    assert process("diff", "one", "other").stdout == "the runs do not differ\n"
     assert "variable mood is the first that differs" in process("diff", "one", "third").stdout
 
 
@@ -470,4 +470,4 @@ def test_doctor_tells_of_a_key_that_is_no_file(home):
     os.mkfifo(home / "key")
     found = doctor_of_the_key()
     assert found["state"] == "problem"
-    assert "is no file" in found["text"]
+    assert "is not a file" in found["text"]

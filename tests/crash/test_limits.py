@@ -390,8 +390,8 @@ def test_a_limit_on_the_size_of_files(url, limit, tmp_path, monkeypatch):
         (errno.EDQUOT, None, "have the quota raised"),
         (errno.ENOSPC, 10, "free some space"),
         (errno.ENOSPC, 13, "free some space"),
-        (errno.EIO, 10, "mend the cause"),
-        (errno.EACCES, 14, "mend its permissions"),
+        (errno.EIO, 10, "remove the cause"),
+        (errno.EACCES, 14, "correct its permissions"),
     ],
 )
 def test_what_ran_out(code, sqlite, way, tmp_path, monkeypatch):

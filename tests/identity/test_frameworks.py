@@ -410,9 +410,9 @@ def test_another_opinion_of_a_known_class():
         (["created"], r"takes fields by class, not \['created'\]: write configure\(volatile="),
         ({"Note": "created"}, "'Note' is neither a class nor its full name"),
         ({7: "created"}, "7 is neither a class"),
-        ({"m.Note": ("created at",)}, "'created at' of m.Note is no field"),
-        ({"m.Note": (7,)}, "7 of m.Note is no field"),
-        ({Note: 7}, "7 of .*Note is no field"),
+        ({"m.Note": ("created at",)}, "'created at' of m.Note is not a field"),
+        ({"m.Note": (7,)}, "7 of m.Note is not a field"),
+        ({Note: 7}, "7 of .*Note is not a field"),
     ],
 )
 def test_wrong_fields(given_fields, match):

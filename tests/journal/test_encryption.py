@@ -95,7 +95,7 @@ def test_without_the_extra(tmp_path, monkeypatch):
             raise ImportError(name)
         return found(name, *args, **kwargs)
 
-    stepwise._journal.cipher._cipher.cache_clear()
+    stepwise._journal.seal._cipher.cache_clear()
     monkeypatch.setattr(builtins, "__import__", missing)
     with (
         fresh_store(tmp_path),

@@ -878,7 +878,7 @@ def test_a_key_that_is_no_file(home):
     """A FIFO in the place of the key is refused; nobody waits for who writes into it."""
     home.mkdir()
     os.mkfifo(home / "key")
-    with pytest.raises(ConfigurationError, match="is no file"):
+    with pytest.raises(ConfigurationError, match="is not a file"):
         load_seal()
 
 

@@ -22,6 +22,7 @@ from stepwise._calls.driver import drive
 from stepwise._calls.operations import Change
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
+from stepwise._journal.projection import stops_in
 from stepwise._journal.records import (
     Call,
     Entry,
@@ -33,7 +34,6 @@ from stepwise._journal.records import (
     Stopped,
 )
 from stepwise._matching.pool import Pool, Verdict
-from stepwise._matching.stops import stops_in
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::stepwise.ArgumentsChangedWarning"),
@@ -311,7 +311,7 @@ def test_wrong_numbers():
     with pytest.raises(stepwise.StepNotFoundError, match=r"stop 99 .* is send\(to='ann'"):
         run.resolve(1, same=True, stop=99)
     for said in ({}, {"same": True, "another": True}, {"same": True, "landed": 1}):
-        with pytest.raises(stepwise.ConfigurationError, match="say one thing"):
+        with pytest.raises(stepwise.ConfigurationError, match="give exactly one answer"):
             run.resolve(1, **said)
     with pytest.raises(stepwise.ConfigurationError, match="stop= says which stopped call"):
         run.resolve(2, did_not_happen=True, stop=3)
@@ -388,7 +388,7 @@ def test_listings():
     assert [each["status"] for each in rows] == ["in_doubt", "stopped"]
     assert rows[1]["said"] is None
     command("resolve", run.id, "1", "--same")
-    assert "it is step 1, as somebody said" in command("show", run.id)
+    assert "resolved: it is step 1" in command("show", run.id)
     assert json.loads(command("in-doubt", "--json"))[1]["said"] == "same"
 
 

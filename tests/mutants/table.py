@@ -241,7 +241,7 @@ _FORKS = [
     ),
     _mutant(
         "a fork at a handled failure is refused",
-        "_runs/fork_point.py",
+        "_journal/projection.py",
         "isinstance(entry.record, (Handled, Resumed))",
         "isinstance(entry.record, Resumed)",
         "test_fork.py::test_behind_a_handled_failure",
@@ -379,8 +379,8 @@ _LATER = [  # drawn after the others were guarded
     ),
     _mutant(
         "a call is still said to be a recorded act that was undone",
-        "_matching/pool.py",
-        "        self.rulings.forget((number,))\n",
+        "_journal/projection.py",
+        "        self._take_back((number,))\n",
         "",
         "test_stopped_calls.py::test_an_act_that_was_undone_is_no_other_call_any_more",
     ),
@@ -429,8 +429,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "a tool inside another one is undone before that",
         "_calls/compensation.py",
-        "key=lambda each: each.last.number",
-        "key=lambda each: each.intent.number",
+        "key=lambda each: each.entry.number",
+        "key=lambda each: self.announced[each.call.number].number",
         "test_compensation.py::test_what_ended_last_is_undone_first",
     ),
     _mutant(

@@ -14,7 +14,7 @@ import sys
 import traceback
 
 import stepwise
-from stepwise._journal import journal, marks
+from stepwise._journal import chain, journal
 from stepwise._journal import seal as _seal
 from stepwise._workflows import opening
 
@@ -138,7 +138,7 @@ def blind(what):
         for module in (journal, opening):  # the marks, too, hold a digest of the newest record
             module.is_another_history = lambda *given: False
     else:
-        journal.newest_mark = lambda store, seal, run_id: marks.Mark()
+        journal.newest_mark = lambda store, seal, run_id: chain.Mark()
 
 
 # -- the server ----------------------------------------------------------------------------------

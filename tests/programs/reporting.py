@@ -18,7 +18,7 @@ from unittest import mock
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._execution import summary
+from stepwise._journal import summary
 from stepwise._runtime import messages
 from stepwise._workflows import frame as _frames
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store

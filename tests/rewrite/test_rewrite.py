@@ -506,7 +506,7 @@ def test_refused_without_source(define):
     """A function whose source is not there, or is another by now, is refused."""
     namespace: dict = {}
     exec("def made(): pass", namespace)
-    with pytest.raises(UnsupportedError, match="its source is not to be had"):
+    with pytest.raises(UnsupportedError, match="its source is not available"):
         rewrite(namespace["made"])
     for edited in (
         "def f(y): return y\n\n",
@@ -516,7 +516,7 @@ def test_refused_without_source(define):
         function = define("def f(x):\n    x += 1\n    return x\n").f
         with open(function.__code__.co_filename, "w", encoding="utf-8") as file:
             file.write(edited + "\n")
-        with pytest.raises(UnsupportedError, match=r"its source (does not match|is not to be had)"):
+        with pytest.raises(UnsupportedError, match=r"its source (does not match|is not available)"):
             rewrite(function)
 
 

@@ -151,7 +151,7 @@ def check(mode, subject, folder, version=MINE, library=None):
     assert set(said["refused"]) <= {
         *("it is a generator", "it is an asynchronous generator"),
         # Made by dataclass, namedtuple.
-        *("it is a lambda", "its source is not to be had; put it into a file"),
+        *("it is a lambda", "its source is not available; put it into a file"),
     }
     return said
 

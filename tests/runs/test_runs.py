@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 import stepwise
 from stepwise import cli, step, tool, workflow
-from stepwise._calls.history import steps_of
 from stepwise._execution import process_memory
 from stepwise._journal.records import Call, Entry, Outcome
 from stepwise._matching.pool import Pool
+from stepwise._runs.steps import steps_of
 
 
 class Killed(SystemExit):

@@ -507,5 +507,7 @@ def test_a_store_that_wraps_another():
 @pytest.mark.parametrize("where", [5, None, object()])
 def test_what_is_no_store(where):
     """What is neither a URL nor a path nor a store is refused, by its type and what it lacks."""
-    with pytest.raises(ConfigurationError, match=rf"{type(where).__name__} is no store: it has no"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{type(where).__name__} is not a store: it has no"
+    ):
         open_store(where)

@@ -270,9 +270,9 @@ main(sys.argv[1].partition("=")[2])
     assert found_in(home, KEY) == []
     code, said = run(script, home, "-m", "stepwise", "resume", "main-")
     assert code != 0
-    assert "a secret was on its command line" in said
+    assert "its command line held a secret" in said
     code, said = run(script, home, "-m", "stepwise", "resume", "--all-crashed")
-    assert "a secret was on its command line" in said
+    assert "its command line held a secret" in said
     code, said = run(script, home, str(script), f"--key={KEY}")
     assert code == 0
     assert "resumes" in said or "begins again" in said

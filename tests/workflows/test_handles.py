@@ -364,7 +364,8 @@ def test_inputs_of_an_old_store():
     assert old.form is None
     run = fail_once(agent, "x")
     entry = next(each for each in run._entries() if isinstance(each.record, Started))
-    assert entry.record.form is not None
+    started, payload = entry.record, entry.payload
+    assert started.form is not None
 
     class OldStore:
         def __getattr__(self, name):
@@ -372,8 +373,8 @@ def test_inputs_of_an_old_store():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            "stepwise._execution.inputs.read_one",
-            lambda *_: entry._replace(record=entry.record._replace(form=None)),
+            "stepwise._execution.inputs.read_start",
+            lambda *_: (started._replace(form=None), payload),
         )
         with pytest.raises(stepwise.UnreadableValueError, match="recorded only a part of them"):
             load_inputs(run.store, run._seal, run._facts())

@@ -264,7 +264,7 @@ def test_bad_starts(monkeypatch):
     kept = agent.options(start="unfinished").options(fresh=False)
     assert kept.definition.options.start == "unfinished"
     monkeypatch.setenv("STEPWISE_START", "again")
-    with pytest.raises(ConfigurationError, match="STEPWISE_START='again': it is 'same'"):
+    with pytest.raises(ConfigurationError, match="STEPWISE_START='again': use 'same'"):
         agent()
 
 

@@ -14,22 +14,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stepwise._execution.attempts import Course
-from stepwise._journal.journal import Journal, Lost, Position, holds, read, read_one
+from stepwise._journal.chain import Lost, Position, holds, read, read_entries, read_one, read_start
+from stepwise._journal.journal import Journal
+from stepwise._journal.projection import Calls, Course, Flags, Projection, RecordedCall, Status
 from stepwise._journal.records import (
-    Compensated,
-    Compensating,
     Entry,
-    Forgotten,
     Intent,
     Outcome,
     Record,
+    Resumed,
     RunFacts,
     Settled,
+    Started,
 )
 from stepwise._journal.seal import DamagedError, Seal
-from stepwise._matching.pool import Pool
-from stepwise._matching.recorded_call import Recorded
 from stepwise._runtime.messages import reports
 from stepwise._values.buffers import Data
 from stepwise.errors import RunStopped
@@ -41,6 +39,7 @@ __all__ = [
     "SummaryKeeper",
     "course_of",
     "follow",
+    "how_started",
     "kept_summary",
     "sealed_summary",
     "with_unclear",
@@ -56,7 +55,7 @@ class _NotFollowedError(Exception):
 
 
 @dataclass(eq=False, repr=False)
-class Summary:
+class Summary(Projection):
     """Running totals of a run's records, up to one of them.
 
     Args:
@@ -64,7 +63,7 @@ class Summary:
         calls: the numbers of the calls, as ranges.
         others: how those ended that did not complete.
         unclear: the calls with side effects that may be in doubt: number of their first and last
-            record, and flags; see :class:`stepwise._matching.pool.Recorded`.
+            record, and flags; see :class:`.projection.RecordedCall`.
     """
 
     position: list[Any] = field(default_factory=lambda: [0, "", 0])
@@ -93,33 +92,39 @@ class Summary:
                 break
         return found
 
-    def add(self, entry: Entry) -> bool:
-        """Follow a record; whether it concerns side effects.
+    def take(self, entry: Entry) -> None:
+        """Take the next record.
 
         Raises:
             _NotFollowedError: it cannot be followed.
         """
-        record = entry.record
-        self.course.add(entry)
-        if isinstance(record, (Outcome, Intent)):
-            call = record.call
-            self._count(call.number)
-            status = record.status if isinstance(record, Outcome) else "started"
-            if status != "completed":
-                self.others[call.number] = status
-            else:
-                self.others.pop(call.number, None)
-            return call.effect or call.unwinding is not None
-        if isinstance(record, Settled):
-            if record.number not in self.others:
-                raise _NotFollowedError
-            if record.landed:
-                del self.others[record.number]
-            else:
-                self.others[record.number] = "started"
-        elif isinstance(record, (Forgotten, Compensating, Compensated)):
+        self.course.take(entry)
+        self._takers[type(entry.record)](self, entry, entry.record)  # as super().take(), but faster
+
+    def on_outcome(self, entry: Entry, record: Outcome) -> None:
+        number = record.call.number
+        self._count(number)
+        if record.status != "completed":
+            self.others[number] = record.status
+        else:
+            self.others.pop(number, None)
+
+    def on_intent(self, entry: Entry, record: Intent) -> None:
+        self._count(record.call.number)
+        self.others[record.call.number] = "started"
+
+    def on_settled(self, entry: Entry, record: Settled) -> None:
+        if record.number not in self.others:
             raise _NotFollowedError
-        return True
+        if record.landed:
+            del self.others[record.number]
+        else:
+            self.others[record.number] = "started"
+
+    def on_forgotten(self, entry: Entry, record: Record) -> None:
+        raise _NotFollowedError
+
+    on_compensating = on_compensated = on_forgotten
 
     def _count(self, number: int) -> None:
         if self.calls and number == self.calls[-1][1] + 1:
@@ -135,13 +140,13 @@ class Summary:
                     merged.append([first, last])
             self.calls = merged
 
-    def close(self, at: Position, effects: Iterable[Recorded]) -> None:
+    def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
         """It goes up to here; these calls with side effects are known."""
         self.position = [at.last, (at.link or b"").hex(), at.effects]
         self.unclear = [
             [each.origin.number, each.entry.number, *each.flags]
             for each in effects
-            if each.call.effect and not each.call.child and _is_open(each)
+            if each.call.effect and not each.call.child and each.status is not Status.COMPLETED
         ]
 
     def is_small(self) -> bool:
@@ -189,10 +194,11 @@ def follow(
         at = position
         fresh.append(entry)
         try:
-            if summary.add(entry):
-                effects.append(entry)
+            summary.take(entry)
         except _NotFollowedError:
             return None
+        if entry.concerns_effects:
+            effects.append(entry)
     summary.position = [at.last, (at.link or b"").hex(), at.effects]
     return fresh, effects
 
@@ -203,31 +209,40 @@ def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
         return summary.course
     course = Course()
-    for entry, _ in read(store, seal, facts.run_id, Position(facts.pruned, None)):
-        if isinstance(entry, Entry):
-            course.add(entry)
+    for entry in read_entries(store, seal, facts.run_id, Position(facts.pruned, None)):
+        course.take(entry)
     return course
+
+
+def how_started(
+    store: Store, seal: Seal, facts: RunFacts
+) -> tuple[tuple[str, ...], str, str] | None:
+    """The command, folder and file of a run's program, as it was started the last time.
+
+    ``None`` if nothing tells.
+    """
+    course = course_of(store, seal, facts)
+    start = read_start(store, seal, facts.run_id, course.started)
+    file = start[0].file if start is not None else ""
+    entry = read_one(store, seal, facts.run_id, course.command) if course.command else None
+    if entry is not None and isinstance(entry.record, (Started, Resumed)):
+        return entry.record.command, entry.record.cwd, file
+    return ((), "", file) if file else None
 
 
 def with_unclear(
     store: Store, seal: Seal, run_id: str, unclear: list[list[Any]], entries: Iterable[Entry]
-) -> list[Recorded]:
+) -> Calls:
     """The recorded calls, those included that were unclear before."""
     earlier: list[Entry] = []
-    flags: dict[int, tuple[bool, bool, bool]] = {}
+    flags: dict[int, Flags] = {}
     for origin, last, handled, retry, spent in unclear:
         for number in dict.fromkeys((origin, last)):
             entry = read_one(store, seal, run_id, number)
             if entry is not None:
                 earlier.append(entry)
                 flags[number] = (handled, retry, spent)
-    pool = Pool([*earlier, *entries], flags=flags)
-    return pool.all
-
-
-def _is_open(recorded: Recorded) -> bool:
-    outcome = recorded.outcome
-    return not recorded.settled and (outcome is None or outcome.status != "completed")
+    return Calls([*earlier, *entries], flags)
 
 
 def sealed_summary(
@@ -238,11 +253,12 @@ def sealed_summary(
     try:
         for entry, position in entries:
             at = position
-            if summary.add(entry):
+            summary.take(entry)
+            if entry.concerns_effects:
                 effects.append(entry)
     except _NotFollowedError:
         return {}
-    summary.close(at, Pool(effects).all)
+    summary.close(at, Calls(effects))
     if at.last < EVERY or not summary.is_small():
         return {}
     return {NAME: seal.close(f"{NAME}/{run_id}", summary.header())[0]}
@@ -297,7 +313,8 @@ class SummaryKeeper:
         following: Entry | None = entry
         while following is not None:
             summary.position[0] = following.number
-            if summary.add(following):
+            summary.take(following)
+            if following.concerns_effects:
                 self._effects.append(following)
             following = self._early.pop(following.number + 1, None) if self._early else None
 

@@ -1,23 +1,95 @@
-"""Messages about runs that begin beside another, or end with unmatched records."""
+"""Other runs of a workflow: those it had under another name, and those that are unfinished.
+
+A run belongs to a workflow by its name: the script's path, and the function's.  A name that is gone
+is told, since the new one begins from the start; so is a new run beside an unfinished one.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
-from stepwise._execution.active_run import ActiveRun
-from stepwise._execution.summary import course_of
 from stepwise._identity.call_parts import Parts, spoken
+from stepwise._identity.identity import place_of
 from stepwise._journal.heads import open_head
+from stepwise._journal.journal import read_start
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._runtime.messages import notice, reports, warn
-from stepwise._workflows.renamed import place_of_run, was_moved, was_renamed
-from stepwise.errors import UnusedRecordWarning
+from stepwise._journal.summary import course_of
+from stepwise._runtime.messages import notice, reports
+from stepwise._workflows.definition import is_defined
 from stepwise.stores import Store
 
-__all__ = ["report_unused", "tell_of_unfinished"]
+__all__ = ["is_call_of", "is_of_file", "tell_of_unfinished"]
+
+
+def _place_of_run(facts: RunFacts) -> str:
+    """The script or module of its workflow."""
+    return facts.workflow.removesuffix(f":{facts.label}")
+
+
+def is_call_of(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
+    """Return whether a run is of this call of a workflow, which may have been moved.
+
+    Args:
+        workflow: its full name.
+        digest: of the arguments.
+        code: fingerprint of what it executes.
+    """
+    return (old.workflow, old.digest) == (workflow, digest) or _was_moved(
+        old, workflow, digest, code
+    )
+
+
+def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
+    """Return whether a run's workflow is defined in a file, however that was started or imported.
+
+    Args:
+        names: the full names that the workflow may have had.
+        file: where it is defined, resolved.
+    """
+    if not file or old.workflow not in names:
+        return False
+    if _place_of_run(old) == file:
+        return True
+    start = read_start(store, seal, old.run_id)
+    if start is None or not start[0].file:
+        return False
+    return os.path.realpath(os.path.join(start[0].cwd, start[0].file)) == file
+
+
+def _was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
+    """Return whether a run is of the same call of the same code, in a script that is gone."""
+    place = _place_of_run(old)
+    return (
+        bool(code)
+        and (old.digest, old.code) == (digest, code)
+        and workflow.endswith(f":{old.label}")
+        and os.path.isabs(place)
+        and not os.path.exists(place)
+    )
+
+
+def _was_renamed(old: RunFacts, digest: str, module: str) -> bool:
+    """Return whether a run is of an equal call of a workflow that its module no longer has.
+
+    Not in a notebook, whose other cells may not have been executed yet.
+
+    Args:
+        module: that of the workflow which is called now.
+    """
+    if (_place_of_run(old), old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
+        return False
+    # Only the names are looked at: a module may hold anything, and what it holds, asked for an
+    # attribute, may do anything (a proxy outside of its request raises).
+    names = vars(sys.modules[module]) if module in sys.modules else {}
+    return old.label.partition(".")[0] not in names and not is_defined(module, old.label)
+
+
+# -- what is unfinished beside a new run --------------------------------------------------------
 
 
 @reports
@@ -70,14 +142,14 @@ _MOST = 300  # unfinished runs that are looked at for that
 
 def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
     for old in _unfinished(store, seal, None, _MOST):
-        if was_moved(old, new.workflow, new.digest, new.code):
+        if _was_moved(old, new.workflow, new.digest, new.code):
             told = (
-                f"the same code in {place_of_run(old)}, which is there no more. To resume that "
+                f"the same code in {_place_of_run(old)}, which is there no more. To resume that "
                 f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
             )
-        elif was_renamed(old, new.digest, module):
+        elif _was_renamed(old, new.digest, module):
             told = (
-                f"a workflow {old.label!r}, which is not in {place_of_run(old)} any more. If "
+                f"a workflow {old.label!r}, which is not in {_place_of_run(old)} any more. If "
                 f"{new.label!r} is the same one, to resume that run instead: "
                 f"@workflow(name={old.label!r})"
             )
@@ -106,24 +178,3 @@ def _told(store: Store, seal: Seal, facts: RunFacts) -> str:
     effects = Counter(course_of(store, seal, facts).effects)
     told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
     return f"{facts.run_id}({facts.arguments}){f' with side effects {told}' if told else ''}"
-
-
-@reports
-def report_unused(active: ActiveRun) -> None:
-    """Tell of the recorded calls that a completed run did not meet again."""
-    unused = active.pool.unused
-    effects = [each.call for each in unused if each.may_have_happened]
-    plain = Counter(each.call.name for each in unused if not each.may_have_happened)
-    if plain:
-        told = ", ".join(f"{name} x{count}" for name, count in plain.most_common(6))
-        notice(
-            f"{active.run_id}: recorded steps that were not met again: {told}. The code did not "
-            "call them this time; their results were not used"
-        )
-    if effects:
-        told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in effects[:6])
-        warn(
-            f"run {active.run_id!r} completed without meeting these recorded side effects again, "
-            f"which have happened or may have: {told}",
-            UnusedRecordWarning,
-        )

@@ -1,0 +1,79 @@
+"""What people said of calls at which a run stopped: which recorded act they are.
+
+A call is known again by its call site and its ordinal, since its arguments may be others at every
+start.  Where several calls of one name were ruled on, the arguments tell which is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stepwise._identity.parts import parse
+from stepwise._journal.counters import turn
+from stepwise._journal.projection import RecordedCall, Rulings
+from stepwise._journal.records import Call, Ruled
+
+__all__ = ["agrees", "differing", "made_since", "ruling_on"]
+
+
+def ruling_on(call: Call, rulings: Rulings) -> tuple[int, Ruled] | None:
+    """Return the ruling on a call, and the number of the record that holds it."""
+    if (call.name, call.branch, call.ordinal) not in rulings:
+        return None
+    near = [each for each in rulings.values() if _is_at(each[1].call, call)]
+    return max(near, key=lambda each: _nearness(each[1].call, call), default=None)
+
+
+def made_since(number: int, ruled: Ruled, among: Iterable[RecordedCall]) -> RecordedCall | None:
+    """Return the record that a call made after it was said to be another act.
+
+    Args:
+        number: of the record that says so.
+    """
+    for each in among:
+        here = turn(each.call) == ruled.call.ordinal and _is_at(each.call, ruled.call)
+        if here and each.origin.number > number:
+            return each
+    return None
+
+
+def _is_at(one: Call, other: Call) -> bool:
+    """Return whether calls of the same name are made at the same place in the code.
+
+    A structural place outlives edits above it; it is not known to every thread.
+    """
+    if (one.name, one.branch, one.scope) != (other.name, other.branch, other.scope):
+        return False
+    return one.site == other.site or (bool(one.place) and one.place == other.place)
+
+
+def _nearness(one: Call, other: Call) -> tuple[int, bool]:
+    known = one.parts.keys() & other.parts.keys()
+    equal = sum(_alike(one.parts[name], other.parts[name]) for name in known)
+    return equal, one.ordinal == other.ordinal
+
+
+def differing(call: Call, other: Call) -> list[str]:
+    """The names of the parts that two calls both know and that differ."""
+    return [
+        name
+        for name, text in call.parts.items()
+        if name in other.parts and not _alike(text, other.parts[name])
+    ]
+
+
+def agrees(call: Call, stopped: Call, recorded: Call) -> bool:
+    """Return whether a call equals the stopped one wherever that matched the recorded one.
+
+    Serial numbers of what has no digest are given anew by every process.
+    """
+    return all(
+        _alike(call.parts.get(name, text), text)
+        for name, text in stopped.parts.items()
+        if name in recorded.parts and _alike(recorded.parts[name], text)
+    )
+
+
+def _alike(one: str, other: str) -> bool:
+    """Return whether two texts of a part may be of one value, whatever their serial numbers."""
+    return one == other or parse(one).same(parse(other))

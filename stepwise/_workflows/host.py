@@ -1,0 +1,394 @@
+"""How agents, graphs, notebooks and integrations execute something of their own as a run.
+
+A host has no workflow function that could be entered in the middle.  It names its program and what
+tells its runs apart, takes a run up (:func:`open_run`), says where it resumes
+(:meth:`HostedRun.resume_at_newest`, :meth:`HostedRun.resume_from_start`), has its steps recorded
+(:func:`call`), and keeps objects of its own beside the records (:class:`HostStore`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from stepwise._calls.async_driver import aresume
+from stepwise._calls.driver import start
+from stepwise._calls.operations import Result
+from stepwise._calls.steps import Step, step_of
+from stepwise._checkpoints.checkpoints import Retention, State
+from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._execution.failures import Unwinding
+from stepwise._execution.process_memory import memory
+from stepwise._identity.held_parts import HeldParts
+from stepwise._identity.identity import derived_id, label_of, place_of
+from stepwise._identity.module_names import file_of, other_names
+from stepwise._identity.parts import uncounted
+from stepwise._journal.journal import Journal, Position, facts_of, holds, read_entries, seal_for
+from stepwise._journal.lease import Lease, describe_owner
+from stepwise._journal.projection import Calls
+from stepwise._journal.records import Forgotten, RunFacts
+from stepwise._journal.seal import DamagedError, Seal
+from stepwise._rewrite import Source
+from stepwise._runtime.forks import cached
+from stepwise._runtime.messages import count, notice
+from stepwise._values.buffers import Data
+from stepwise._values.codec import Codec
+from stepwise._workflows import execute, opening, other_runs
+from stepwise._workflows.definition import Callee, Program
+from stepwise._workflows.opening import Invocation, Recall
+from stepwise._workflows.takeover import (
+    go_on_at,
+    go_on_from_the_top,
+    is_undone,
+    record_resumed,
+    state_of,
+)
+from stepwise._workflows.turns import live_run
+from stepwise.stores import Store
+
+__all__ = [
+    "DamagedError",
+    "HeldParts",
+    "HostStore",
+    "HostedRun",
+    "Program",
+    "Recall",
+    "Retention",
+    "State",
+    "Step",
+    "call",
+    "call_number",
+    "completed_here",
+    "count_completed",
+    "derived_id",
+    "describe_owner",
+    "is_in_run",
+    "label_of",
+    "live_run",
+    "open_run",
+    "place_of",
+    "program_of",
+    "release_inner_calls",
+    "step_of",
+    "uncounted",
+]
+
+T = TypeVar("T")
+_NOTHING: Mapping[str, Any] = {}
+
+
+# -- which run -----------------------------------------------------------------------------------
+
+
+def program_of(
+    function: Callable[..., Any], label: str, *, module: str = "", code: str = ""
+) -> Program:
+    """A program of a module, by whatever name its file is started or imported.
+
+    Args:
+        function: stands for it.
+        module: that defines it; by default that of ``function``.
+        code: fingerprint of what it executes.
+    """
+    module = module or function.__module__
+    file = file_of(module)
+    name, others = f"{place_of(module)}:{label}", other_names(module, label)
+    return Program(name, label, function, Source(file, "", 0, []), code, file, others)
+
+
+def completed_here(store: Store, base: str) -> int:
+    """How many runs that are counted under this id have completed in this process."""
+    return memory.ordinal(store.url, base)
+
+
+def count_completed(store: Store, base: str) -> None:
+    """Count a run that has completed, or whose result was recalled."""
+    memory.completed(store.url, base, base)
+
+
+def open_run(
+    program: Program,
+    store: Store,
+    run_id: str,
+    bound: Mapping[str, Any],
+    digest: str,
+    *,
+    parts: HeldParts | None = None,
+    explicit: bool = True,
+) -> Recall | HostedRun:
+    """Take a run up, or recall its result.
+
+    Args:
+        bound: the arguments by name, as they are shown.
+        digest: of the arguments.
+        parts: the values that its functions hold, if they tell runs apart.
+        explicit: the run id was chosen by the user.
+
+    Raises:
+        RunBusyError, RunOwnedError: somebody is executing it.
+        RunConflictError: its id belongs to a run with other arguments or parts.
+    """
+    callee = Callee(program, bound, digest, parts)
+    return opening.open_run(Invocation(callee, store, run_id, explicit, fsync=True), HostedRun)
+
+
+# -- a run in progress ---------------------------------------------------------------------------
+
+
+class HostedRun(opening.OpenedRun):
+    """A run that a host executes.
+
+    Attributes:
+        since: where in the journal the records begin that calls made again may ask for.
+    """
+
+    since = Position()
+    _body: Callable[[], Any]
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.active.run_id
+
+    @property
+    def interrupted(self) -> bool:
+        """True if its caller was cancelled: by Ctrl-C or a shutdown."""
+        return self.active.interrupted
+
+    @property
+    def codec(self) -> Codec:
+        """How its values are recorded."""
+        return self.active.codec
+
+    async def execute(self, body: Callable[[], Awaitable[Any]], *, idle: int = 0) -> Any:
+        """Execute it to its end, and record what ``body`` gives.
+
+        Args:
+            idle: how many of its tasks only wait for others of it.
+        """
+        self._body, self.active.idle = body, idle
+        try:
+            return await execute.execute_async(self)
+        finally:
+            parts = self.call.callee.parts
+            if isinstance(parts, HeldParts):
+                parts.note_assigned()
+
+    async def arun(self) -> Any:
+        """Await the body."""
+        self.active.begun = True
+        return await self._body()
+
+    def changed_arguments(self) -> dict[str, str]:
+        """Nothing: a host is given nothing that its run could change."""
+        return {}
+
+    # -- where it resumes ------------------------------------------------------------------------
+
+    def resume_from_start(self) -> str:
+        """Resume from the start: all records answer the calls that follow; says so, in words."""
+        answered = go_on_from_the_top(self.active)
+        return f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
+
+    def resume_at_newest(
+        self, checkpoints: Iterable[tuple[T, State | None]], place: Callable[[T], str]
+    ) -> T | None:
+        """Resume at the newest checkpoint that still holds; ``None`` if none does.
+
+        The records after it answer the calls that follow.
+
+        Args:
+            checkpoints: the newest first, each with its state; all records answer the calls that
+                follow one without a state.
+            place: says after what one was taken, for the notice that it is left out.
+        """
+        active, journal = self.active, self.active.journal
+        for checkpoint, state in checkpoints:
+            if state is None:
+                go_on_from_the_top(active)
+                return checkpoint
+            if not holds(journal.store, journal.seal, journal.run_id, state.start):
+                notice(
+                    f"{self.run_id}: the journal before its checkpoint after {place(checkpoint)} "
+                    "is damaged; the checkpoint is left out"
+                )
+                continue
+            entries = journal.load(state.start)
+            if not is_undone(state, entries):
+                go_on_at(active, state, entries)
+                self.since = state.start
+                return checkpoint
+        return None
+
+    def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
+        """Record that it resumes, in words and after how many steps, and tell it.
+
+        Args:
+            if_changed: what is told if its code is not what it was.
+        """
+        code = self.call.callee.workflow.code
+        if if_changed and self.active.facts.code != code:
+            notice(f"{self.run_id}: {if_changed}")
+        record_resumed(self.active, told, step, code=code)
+        notice(f"{self.run_id} {told}")
+
+    def forget_failures(self) -> None:
+        """Begin anew after a failure: what was raised before is over."""
+        self.active.unwinding = Unwinding(self.run_id)
+
+    # -- its calls -------------------------------------------------------------------------------
+
+    def retry_calls(self, *numbers: int) -> None:
+        """Make these calls anew when the run goes on: their records answer nothing any more."""
+        if numbers:
+            self.active.write((Forgotten(numbers, time.time()), b""), durable=False)
+
+    def retry_attempt(self, error: Exception) -> list[int]:
+        """Note that the call being executed failed, and is tried again; see release_inner_calls."""
+        self.active.unwinding.tried_again(error)
+        return release_inner_calls()
+
+    def give_back(self, numbers: Collection[int] = (), *, inside: int = 0) -> None:
+        """Let recorded calls answer once more: these, and those made inside one of that number."""
+        if not (numbers or inside):
+            return
+        active, journal = self.active, self.active.journal
+        entries = list(read_entries(journal.store, journal.seal, journal.run_id, self.since))
+        back = list(numbers)
+        for entry in entries:
+            if entry.outcome is not None and entry.outcome.call.number == inside:
+                back += entry.outcome.inner
+        known = Calls(entries).known
+        with active.lock:
+            for recorded in filter(None, map(known.get, back)):
+                active.pool.put_back(recorded)
+
+    def count_anew(self, branch: str) -> None:
+        """Number the calls of a branch from 1 again, as another process that makes them does."""
+        self.active.ordinals.count_anew(branch)
+
+    # -- what it keeps ---------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Where it is; a host's code has no position of its own."""
+        return place_in(self.active)
+
+    def put(self, name: str, header: dict[str, Any], data: Data = b"", *, durable: bool) -> None:
+        """Keep an object beside its records."""
+        self.active.journal.put(name, header, data, durable=durable)
+
+
+def place_in(active: ActiveRun) -> State:
+    """Where a run is whose code has no position of its own."""
+    return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})
+
+
+# -- calls inside it -----------------------------------------------------------------------------
+
+
+def is_in_run() -> bool:
+    """Return whether this is executed as part of a run."""
+    return current_scope() is not None
+
+
+async def call(
+    step: Step,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] = _NOTHING,
+    *,
+    branch: str = "",
+    instance: object = None,
+    only_recorded: bool = False,
+) -> Any:
+    """Call a step of the run in progress: executed and recorded, or answered by the journal.
+
+    Args:
+        branch: which of the run's concurrent branches makes the call.
+        instance: the first argument, if the function is a method of it that is not decorated.
+        only_recorded: do nothing if it is not recorded, and give ``None``.
+    """
+    scope = current_scope()
+    assert scope is not None
+    core = step.core(scope._replace(branch=branch) if branch else scope, args, kwargs, instance)
+    operation = start(core)
+    if only_recorded and not isinstance(operation, Result):
+        core.close()  # the journal has been asked, and nothing was done
+        return None
+    return (await aresume(core, operation)).unwrap()
+
+
+def call_number() -> int:
+    """The number of the call that is being executed here; 0 if none is."""
+    scope = current_scope()
+    return scope.call.number if scope is not None and scope.call is not None else 0
+
+
+def release_inner_calls() -> list[int]:
+    """Have the calls made inside this failed attempt answer those of the next one; gives them."""
+    scope = current_scope()
+    inner = list(scope.inner) if scope is not None else []
+    if scope is not None:
+        scope.inner.clear()
+    return inner
+
+
+# -- stores --------------------------------------------------------------------------------------
+
+
+class HostStore:
+    """A store of runs: facts about them, and the objects that a host keeps beside their records."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @cached
+    def _seal(self) -> Seal:
+        # At first use: the key of a persistent store is made then, and not before.
+        return seal_for(self.store)
+
+    def facts(self, run_id: str) -> RunFacts | None:
+        """The facts about a run; ``None`` if there is no such run."""
+        return facts_of(self.store, self._seal, run_id)
+
+    def is_of_file(self, facts: RunFacts, names: Sequence[str], file: str) -> bool:
+        """Return whether a run's program is defined in a file, by one of these full names."""
+        return other_runs.is_of_file(self.store, self._seal, facts, names, file)
+
+    def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
+        """An object beside the records of a run: its header and its data.
+
+        Raises:
+            DamagedError: it does not verify, or is not there.
+        """
+        opened = self._seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
+        return opened.header, opened.payload
+
+    @contextmanager
+    def owned(self, run_id: str) -> Iterator[Journal]:
+        """The journal of a run, to write objects to: of the one that is executed here, else leased.
+
+        One thread at a time, so that those that write by hand wait for one another.
+
+        Raises:
+            RunBusyError: another process is executing the run.
+        """
+        if not _turns:
+            os.register_at_fork(after_in_child=_turns.clear)
+        with _turns.setdefault(self.store.url, threading.RLock()):
+            active = live_run(self.store, run_id)
+            if active is not None:
+                yield active.journal
+                return
+            lease = Lease(self.store, run_id)
+            try:
+                lease.acquire()
+                yield Journal(self.store, self._seal, run_id, lease.epoch, fsync=True)
+            finally:
+                lease.release()
+
+
+_turns: dict[str, threading.RLock] = {}
