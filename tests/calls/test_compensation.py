@@ -4,13 +4,9 @@ import asyncio
 import contextlib
 import os
 import pathlib
-import sys
 
 import pytest
 from harness import python
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from outside import Log, Outside
 
 import stepwise

@@ -6,13 +6,7 @@ it.  Run again, it calls that with the very same value, and draws nothing again.
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import Doubt
 from survival import lab_of
 

@@ -48,7 +48,7 @@ def record(folder, store, durability):
         "STEPWISE_STORE": f"{store}:{home}/store",
     }
     command = [sys.executable, HERE / "program.py", str(STEPS)]
-    subprocess.run(command, env=environment, check=True, timeout=60)
+    subprocess.run(command, env=environment, check=True, timeout=300)
     return list(operations(log.read_bytes(), f"{home}/"))
 
 

@@ -637,7 +637,7 @@ def test_a_blocked_call_says_what_it_waits_for(notices, how):
 
     @step
     def work():
-        return not again.is_set() or told.wait(30)
+        return not again.is_set() or told.wait(300)
 
     @step
     async def awork():

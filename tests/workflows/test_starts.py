@@ -117,12 +117,12 @@ def test_a_run_that_somebody_executes_is_not_taken_up():
     def wait(number):
         if not inside.is_set():
             inside.set()
-            assert done.wait(30)
+            assert done.wait(300)
         return number
 
     first = threading.Thread(target=wait, args=(1,))
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(300)
     assert wait(1) == 1
     done.set()
     first.join()
