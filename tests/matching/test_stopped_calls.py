@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
+from clocks import LIMIT, be_late
 from harness import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -410,10 +411,11 @@ def test_what_was_cancelled_can_be_settled():
     @tool(side_effect=True)
     async def slow():
         sent.append("slow")
-        await asyncio.sleep(60)
+        be_late()
+        await asyncio.Event().wait()
 
     @workflow
-    async def agent(limit=0.01):
+    async def agent(limit=LIMIT):
         try:
             found = await asyncio.wait_for(slow(), limit)
         except asyncio.TimeoutError:
