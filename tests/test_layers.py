@@ -158,6 +158,14 @@ def test_the_modules_of_a_room(room):
     assert upward == []
 
 
+def test_the_tests_lie_in_the_same_rooms():
+    """A folder of tests is called like a room, or holds the crashes or the pages."""
+    rooms = {name.removeprefix("stepwise.").strip("_") for row in layers() for name in row}
+    tests = ROOT.parent / "tests"
+    folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
+    assert folders - {"."} <= rooms | {"crash", "docs"}
+
+
 def test_no_cycles():
     """No module imports one that, at any distance, imports it."""
     graph = {
