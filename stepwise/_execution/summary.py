@@ -136,7 +136,7 @@ class Summary:
             self.calls = merged
 
     def close(self, at: Position, effects: Iterable[Recorded]) -> None:
-        """Set the last record that it covers, and the known calls with side effects."""
+        """Set the position that it reaches, and the known calls with side effects."""
         self.position = [at.last, (at.link or b"").hex(), at.effects]
         self.unclear = [
             [each.origin.number, each.entry.number, *each.flags]

@@ -257,7 +257,7 @@ class Visits:
             self._active.ordinals.count_anew(token.key)
 
     def forget(self, calls: list[int]) -> None:
-        """End the run with these attempts: on resume they are made again."""
+        """Forget these attempts as the run ends: on resume they are made again."""
         if self._active is not None and calls:
             forgotten = Forgotten(tuple(calls), time.time())
             self._active.write((forgotten, b""), durable=False)

@@ -335,7 +335,7 @@ class _CellStep(Step):
 
 
 class _Locator(Locator):
-    """Return the place of a call: the number of the cell, or a line inside the cell."""
+    """The places of calls: a cell by its number, a call inside it by its line."""
 
     def __init__(self, code: Any, site: str) -> None:
         super().__init__(code, None)
