@@ -20,7 +20,7 @@ from stepwise._matching.stops import is_over
 
 __all__ = ["Course"]
 
-_RESUMES = 20  # that are told
+_RESUMES = 20  # resumes that are listed
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Course:
         """Follow a record."""
         record = entry.record
         if isinstance(record, Interrupted):
-            return  # what was in flight is lost from the record before it on
+            return  # work in flight is lost from the previous record on
         if self.stops and is_over(self.stopped, entry):
             self.stops = []
         if isinstance(record, Outcome):

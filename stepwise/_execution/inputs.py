@@ -162,7 +162,7 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> Inputs:
 
 def _from_data(payload: bytes, facts: RunFacts) -> Inputs:
     about = json.loads(payload)
-    try:  # the annotations say what it is
+    try:  # the annotations give the types
         function = known_workflow(facts.workflow).definition.function
     except ConfigurationError as error:
         raise _unknown(facts, str(error)) from None

@@ -91,8 +91,8 @@ def _tell_of_secret(call: Call, name: str) -> None:
     if (call.name, name) not in _told:
         _told.add((call.name, name))
         notice(
-            f"what {call.name!r} returned, or put into its arguments, holds the secret {name!r} "
-            "and is recorded with it; return something without it"
+            f"the result of {call.name!r}, or a changed argument, holds the secret {name!r} "
+            "and is recorded with it; return a value without the secret"
         )
 
 

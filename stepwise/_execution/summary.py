@@ -258,9 +258,9 @@ class SummaryKeeper:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._lock = threading.Lock()
-        self._summary: Summary | None = None  # of all that is recorded
+        self._summary: Summary | None = None  # covers all records
         self._effects: list[Entry] = []  # since it was kept
-        self._early: dict[int, Entry] = {}  # of threads that were faster than those before them
+        self._early: dict[int, Entry] = {}  # entries of threads that overtook earlier ones
         self._due = 0  # the number of the record at which it is kept next
         self._given_up = False
 

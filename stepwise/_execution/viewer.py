@@ -38,7 +38,7 @@ _EMPTY: dict[str, Any] = {
     "builtins:bytearray": bytearray,
     "collections:deque": deque,
 }
-_OURS = ("stepwise._values.", "stepwise._checkpoints.")  # what rebuilds values and variables
+_OURS = ("stepwise._values.", "stepwise._checkpoints.")  # modules that rebuild values and variables
 
 
 class Placeholder:
@@ -150,7 +150,7 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
     if state.python != PYTHON:
         raise UnreadableValueError(
             f"the checkpoint was written by Python {state.python}, which Python {PYTHON} must not "
-            "load; look at it with that one"
+            "load; use that Python to look at it"
         )
     values = {**_load(loaded.payload, state.arguments, loaded.reader()), **loaded.changes()}
     return {name: value for name, value in values.items() if not name.startswith("@")}

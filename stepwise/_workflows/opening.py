@@ -201,7 +201,7 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
         if call.parts is None:  # no @workflow is behind it
             ways = "another run_id"
-        first = memory.is_first(f"recalled {call.name}")  # of a loop over calls
+        first = memory.is_first(f"recalled {call.name}")  # once per loop over calls
         notice(
             f"{call.run_id} already completed at {when}{change}; this is its recorded result"
             f"{f'. To run it afresh: {ways}, or: {_forget(call.run_id)}' if first else ''}"
