@@ -151,7 +151,7 @@ def _is_plain(value: object) -> bool:
     cls = type(value)
     state = getattr(cls, "__getstate__", None)
     if isinstance(state, types.MethodDescriptorType) and state is not _PLAIN_STATE:
-        return False  # laid out by C (a StringIO): its attributes are not what it holds
+        return False  # laid out by C (a StringIO): its state is not in its attributes
     return (
         getattr(cls, "__reduce_ex__", None) is object.__reduce_ex__
         and getattr(cls, "__reduce__", None) is object.__reduce__

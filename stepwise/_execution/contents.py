@@ -39,9 +39,9 @@ def with_contents(
         except (NotDataError, NotRecordableError) as problem:
             kind = type(value).__qualname__
             raise NotRecordableError(
-                f"{what} changed its argument {name!r}, and what that {kind} holds now cannot be "
-                f"recorded as JSON (codec='json'): {problem}. Return the change instead, or leave "
-                "the argument as it was",
+                f"{what} changed its argument {name!r}, and the new contents of that {kind} cannot "
+                f"be recorded as JSON (codec='json'): {problem}. Return the change instead, or "
+                "leave the argument as it was",
                 path="",
                 type_name=kind,
             ) from problem
@@ -80,7 +80,7 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
         raise
     except Exception as problem:
         raise UnreadableValueError(
-            f"what the call left in its arguments cannot be loaded: {problem}"
+            f"the contents that the call left in its arguments cannot be loaded: {problem}"
         ) from problem
     before = {name: content_of(name, live, around) for name, live in around.arguments.items()}
     try:

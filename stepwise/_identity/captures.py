@@ -173,7 +173,7 @@ def plain_function(value: Any) -> types.FunctionType | None:
             value = vars(value)["__wrapped__"]
         elif hasattr(type(value), "run_id_for"):
             value = value.__wrapped__
-            value = getattr(value, "__func__", value)  # of a class method
+            value = getattr(value, "__func__", value)  # a class method
         else:
             return value if type(value) is types.FunctionType else None
 

@@ -189,7 +189,7 @@ def _refill(instance: Any, items: Any) -> None:
         collections.deque.extend(instance, items)
     elif isinstance(instance, BaseException):
         instance.args = items
-    else:  # what never changes is never refilled
+    else:  # an immutable value is never refilled
         base: Any = list if isinstance(instance, list) else bytearray
         base.__setitem__(instance, slice(None), items)
 

@@ -217,7 +217,7 @@ class Parameters:
         left_out, defaults = self._left_out, self._defaults
         framed: list[bytes] = []
         parts: dict[str, str] = {}
-        numbering = _digest.Numbering()  # of the whole call: one argument may refer to another
+        numbering = _digest.Numbering()  # for the whole call: one argument may refer to another
         for name in sorted(bound):
             if name in left_out:
                 continue
@@ -287,8 +287,8 @@ class Parameters:
         except DigestError as error:
             reason = str(error).replace("(at value", "(at key")
             raise DigestError(
-                f"what key= of {self.what} returned: {reason}. Return plain data that tells two "
-                "calls apart: a string, a number, a tuple of them",
+                f"the result of key= of {self.what}: {reason}. Return plain data that "
+                "distinguishes two calls: a string, a number, a tuple of them",
                 path="key" + error.path,
                 type_name=error.type_name,
             ) from None
@@ -300,7 +300,7 @@ class Parameters:
             reason = str(error).replace("(at value", f"(at {name}")
             raise DigestError(
                 f"argument {name!r} of {self.what}: {reason}. Leave it out of the identity with "
-                f"ignore=({name!r},), or say with key= what tells two calls apart",
+                f"ignore=({name!r},), or choose with key= what distinguishes two calls",
                 path=name + error.path,
                 type_name=error.type_name,
             ) from None
@@ -324,7 +324,7 @@ def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
             form = annotationlib.Format.FORWARDREF  # a name for the type checker only has no value
             return inspect.signature(function, annotation_format=form)
         return inspect.signature(function)
-    except ValueError:  # of some built-in functions
+    except ValueError:  # some built-in functions have none
         raise ConfigurationError(
             f"{what} has no signature by which its calls could be told apart: decorate a function "
             "of yours that calls it"

@@ -206,7 +206,7 @@ class _Lenient(Encoder):
             self.active[id(inside)] = 0
         self.masking = masking
         self.volatile = False
-        self.without_cells = False  # what the function itself captured counts elsewhere
+        self.without_cells = False  # variables that the function itself captured count elsewhere
         self.in_class = False
         self.whole = False  # in an object that counts by its class if any part has no digest
         self.unknown: list[object] = []

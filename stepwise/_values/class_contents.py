@@ -51,7 +51,7 @@ def content_of(cls: type) -> dict[str, Any] | None:
 
     try:
         fields = description(cls)
-    except Exception:  # of its annotations, which may name anything
+    except Exception:  # its annotations may name anything
         fields = None
     return found if fields is None else {**found, "__fields__": fields}
 

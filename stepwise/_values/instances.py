@@ -29,7 +29,7 @@ __all__ = ["Kind", "attributes", "by_name", "kind_of", "slots_of"]
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: such instances refer to their class
 _POINTER = struct.calcsize("P")
 _PROTOCOL = 4
-_FRESH = (dict, list, tuple)  # what a ``__getstate__`` makes
+_FRESH = (dict, list, tuple)  # types that a ``__getstate__`` creates
 _NAMES = frozenset({str})
 _PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
 _LEFT_TO_PYTHON = ("__reduce_ex__", "__reduce__", "__getattribute__")
@@ -137,7 +137,7 @@ def _is_whole_state(value: Any, inside: Sequence[Any]) -> bool:
             held.update(map(id, each.values()))
     try:
         make, _, state, *_ = value.__reduce_ex__(_PROTOCOL)
-    except Exception:  # of the class's own ``__getstate__``
+    except Exception:  # the class's own ``__getstate__`` may raise
         return False
     if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return False

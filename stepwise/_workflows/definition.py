@@ -72,7 +72,7 @@ class Options:
     on_owned: Literal["raise", "wait", "skip"] = "raise"
 
     def recording(self, outer: str) -> str:
-        """The codec of the run; see :class:`stepwise._values.codec.Codec`.
+        """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
 
         Args:
             outer: how the run that calls it as a child workflow does.

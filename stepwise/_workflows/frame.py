@@ -294,7 +294,7 @@ class WorkflowFrame(Frame):
                 self.complaints.unpicklable(error, point.line)
             return
         except MemoryError as error:
-            error.with_traceback(None)  # its frames hold what was pickled so far
+            error.with_traceback(None)  # its frames hold values that were pickled so far
             self.complaints.no_memory(point.line)
             return
         self.active.note_handled()
@@ -306,7 +306,7 @@ class WorkflowFrame(Frame):
         self.active.facts = self.checkpoints.write(
             state, payload, facts, self.references, reads_files=bool(read)
         )
-        self.shut -= read  # of what follows the loop in there, nothing is said
+        self.shut -= read  # blocks after the loop are not reported
         self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
         self.complaints.in_a_row = self.count = 0
@@ -340,7 +340,7 @@ class WorkflowFrame(Frame):
         elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.every > 1 and not seen):
             self.asking.discard(number)
             return False
-        elif not before:  # what was executed comes to the same again
+        elif not before:  # the executed statements produce the same values again
             return False
         elif (seen or reach >= Reach.STEP) and not self.active.pool:
             return True

@@ -388,7 +388,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, byt
 
 
 def _secrets_of(call: Invocation) -> Secrets:
-    """Return the secrets of the runs that contain it."""
+    """Return the secrets of a call, with those of its parent run."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
     secrets.add(call.callee.secret)
     return secrets

@@ -95,7 +95,7 @@ class Starting:
         return bool(self._workflow.options.start or settings.start())
 
     def runs(self) -> Iterator[Meant]:
-        """Return the intended run; the next one, if that run is no longer unfinished or free."""
+        """Yield the intended run, then the next one if that is no longer unfinished or free."""
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
         if run_id is not None:
