@@ -40,7 +40,7 @@ from stepwise.errors import ConfigurationError, RunStopped, RunWarning
 
 __all__ = ["CompletedCall", "compensate"]
 
-Item = tuple[Record, bytes]  # with its payload
+Item = tuple[Record, bytes]  # a record with its payload
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         return Result(
             error=ConfigurationError(
                 f"run {facts.run_id!r} cannot be undone: its journal was pruned "
-                "(prune_journal=True), so that what it did is no longer known"
+                "(prune_journal=True), so that its side effects are no longer known"
             )
         )
     effects = _Effects(journal.load(Position()), Codec(facts.codec))
@@ -139,9 +139,9 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         told = facts.error or f"undone: {count}"
         after = undoing._replace(undoing=False, error=told, updated_at=time.time())
         journal.append(head=after)
-        notice(f"{facts.run_id}: {count} undone; called again, the workflow makes them anew")
+        notice(f"{facts.run_id}: {count} undone; called again, the workflow repeats them")
     elif any(effect.call.child for effect in effects.newest_first):
-        journal.append(head=facts)  # nothing was to be undone in them
+        journal.append(head=facts)  # the child runs had nothing to undo
     return Result(done)
 
 
@@ -154,10 +154,10 @@ def _compensate_child(
 ) -> Generator[Any, Result, int]:
     with _child_journal(journal, effect.call.child) as child:
         if child is None or (facts.forked_from and child[1].parent != facts.run_id):
-            return 0  # what a fork shares is the other run's to undo
+            return 0  # compensation of shared records belongs to the original run
         its = _Effects(child[0].load(Position(child[1].pruned, None)), Codec())
         if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
-            # If this process dies in there, whoever resumes the caller finishes the undoing first.
+            # If this process dies in there, the caller's next resume finishes the undoing first.
             journal.append(head=_touched(facts))
         result = yield from compensate(*child)
     if its.undone or result.value:
@@ -207,8 +207,8 @@ def _compensate_one(
     if not happened:
         return 0
     key = compensation_key(call.key)
-    # The steps around it are forgotten now: if this process dies, and somebody who looked says that
-    # it was undone, nothing else would tell that they are to be made anew.
+    # The steps around the call are forgotten now.  If this process dies, and a person settles the
+    # call as undone, nothing else would show that these steps have to run again.
     announced = Compensating(call.number, key, time.time())
     journal.append(*_undoing(effects, call, announced), head=_touched(facts))
     question = CompletedCall(
@@ -224,11 +224,11 @@ def _compensate_one(
     result = yield Attempt(function, (question,), {}, None, f"the compensation of {call.name}")
     if result.error is not None:
         clean = isinstance(result.error, tool.fails_cleanly)
-        if clean:  # nothing happened, which is on record then: it may be tried again
+        if clean:  # nothing happened: the record says so, and the undoing may be retried
             journal.append(settled(effects.codec, call, landed=False))
         notice(
             f"{facts.run_id}: undoing {call.name}({call.arguments}) raised "
-            f"{preview(result.error)}; what is older was left as it is"
+            f"{preview(result.error)}; older side effects were not undone"
         )
         raise result.error
     compensated = Compensated(call.number, preview(result.value), time.time())
@@ -246,7 +246,7 @@ def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) 
 def _ask(
     tool: Step, effects: _Effects, effect: RecordedCall
 ) -> Generator[Any, Result, tuple[bool | None, Any]]:
-    """Ask the tool's ``reconcile`` whether a call in doubt happened, and what it returned."""
+    """Ask the tool's ``reconcile`` whether a call in doubt happened, and with which result."""
     if not callable(tool.in_doubt):
         return None, None
     call = effect.call
@@ -264,7 +264,7 @@ def _ask(
 
 def _tool(call: Call) -> Step:
     tool = compensated_tools.get((call.module, call.name))
-    if tool is None:  # the script that was __main__ then may be imported now
+    if tool is None:  # the script may be imported now instead of being __main__
         named = [each for (_, name), each in compensated_tools.items() if name == call.name]
         tool = named[0] if len(named) == 1 else None
     if tool is None:

@@ -134,7 +134,7 @@ def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled
         notice(
             f"run {scope.run.run_id}: {call.name} was cancelled the last time, after {took:.1f} s, "
             "and is a side effect that is not repeated: it waits to be cancelled again. If nothing "
-            "cancels it any more, stop the program, look outside whether it happened, and say so: "
+            "cancels it any more, stop the program, find out whether it happened, and settle it: "
             f"stepwise resolve {scope.run.run_id} {call.number} --landed JSON | --did-not-happen"
         )
         again = yield Cancelled(math.inf, outcome.awaited)

@@ -64,7 +64,7 @@ def map(  # noqa: A001
             that had begun have ended; calls not begun by then are not made.
     """
     if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
-        raise ConfigurationError(f"max_workers={max_workers!r} of map(): it is 1 or more")
+        raise ConfigurationError(f"max_workers={max_workers!r} of map(): it must be 1 or more")
     recorded = step_of(step)
     if executor is not None:
         _check_executor(step, executor)
@@ -81,33 +81,33 @@ def _check_executor(step: Any, executor: Any) -> None:
 
     if not isinstance(executor, Executor):
         raise ConfigurationError(
-            f"executor={executor!r} of map(): it is an executor of concurrent.futures, such as "
-            "ProcessPoolExecutor()"
+            f"executor={executor!r} of map(): it must be an executor of concurrent.futures, such "
+            "as ProcessPoolExecutor()"
         )
     recorded = step_of(step)
     function = recorded.function if recorded is not None else step
     if hasattr(step, "run_id_for") or gives_awaitable(function):
         kind = "a workflow" if hasattr(step, "run_id_for") else "a coroutine function"
         raise ConfigurationError(
-            f"executor= of map(): {step!r} is {kind}, which is executed by the process that "
+            f"executor= of map(): {step!r} is {kind}, which must run in the process that "
             "records it; leave executor= out, or give a plain step"
         )
 
 
 class _Begun:
-    """A call of which the journal has been asked: executed once, or not at all."""
+    """A call that the journal has not answered: executed once, or not at all."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.run: Callable[[Operation], Result] | None = None
         self._operation = start(core)
-        self._taken = threading.Lock()  # by who executes it, or keeps it from being
+        self._taken = threading.Lock()  # held by the thread that executes or cancels the call
 
     def __call__(self) -> Any:
         """Execute it in this thread."""
         if self._taken.acquire(blocking=False):
             return resume(self._core, self._operation, self.run).unwrap()
-        raise RuntimeError("the call was given up before it began")
+        raise RuntimeError("the call was cancelled before it began")
 
     async def acall(self) -> Any:
         """Await it."""
@@ -138,7 +138,7 @@ def _begin(step: Any, items: list[Any], executor: Any = None) -> list[_Begun] | 
         return None
     bound = () if getattr(step, "__self__", None) is None else (step.__self__,)
     cores = [recorded.core(scope, (*bound, item), {}) for item in items]
-    # What is recorded of a later item must not answer an earlier one, nor stand in its way.
+    # A record of a later item must not answer an earlier item, nor block it.
     later = scope.run.flows.start("stepwise map", daemon=False)
     try:
         begun = [_Begun(core) for core in cores]
@@ -186,7 +186,7 @@ def _map(
         ]
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
-        # After a failure, and after Ctrl-C: what has begun ends and is recorded.
+        # After a failure, and after Ctrl-C: calls that have begun end and are recorded.
         pool.shutdown(wait=True, cancel_futures=True)
         _close(begun)
     for future in futures:
@@ -263,7 +263,7 @@ class _Elsewhere:
         from concurrent.futures import ThreadPoolExecutor
 
         self._executor = executor
-        # Python 3.14's pool of interpreters is a pool of threads, but shares no objects with them.
+        # Python 3.14's pool of interpreters is a pool of threads, but they share no objects.
         interpreters = "Interpreter" in type(executor).__name__
         self._shares = isinstance(executor, ThreadPoolExecutor) and not interpreters
         self._encoded = None if self._shares else _packed(getattr(step, "__func__", step), args)
@@ -347,9 +347,9 @@ class _NotHere:
 
     def __getattr__(self, name: str) -> Any:
         raise OutsideRunError(
-            f"a step, a workflow or a run was asked for in a worker process of run "
-            f"{self.run_id!r}, which only the process that started it can record. Make one step "
-            "of all that the worker does, of plain functions",
+            f"a step, a workflow or a run was used in a worker process of run "
+            f"{self.run_id!r}, which only the process that started it can record. Make the "
+            "worker's whole job one step, of plain functions",
             run_id=self.run_id,
         )
 
@@ -361,7 +361,7 @@ def _ready() -> None:
 def _execute(work: _Work) -> tuple[Any, Any, str]:
     """Execute a body: its value or its exception, encoded, and the text of its traceback."""
     call, run_id = work.call, work.run_id
-    # The body finds its idempotency key; steps that it calls are refused.
+    # The body can read its idempotency key; steps that it calls are refused.
     here: Any = _NotHere(run_id)
     token = scope_variable.set(Scope(here, call, (call.number,), work.attempt, []))
     try:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "Performer", "perform"]
 
-PATIENCE = 1.0  # seconds without any change in the run after which a blocked call is given up
+PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 
 
 class Performer(Protocol):
@@ -81,7 +81,7 @@ class Performer(Protocol):
         """Called when a record answers the call."""
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
 
     def watch(self, bound: Mapping[str, Any]) -> Watches:
         """Return the watch that notices when the call changes its arguments."""
@@ -159,7 +159,7 @@ def perform(
             )
         finally:
             active.flows.done(call.number)
-    except MemoryError as error:  # what the body raises is in its result: these are ours
+    except MemoryError as error:  # ours: an error of the body is in its result
         raise active.stop(_stopped(performer, error)) from error
     finally:
         active.subjects.end(identity)
@@ -247,7 +247,7 @@ def _execute(
             try:
                 record = _completed(performer, call, watch, identity, result.value, inner)
             except NotRecordableError as error:
-                if call.child:  # its own journal can make the result again
+                if call.child:  # its own journal can produce the result again
                     return result
                 result = Result(error=error, awaited=awaited)
             else:
@@ -320,8 +320,8 @@ def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
     what = f"{call.name!r} changed its argument {', '.join(map(repr, changed))}"
     if active.is_first(what):
         warn(
-            f"{what}. What it became is recorded with the result, and put back when the call is "
-            "answered from the journal; return the change instead, which costs less and is seen "
+            f"{what}. The new contents are recorded with the result, and restored when the call is "
+            "answered from the journal. Return the change instead, which costs less and is visible "
             "where it happens",
             ArgumentMutatedWarning,
         )
@@ -337,7 +337,7 @@ def _record_failure(
     around: Surroundings | None,
     helper: Helper | None,
 ) -> _Recording:
-    """Record what a call raised, unless it is the run that is being stopped.
+    """Record the exception of a call, unless it stops the run.
 
     Args:
         inner: the scope of its last attempt.
@@ -379,7 +379,7 @@ def _record_failure(
 def _claim(
     scope: Scope, call: Call, origin: Origin, identity: Identity
 ) -> Generator[FlowChange, Result, Match]:
-    """Find what is recorded of the call, and take it out of the pool.
+    """Find the record of the call, and take it out of the pool.
 
     Where a recorded side effect could be this very call with other arguments, the other tasks and
     threads of the run are first given the time to claim theirs: until nothing has changed for a
@@ -410,7 +410,7 @@ def _claim(
                 error = stopped_at(active, call, match)
                 if error is not None:
                     raise error
-                continue  # what it waited for has just been taken
+                continue  # another call has just taken the record
             if not match.recorded:
                 with active.lock:
                     return match._replace(instead=active.pool.instead(call))
@@ -429,7 +429,7 @@ def _tell_twins(active: ActiveRun, caller: Asks) -> None:
 
 @reports
 def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
-    from stepwise._calls.doubt import waiting_text  # on use: mostly nothing waits
+    from stepwise._calls.doubt import waiting_text  # on use: calls rarely wait
 
     notice(f"run {active.run_id}: {waiting_text(call, match)}")
 
@@ -454,8 +454,8 @@ def _announce(
         return None
     entry = Entry(0, Intent(call), b"")
     why = (
-        f"run {scope.run.run_id!r} was restored from a backup, which does not know whether "
-        f"{call.name} happened after it was made"
+        f"run {scope.run.run_id!r} was restored from a backup, so {call.name} may have "
+        "happened after the backup was made"
     )
     return (
         yield from _decide(
@@ -575,7 +575,7 @@ def _record_outcome(
     number, cancelled = _written(active, (yield Write(active, (record, payload), durable)))
     active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
     if cancelled is not None:
-        # What the call raised is part of what the run may end with then, and is tried again.
+        # The call's error may be part of the error that ends the run; the call is then retried.
         raise cancelled from (error if record.status == "failed" else None)
 
 

@@ -204,7 +204,7 @@ class Vault:
 
 
 class StoredValue:
-    """A value that is stored for the run, and what it looked like when it was.
+    """A value stored for the run, and its look when it was stored.
 
     Args:
         number: of the record; negative: of the chunk.
@@ -267,7 +267,7 @@ class StoredValue:
 
 
 class Reader:
-    """Gives back the objects that one checkpoint refers to, each as one object.
+    """Returns the objects that one checkpoint refers to, each as one object.
 
     Attributes:
         found: those that were loaded, by number; what a value depends on comes before it.

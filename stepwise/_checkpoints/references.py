@@ -1,4 +1,4 @@
-"""The choice, made anew for each checkpoint, of the objects to store by reference.
+"""The choice, at each checkpoint, of the objects to store by reference.
 
 The pickler of the variables asks :meth:`References.identity` for every object.  A node of a known
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
@@ -38,7 +38,7 @@ _ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
 
 
 class _LongList:
-    """A list of which parts are in chunks.
+    """A list with parts in chunks.
 
     Args:
         key: by which a checkpoint names it.
@@ -97,7 +97,7 @@ class _LongList:
 
 
 def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
-    """The ids of lists, and of what they begin and end with."""
+    """The ids of lists, and of their first and last items."""
     ends: set[int] = set()
     for each in lists:
         ends.update(map(id, (each, *each[:_GROUP], *each[-_GROUP:])))
@@ -236,7 +236,7 @@ class References:
         return list(leaves.values()), found
 
     def _split(self, value: list[Any], before: _LongList | None, *, heavy: bool = False) -> bool:
-        """Take a list apart into chunks and what is between them; whether a chunk was made."""
+        """Take a list apart into chunks and the items between; return whether a chunk was made."""
         long, at = _LongList(value), 0
         if before is not None and self._known.has(before.first) and before.begins(value):
             long.first, long.items = before.first, before.items

@@ -106,7 +106,7 @@ class KnownValues:
 
     @property
     def chunks(self) -> int:
-        """How many chunks are known."""
+        """Return the number of known chunks."""
         return len(self._chunks)
 
     def chunk(self, number: int) -> StoredValue:
@@ -216,7 +216,7 @@ class KnownValues:
     # -- while a checkpoint is taken -------------------------------------------------------------
 
     def update(self, apart: Container[int]) -> None:
-        """Forget what was changed, and take in the results that have arrived.
+        """Forget changed values, and add the results that have arrived.
 
         Args:
             apart: ids of mutable objects that no known value may hold.
@@ -298,13 +298,13 @@ class KnownValues:
         return known
 
     def _sealed(self, chunk: Chunk) -> tuple[int, Data, Chunk]:
-        """The number of a new chunk, its sealed bytes, and what is kept of it."""
+        """Return the number of a new chunk, its sealed bytes, and the entry to keep."""
         number = self._next_chunk()
         sealed, link = self._seal(number, chunk)
         return number, sealed, chunk._replace(link=link, payload=b"")
 
     def keep(self, records: Container[int], chunks: Container[int] | None) -> None:
-        """Release what the stored checkpoint does not need.
+        """Release values that the stored checkpoint does not need.
 
         Args:
             chunks: ``None`` for the same as in the checkpoint before.

@@ -33,7 +33,7 @@ class Screen(Protocol):
         """React to the timer, every ``tick`` seconds, in a separate thread."""
 
     def end(self) -> None:
-        """It is over."""
+        """End the display."""
 
 
 class Display:

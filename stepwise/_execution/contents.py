@@ -23,7 +23,7 @@ _OWN = frozenset({"__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_p
 def with_contents(
     encoded: Encoded, around: Surroundings, what: str, deltas: Mapping[str, Delta]
 ) -> Encoded:
-    """Return an encoded outcome together with what the arguments hold now.
+    """Return an encoded outcome together with the current contents of the arguments.
 
     Args:
         what: the call, for the message.
@@ -68,7 +68,7 @@ def take_apart(payload: bytes) -> tuple[bytes, Mapping[str, Any], Mapping[str, D
 
 
 def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
-    """Give the arguments the contents that were recorded.
+    """Restore the recorded contents of the arguments.
 
     Raises:
         UnreadableValueError: they cannot be loaded here; nothing was changed then.
@@ -153,7 +153,7 @@ def _pickles(value: Any) -> bool:
 
 
 def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str) -> Any:
-    """Return what was written: a value, or the content of an instance."""
+    """Return the written object: a value, or the content of an instance."""
     if "tagged" in written:
         return load_tagged(written["tagged"])
     if "typed" in written:

@@ -70,7 +70,7 @@ def outcome(
     did: Did | None = None,
     kind: Any = Any,
 ) -> tuple[Outcome, Data]:
-    """How a call ended.
+    """The outcome of a call.
 
     Args:
         value: what it returned or raised.
@@ -169,7 +169,7 @@ def ended(
     retry: tuple[int, ...],
     spent: tuple[int, ...],
 ) -> tuple[Ended, Data]:
-    """How an attempt of the run ended.
+    """Return how an attempt of the run ended.
 
     Args:
         value: what it returned or raised; ``encoded``, if it can be recorded.
@@ -303,7 +303,7 @@ def changed_by(watch: Watches, codec: Codec) -> Surroundings | None:
 
 
 class ArgumentWatch:
-    """Notices cheaply that a step changes its arguments: by lengths, or, strictly, digests."""
+    """Notices changed arguments cheaply: by lengths, or, in strict mode, by digests."""
 
     def __init__(
         self, bound: Mapping[str, Any], function: Callable[..., Any] | None = None
@@ -348,7 +348,7 @@ def encode_changed(
     what: str,
     deltas: Mapping[str, Delta],
 ) -> Encoded:
-    """Encode how a call ended together with what the arguments hold now.
+    """Encode the outcome of a call together with the current contents of its arguments.
 
     Args:
         told: what a pickle holds of it: the value, or the pieces of an encoded exception.
@@ -395,7 +395,7 @@ class HasSubjects(Protocol):
     codec: Codec
 
     def is_first(self, about: str) -> bool:
-        """Return whether this was not said before of this run."""
+        """Return whether this is the first report of its kind in this run."""
 
 
 class Did(NamedTuple):

@@ -85,14 +85,14 @@ class ProcessMemory:
         return self._taken.get((store, run_id), base) != base
 
     def is_first(self, about: str) -> bool:
-        """Return whether this was not said before in this process."""
+        """Return whether this is the first report of its kind in this process."""
         with self._mutex:
             first = about not in self._said
             self._said.add(about)
             return first
 
     def ordinal(self, store: str, base: str) -> int:
-        """How many runs of this derived id have completed here."""
+        """Return how many runs of this derived id have completed here."""
         with self._mutex:
             return self._completed.get((store, base), _NONE)[0]
 
@@ -139,7 +139,7 @@ memory = ProcessMemory()
 
 
 def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
-    """How this process was started, to be started again, and in which folder.
+    """Return the command that started this process, and its folder.
 
     Empty if a command line does not tell: an interpreter at a prompt, a notebook's kernel, a
     process that another one spawned.

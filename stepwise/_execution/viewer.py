@@ -42,7 +42,7 @@ _OURS = ("stepwise._values.", "stepwise._checkpoints.")  # what rebuilds values 
 
 
 class Placeholder:
-    """Something that this program does not have, with what is known of it."""
+    """A placeholder for an object that this program lacks, with its known facts."""
 
     _stands_for = "?"
 

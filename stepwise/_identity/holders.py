@@ -31,7 +31,7 @@ def _name_of(cls: Any) -> str:
 
 
 class Holder:
-    """Where the parts of a subject are.
+    """The places of a subject's parts.
 
     Args:
         name: of the step.
@@ -80,7 +80,7 @@ class Holder:
         return ("" if part.startswith("self.") else self.family), part
 
     def place(self, part: str) -> object:
-        """Return what a part is an attribute of, or the variable itself."""
+        """Return the object that has a part as attribute, or the variable itself."""
         kind, _, name = part.partition(".")
         return self.cells.get(name) if kind == "closure" else self.instance
 
@@ -123,7 +123,7 @@ class Holder:
         return found
 
     def put(self, part: str, value: Any) -> None:
-        """Give an attribute or a captured variable a value; ``MISSING`` deletes it."""
+        """Set an attribute or a captured variable; ``MISSING`` deletes it."""
         kind, _, name = part.partition(".")
         if kind == "closure" and value is MISSING:
             del self.cells[name].cell_contents

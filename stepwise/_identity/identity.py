@@ -20,7 +20,6 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepwise._identity.module_names import place_of
 from stepwise._identity.parts import KEY, digest_part, parse, short, started_module
 from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
@@ -39,10 +38,8 @@ __all__ = [
     "instance_digest",
     "instance_parts",
     "label_of",
-    "place_of",
     "random_id",
     "uncompared",
-    "workflow_name",
 ]
 
 Key = Callable[..., Any] | Sequence[str] | None
@@ -56,7 +53,7 @@ _NOTHING = object()
 
 
 class Parameters:
-    """The parameters of a step or workflow, and how its calls are told apart.
+    """The parameters of a step or workflow, and the rules that distinguish its calls.
 
     Args:
         function: the plain function.
@@ -339,11 +336,6 @@ def label_of(function: Callable[..., Any]) -> str:
     return re.sub(r".*<locals>\.", "", function.__qualname__)
 
 
-def workflow_name(function: Callable[..., Any], label: str) -> str:
-    """The full name of a workflow: ``module:label``, or ``/path/script.py:label`` for a script."""
-    return f"{place_of(function.__module__)}:{label}"
-
-
 def derived_id(name: str, label: str, *digests: str) -> str:
     """The run id of a workflow called with these arguments."""
     return f"{_slug(label)}-{_digest.combine(name, *digests)[:12]}"
@@ -368,7 +360,7 @@ def _slug(label: str) -> str:
 
 
 def idempotency_key(run_id: str, name: str, digest: str, ordinal: int, undone: int = 0) -> str:
-    """A string that stays the same when this very call is repeated, and is no other call's.
+    """Return a string that is stable when this call is repeated, and unique to it.
 
     Args:
         undone: how often the run's side effects were undone: made anew, a call is another act,
@@ -407,7 +399,7 @@ def instance_digest(
 
 
 def instance_parts(instance: object) -> dict[str, bytes | None]:
-    """Encode the attributes of an instance by name; ``None`` stands for one that has no digest."""
+    """Encode the attributes of an instance by name; ``None`` for one without a digest."""
     state = {name: held for name, held in attributes(instance).items() if name not in _NOT_STATE}
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
         state.update(state.pop(extra, None) or {})
@@ -532,7 +524,7 @@ class _AnnotationNames(dict[str, Any]):
 
 
 class _Unknown:
-    """A class of which the (dotted) name is all there is.  Behaves as a class in an annotation."""
+    """A class known only by its (dotted) name.  Behaves as a class in an annotation."""
 
     def __init__(self, name: str) -> None:
         self._name = name

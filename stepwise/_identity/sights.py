@@ -32,7 +32,7 @@ State = Container[tuple[str, str]]
 
 
 class HeldPart:
-    """The digest of what a subject holds under one name.
+    """The digest of the value that a subject holds under one name.
 
     Args:
         text: see ``parts``; without serial numbers.
@@ -61,21 +61,21 @@ class HeldPart:
         self.looks = 0  # at a value that had this digest before
 
     def stands(self, value: Any) -> bool:
-        """Return whether the digest is still that of a value, as far as known without digesting."""
+        """Return whether the digest is still valid, as far as known without digesting."""
         if self.value is not value:
             return False
         return self.fixed or (self.watch is not None and self.watch.holds())
 
 
 class Holds(Protocol):
-    """Tells whether a value is what it was."""
+    """Checks whether a value has changed."""
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
 
 
 class Sight:
-    """The contents of a subject when it was looked at.
+    """The contents of a subject at one moment.
 
     Args:
         raw: names and values as the subject has them.
@@ -143,7 +143,7 @@ class Sights:
         self._parts.clear()
 
     def look(self, holder: Holder, state: State) -> Sight:
-        """Look at what the subject holds now.
+        """Read the current contents of the subject.
 
         Args:
             state: which parts step bodies change.

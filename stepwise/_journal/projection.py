@@ -35,19 +35,21 @@ from stepwise._journal.records import (
 )
 
 __all__ = [
+    "CallKey",
     "Calls",
     "Course",
     "Flags",
     "Places",
     "Projection",
     "RecordedCall",
-    "Rulings",
+    "Ruling",
     "Status",
     "Stop",
     "announcements",
     "derive_facts",
     "effects_seen",
     "end_of_step",
+    "facts_at_start",
     "given_up",
     "handled_in",
     "last_end",
@@ -62,9 +64,10 @@ _EMPTY = bytes(8 * 1024)  # places for so many calls more
 
 Flags = tuple[bool, bool, bool]
 """What a checkpoint keeps of a call: handled, retry and spent of :class:`RecordedCall`."""
-CallKey = tuple[str, str, int]  # by which a stopped call is known again
-Rulings = dict[CallKey, tuple[int, Ruled]]
-"""What people said of stopped calls, each with the number of the record that says it."""
+CallKey = tuple[str, str, int]
+"""By which a stopped call is known again: name, branch and ordinal."""
+Ruling = tuple[int, Ruled]
+"""What somebody said of a stopped call, with the number of the record that says it."""
 
 
 class Projection:
@@ -94,7 +97,7 @@ class Status(enum.Enum):
     COMPLETED = "returned a value"
     FAILED = "raised"
     CANCELLED = "was cancelled"
-    FREE = "did not happen, as somebody who looked said"
+    FREE = "did not happen, as a person settled"
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -130,7 +133,7 @@ class RecordedCall:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, if it did and nobody settled it since."""
+        """Return how the call ended, unless it is open or was settled since."""
         return self.entry.outcome
 
     @property
@@ -198,7 +201,7 @@ class Calls(Projection):
         self, entries: Iterable[Entry] = (), flags: Mapping[int, Flags] | None = None
     ) -> None:
         self.known: dict[int, RecordedCall] = {}
-        self.rulings: Rulings = {}
+        self.rulings: dict[CallKey, Ruling] = {}
         self.changing: list[Outcome] = []
         self.undone = False
         self._before_end: list[tuple[RecordedCall, Flags]] = []
@@ -212,7 +215,7 @@ class Calls(Projection):
 
     @property
     def in_doubt(self) -> list[RecordedCall]:
-        """The calls of which it is not known whether their side effect happened."""
+        """The calls whose side effect may or may not have happened."""
         return [each for each in self if each.in_doubt]
 
     def on_intent(self, entry: Entry, record: Intent) -> None:
@@ -388,8 +391,8 @@ def undone_in(entries: Iterable[Entry]) -> set[int]:
 def made_again(entries: Iterable[Entry]) -> set[int]:
     """The numbers of the calls that have to be made again, as these records say."""
     before: set[int] = set()
-    tried_again: set[int] = set()  # as the last attempt that ended says
-    gone: set[int] = set()  # for good: made anew, a call gets another number
+    tried_again: set[int] = set()  # named by the last attempt that ended
+    gone: set[int] = set()  # for good: made again, a call gets another number
     for entry in entries:
         record = entry.record
         if isinstance(record, Ended):
@@ -599,28 +602,33 @@ class Course(Projection):
         return not self.forked or at > self.born
 
 
+def facts_at_start(run_id: str, started: Started) -> RunFacts:
+    """The facts of a run that begins."""
+    return RunFacts(
+        run_id=run_id,
+        workflow=started.workflow,
+        label=started.workflow.rpartition(":")[2],
+        status="running",
+        arguments=started.arguments,
+        digest=started.digest,
+        code=started.code,
+        parent=started.parent,
+        forked_from=started.forked_from,
+        secrets=started.secrets,
+        hidden=started.hidden,
+        created_at=started.at,
+        updated_at=started.at,
+        parts=started.parts,
+    )
+
+
 def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
     """Derive a run's facts from its records; return ``None`` if they do not show how it began."""
     facts: RunFacts | None = None
     for entry in entries:
         record = entry.record
         if isinstance(record, Started):
-            facts = RunFacts(
-                run_id=run_id,
-                workflow=record.workflow,
-                label=record.workflow.rpartition(":")[2],
-                status="running",
-                arguments=record.arguments,
-                digest=record.digest,
-                code=record.code,
-                parent=record.parent,
-                forked_from=record.forked_from,
-                secrets=record.secrets,
-                hidden=record.hidden,
-                created_at=record.at,
-                updated_at=record.at,
-                parts=record.parts,
-            )
+            facts = facts_at_start(run_id, record)
         elif facts is not None:
             facts = _after(facts, entry)
     return facts

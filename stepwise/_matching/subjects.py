@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 FIRST = "@"
-"""Behind the name of a part: what it was when the run first saw the subject."""
+"""Suffix of a part's name: the value when the run first saw the subject."""
 UNKNOWN = "."
 """The first value is not known: the subject came back from a checkpoint."""
 
 _SIZED = (list, dict, set)
-_NUMBERS = 1_000_000  # that one attempt may give
+_NUMBERS = 1_000_000  # serial numbers that one attempt may give out
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -75,7 +75,7 @@ class Identity:
         self.noted: list[str] = []  # parts found to be state when it began
         self.holder: Holder | None = None
         self.subject: Subject | None = None
-        # Digest and parts by an older rule: classes of the started file were those of ``__main__``.
+        # Digest and parts by an older rule: classes of the started file counted as ``__main__``'s.
         self.older: Callable[[], tuple[str, dict[str, str]]] | None = None
         self.sight: Sight | None = None  # when the call was made
 
@@ -153,7 +153,7 @@ class Held:
 
     def __init__(self, holder: Holder, sight: Sight) -> None:
         self.number = 0
-        self.looked = False  # at what it did
+        self.looked = False  # whether the changes of the call were determined
         self.holder = holder
         self.sight = sight
         self.copies = sight.copies
@@ -390,7 +390,7 @@ class Subjects:
         with self._lock:
             if around:
                 self._note_others(identity, around)
-            if self._in_flight:  # mostly there is none
+            if self._in_flight:  # usually empty
                 for other in self._in_flight:
                     if other.groups is None:
                         self._join(other, ())
@@ -430,7 +430,7 @@ class Subjects:
         held = identity.held
         if held is None:
             return
-        if not held.looked:  # it has no outcome: what it did may stay in this process
+        if not held.looked:  # no outcome: its changes may stay in this process
             self.effects(identity)
         identity.held = None
         with self._lock:
@@ -473,7 +473,7 @@ class Subjects:
         return SubjectChanges(deltas, whole, tuple(unclear), tuple(state))
 
     def _changed(self, held: Held, sights: Sights) -> tuple[list[str], Mapping[str, Any]]:
-        """The names of the parts that are not as they were, and what the subject holds now."""
+        """Return the names of the changed parts, and the current contents of the subject."""
         holder, sight = held.holder, held.sight
         if sight.is_of(holder.raw()):
             now, names = sight.values, sight.moving
@@ -553,14 +553,14 @@ class Subjects:
 def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Callable[[], object]:
     try:
         return weakref.ref(obj, gone)
-    except TypeError:  # it takes none, so it is held as long as the run
+    except TypeError:  # no weak references: hold the object as long as the run
         return lambda: obj
 
 
 def complete(
     subjects: Subjects, identity: Identity, called: HasParameters, instance: object
 ) -> None:
-    """Add to an identity the parts of what a call is made on.
+    """Add the parts of the call's subject to an identity.
 
     Args:
         instance: the object or class that a method is bound to.

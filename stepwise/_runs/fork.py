@@ -80,7 +80,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     if taken is not None:
         recorded = f"{taken.label}({taken.arguments})"
         raise RunConflictError(
-            f"run id {new_id!r} is taken by {recorded}; give the fork another one",
+            f"run id {new_id!r} is taken by {recorded}; give the fork another id",
             run_id=new_id,
             recorded=recorded,
             given=f"a fork of {run_id}",
@@ -117,8 +117,8 @@ class ForkedRun:
         lost -= given_up(self.entries)
         if lost:
             raise CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. Put "
-                f"right what can be, and try again: stepwise verify {run_id} --repair",
+                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. "
+                f"Repair what can be repaired, and try again: stepwise verify {run_id} --repair",
                 run_id=run_id,
             )
         self.calls = {each.step: each for each in self.entries if each.step}
@@ -128,7 +128,7 @@ class ForkedRun:
         calls = (each.call for each in self.entries if each.call is not None)
         found = {call.number for call in calls if step in (call.number, call.name)}
         if len(found) != 1:
-            why = "names more than one step; give its number" if found else "is no step of it"
+            why = "names more than one step; give its number" if found else "is not a step of it"
             raise self.no_step(step, why)
         return found.pop()
 
@@ -142,7 +142,7 @@ class ForkedRun:
         )
 
     def checkpoints(self, cut: int) -> list[Loaded]:
-        """Those that were taken up to a record, the newest first."""
+        """Return the checkpoints taken up to a record, the newest first."""
         found = checkpoints_of(self.store, self.seal, self.facts.run_id)
         verified = [loaded for _, loaded in found if loaded is not None]
         return [each for each in reversed(verified) if each.state.journal[0] <= cut]
@@ -151,7 +151,7 @@ class ForkedRun:
 def point_of(
     source: ForkedRun, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
-    """The last record to share, and the checkpoint to go on at, if not from the top."""
+    """The last record to share, and the checkpoint to resume at, if not from the top."""
     run_id, at = source.facts.run_id, change.at
     if at is None and results:
         at = max(results)
@@ -159,14 +159,14 @@ def point_of(
         places = source.checkpoints(source.entries[-1].number)
         if not places:
             raise source.no_step(
-                "the newest checkpoint", "is not there; say from which step it goes on (at=)"
+                "the newest checkpoint", "is missing; give the step at which it resumes (at=)"
             )
         return places[0].state.journal[0], places[0]
     late = [number for number in results if number > at]
     if late:
         raise source.no_step(late[0], f"comes after step {at}, up to which records are shared")
     if at < 0 or at > max(source.calls, default=0):
-        raise source.no_step(at, "is no step of it")
+        raise source.no_step(at, "is not a step of it")
     cut = _end_of(source, at)
     for loaded in source.checkpoints(cut):
         if not _has_used(source, loaded.state, results):
@@ -226,7 +226,7 @@ def _write(
         end=numbers.get(facts.end, 0) if parent else 0,
         error="",
         undoing=False,
-        pruned=1 if facts.pruned else 0,  # the record that says how it began is made anew
+        pruned=1 if facts.pruned else 0,  # the record of its beginning is made anew
         created_at=now,
         updated_at=now,
     )
@@ -245,7 +245,7 @@ def _write(
                 [numbers[origin], numbers[end], *flags] for origin, end, *flags in state.unused
             ],
             changed=changed,
-            before=None if state.before is None else "",  # it is the only one
+            before=None if state.before is None else "",  # the only checkpoint
         )
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 
@@ -303,7 +303,7 @@ def _items(
             if again is not None:
                 record = record._replace(call=call._replace(key=again.key, child=again.child))
             if isinstance(record, Intent) and (again is None or again.key == call.key):
-                record, payload = record._replace(form=None), b""  # not this run's to undo
+                record, payload = record._replace(form=None), b""  # the fork does not undo it
         elif isinstance(record, Quarantined):
             continue
         items.append((record, payload))
@@ -339,7 +339,7 @@ def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Cal
 
 
 def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
-    """A child run that has not answered yet goes on in the fork, in a run of its own."""
+    """Fork a child run that has not answered yet, as a run of its own."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
     whole = ForkedRun(source.store, source.seal, child)

@@ -23,8 +23,8 @@ from stepwise.stores import Store
 
 __all__ = ["StepRecord", "each_step", "step_record", "steps_of", "steps_with"]
 
-_NEAR = 256  # records that are kept, since tasks end in another order than they begin
-_LARGE = 10_000  # bytes; a record with more is read again where it is needed again
+_NEAR = 256  # records that are kept, since tasks do not end in the order in which they begin
+_LARGE = 10_000  # bytes; a larger record is read again when it is needed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class _Entries:
         self._recent: dict[int, Entry] = {}
 
     def get(self, number: int) -> Entry | None:
-        """One that verifies."""
+        """Return a record that verifies, or ``None``."""
         if number > self._at + _NEAR and 0 <= number - self._far <= _NEAR:  # so is the one before
             self._reading = read(*self._place, Position(number - 1, None))
             self._at = number - 1

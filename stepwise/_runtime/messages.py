@@ -82,7 +82,7 @@ def reports(function: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def _failed(what: str, error: BaseException) -> None:
-    """Say that a report failed, as far as that can be said."""
+    """Report that a report failed, as far as possible."""
     with contextlib.suppress(Exception, RunStopped):  # the log itself may have failed
         _logger.debug("the report %s failed", what, exc_info=error)
     with contextlib.suppress(Exception, RunStopped):
@@ -143,7 +143,7 @@ def publisher() -> Any:
 
 @reports
 def notice(text: str) -> None:
-    """Tell ``text`` once, now."""
+    """Show ``text`` once, now."""
     try:
         _put(text)
     finally:

@@ -95,7 +95,7 @@ def combined(parts: Iterable[bytes]) -> str:
 
 
 def encode(value: object, numbering: Numbering | None = None) -> bytes:
-    """The canonical bytes of ``value``, at most 64, of which :func:`digest` is the hash.
+    """Return the canonical bytes of ``value``, at most 64; :func:`digest` is their hash.
 
     Args:
         numbering: of the references in what makes one identity; what frameworks make up anew at
@@ -219,7 +219,7 @@ class Encoder:
     def numbered(
         self, numbering: Numbering | None, encode: Callable[..., T], value: Any, *more: Any
     ) -> T:
-        """Encode with another numbering; what was met has another encoding then."""
+        """Encode with another numbering; values already met have another encoding then."""
         before = self.numbering, self.met
         self.numbering, self.met = numbering, {} if numbering is not self.numbering else self.met
         try:
@@ -284,7 +284,7 @@ class Encoder:
     # -- objects -------------------------------------------------------------------------------
 
     def rules(self, value: Any) -> dict[str, Rule] | None:
-        """How those of its fields count that do not count as they are."""
+        """Return how those fields count that do not count unchanged."""
         return rules_of(type(value)) if self.numbering is not None else None
 
     def fields(self, value: Any, names: Iterable[str]) -> list[bytes]:
@@ -498,7 +498,7 @@ _SUBCLASSED: tuple[tuple[type, Form], ...] = (
 
 @functools.lru_cache(maxsize=1000)
 def form_of(cls: type) -> Form:
-    """How the values of a class that is neither an atom nor a container are taken apart."""
+    """Return how to encode the values of a class that is neither an atom nor a container."""
     base: Any
     form: Form
     for base, form in _BASES:

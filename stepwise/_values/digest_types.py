@@ -1,4 +1,4 @@
-"""How values of particular kinds are taken apart for their digest: models, types, arrays, tables.
+"""Encodings of particular kinds of values for their digest: models, types, arrays, tables.
 
 One function per kind, from a value to its canonical bytes; :mod:`stepwise._values.digest` explains
 what those are.  A library is imported only here, and only when the value is one of its own.
@@ -125,7 +125,7 @@ def _pydantic(encoder: PartEncoder, value: Any) -> bytes:
 
 
 def _class(encoder: PartEncoder, value: Any) -> bytes:
-    """A class is its name, if that name leads back to it; else the fields of what it describes.
+    """Encode a class by its name, if it can be found by that name; else by its fields.
 
     So that the output type of an agent may be made on the fly.
     """

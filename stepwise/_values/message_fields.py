@@ -24,7 +24,7 @@ EACH = "[]"
 
 
 class FieldKind(enum.Enum):
-    """How a field counts."""
+    """The way in which a field counts."""
 
     VOLATILE = "not at all"
     REFERENCE = "by the order in which it first appears"
@@ -115,7 +115,7 @@ _KNOWN: dict[str, dict[str, _FieldPaths]] = {
 
 
 def rules_of(cls: type) -> dict[str, Rule] | None:
-    """How the fields of a class count that do not count as they are; ``None`` if it has none."""
+    """Return how the fields of a class count that do not count unchanged, or ``None``."""
     return _rules(cls, settings.fields())
 
 
@@ -147,7 +147,7 @@ def _add(rules: dict[str, Rule], path: Iterable[str], mark: FieldKind) -> None:
 
 
 class Numbering:
-    """The order in which references first appear in what is digested as one.
+    """The order in which references first appear in one digest.
 
     A long list numbers its own, so that its digest goes on from one call to the next; where its
     references are those of something before it, *links* say so.
@@ -160,7 +160,7 @@ class Numbering:
         self.lists: tuple[dict[Any, int], ...] = ()
 
     def of(self, reference: object) -> bytes:
-        """Return the token that stands for a reference."""
+        """Return the token that replaces a reference."""
         number = self.numbers.get(reference)
         if number is None:
             for place, table in enumerate(self.lists):

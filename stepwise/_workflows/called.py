@@ -68,7 +68,7 @@ class ChildCall(WorkflowCall):
         return _ChildWatch(self)
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
         return self.hiding.shown(bound, secrets)
 
     def prepare(self, scope: Scope) -> Core:
@@ -206,7 +206,7 @@ class _ChildWatch:
 
 
 def run_of(store: Store, run_id: str) -> Run:
-    """A run, to be looked at."""
+    """Return the run, for looking at it."""
     from stepwise._runs.run import Run  # on use: most programs look at no run
 
     return Run(store, run_id)
@@ -215,6 +215,6 @@ def run_of(store: Store, run_id: str) -> Run:
 def no_id_yet(label: str) -> ConfigurationError:
     """Return the error for a caller that asks for the id of a run that will be a new one."""
     return ConfigurationError(
-        f"the next call of {label!r} will be a new run, whose id is made up when it starts: give "
-        "it one, .options(run_id=...), or ask the Run that execute() gives"
+        f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
+        "it an id, .options(run_id=...), or use the Run that execute() returns"
     )

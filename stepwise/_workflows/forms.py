@@ -38,7 +38,7 @@ def invoke(
     """Call a workflow: its result, or its ``Run``; awaitable or iterable as its function is."""
     if workflow.is_generator or workflow.is_async_generator:
         if current_scope() is not None:
-            # What it yields cannot be recorded as an outcome: its steps belong to the caller's run.
+            # Its items cannot be recorded as an outcome, so its steps belong to the caller's run.
             return plain_call(workflow, instance, args, kwargs)
         top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
         if workflow.is_generator:
@@ -48,7 +48,7 @@ def invoke(
         return _plain(workflow, instance, args, kwargs, want_run)
     made_by.add(_coroutine.__code__)
     coroutine: Any = _coroutine(workflow, instance, args, kwargs, want_run)
-    # "coroutine 'agent' was never awaited", says Python, who looks here.
+    # Python reads the name here for "coroutine 'agent' was never awaited".
     coroutine.__name__ = coroutine.__qualname__ = workflow.label
     return coroutine
 
@@ -98,8 +98,8 @@ async def _awaited(
     await top.begin()
     with top as opened:
         value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
-        # A Ctrl-C during the last piece comes only now.  Were it to come after the end, nobody
-        # would get the result, and the next call would be a new run.
+        # A Ctrl-C during the last piece is raised now.  Raised after the end, it would lose the
+        # result, and the next call would be a new run.
         await asyncio.sleep(0)
     return run_of(top.store, top.run_id) if want_run else value
 
@@ -107,7 +107,7 @@ async def _awaited(
 def _generate(top: TopLevel) -> Generator[Any, Any, Any]:
     with top as opened:
         if isinstance(opened, Recall):
-            return None  # it is skipped; nothing is recalled of a generator
+            return None  # skipped; a generator recalls nothing
         return (yield from execute_generator(opened))
 
 
@@ -115,7 +115,7 @@ async def _agenerate(top: TopLevel) -> AsyncGenerator[Any, None]:
     await top.begin()
     with top as opened:
         if isinstance(opened, Recall):
-            return  # it is skipped
+            return  # skipped
         async for item in execute_async_generator(opened):
             yield item
 

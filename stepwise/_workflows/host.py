@@ -24,8 +24,8 @@ from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.process_memory import memory
 from stepwise._identity.held_parts import HeldParts
-from stepwise._identity.identity import derived_id, label_of, place_of
-from stepwise._identity.module_names import file_of, other_names
+from stepwise._identity.identity import derived_id, label_of
+from stepwise._identity.module_names import file_of, other_names, place_of
 from stepwise._identity.parts import uncounted
 from stepwise._journal.journal import Journal, Position, facts_of, holds, read_entries, seal_for
 from stepwise._journal.lease import Lease, describe_owner
@@ -257,14 +257,12 @@ class HostedRun(opening.OpenedRun):
         if not (numbers or inside):
             return
         active, journal = self.active, self.active.journal
-        entries = list(read_entries(journal.store, journal.seal, journal.run_id, self.since))
-        back = list(numbers)
-        for entry in entries:
-            if entry.outcome is not None and entry.outcome.call.number == inside:
-                back += entry.outcome.inner
+        entries = [*read_entries(journal.store, journal.seal, journal.run_id, self.since)]
+        outcomes = (entry.outcome for entry in entries if entry.step == inside)
+        within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known
         with active.lock:
-            for recorded in filter(None, map(known.get, back)):
+            for recorded in filter(None, map(known.get, (*numbers, *within))):
                 active.pool.put_back(recorded)
 
     def count_anew(self, branch: str) -> None:
@@ -316,7 +314,7 @@ async def call(
     core = step.core(scope._replace(branch=branch) if branch else scope, args, kwargs, instance)
     operation = start(core)
     if only_recorded and not isinstance(operation, Result):
-        core.close()  # the journal has been asked, and nothing was done
+        core.close()  # the journal was queried; nothing was done
         return None
     return (await aresume(core, operation)).unwrap()
 
@@ -347,7 +345,7 @@ class HostStore:
 
     @cached
     def _seal(self) -> Seal:
-        # At first use: the key of a persistent store is made then, and not before.
+        # At first use, which also creates the key of a persistent store.
         return seal_for(self.store)
 
     def facts(self, run_id: str) -> RunFacts | None:

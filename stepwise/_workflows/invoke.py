@@ -1,4 +1,4 @@
-"""A call of a workflow from outside of any run: which run it means, taken up when it is free."""
+"""A call of a workflow from outside of any run: the run it means, taken over when it is free."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TopLevel(WorkflowCall):
     """
 
     display: Display | None = None
-    run_id = ""  # until it is chosen
+    run_id = ""  # empty until chosen
     taken: Recall | WorkflowRun | None = None
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
@@ -90,7 +90,7 @@ class TopLevel(WorkflowCall):
         return self.taken
 
     def starting(self) -> Starting:
-        """Which run it means."""
+        """Return the run that it means."""
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
@@ -124,7 +124,7 @@ class TopLevel(WorkflowCall):
             waited=waited,
         )
         self.opened = True
-        # The result of the run that was waited for is its own call's: no other one counts it.
+        # The result of a run that was waited for belongs to that run's call: not counted here.
         self.joined = waited and isinstance(opened, Recall)
         return opened
 
@@ -134,7 +134,7 @@ class TopLevel(WorkflowCall):
         self._starting.remember(meant.run_id)
         if meant.told and not meant.generated:
             notice(meant.told)
-        # What a generator gave is not recalled, but made again.
+        # The items of a generator are made again, not recalled.
         is_over = isinstance(opened, Recall) or opened.active.facts.status == "completed"
         again = is_over and meant.later and not self.joined
         if again and not memory.has_executed(store, meant.run_id):
@@ -178,7 +178,7 @@ def next_run_id(
     scope = current_scope()
     if scope is not None:
         if workflow.is_generator or workflow.is_async_generator:
-            return scope.run.run_id  # its steps belong to the caller's run
+            return scope.run.run_id  # the steps of this workflow belong to the caller's run
         return ChildCall(workflow, instance, args, kwargs).next_id(scope.run)
     starting = TopLevel(workflow, instance, args, kwargs).starting()
     meant = next(starting.runs())

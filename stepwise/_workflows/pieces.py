@@ -113,9 +113,9 @@ class RunPieces:
 
     def _slim(self, entry: Entry) -> Entry:
         """An entry without the value of its piece, which is read again when it is needed."""
-        if entry.outcome is not None and entry.outcome.call.module == self._module:
-            return entry._replace(payload=b"")
-        return entry
+        outcome = entry.outcome
+        is_piece = outcome is not None and outcome.call.module == self._module
+        return entry._replace(payload=b"") if is_piece else entry
 
     def open(self, store: Store, piece: Piece) -> PieceRun:
         """Take the run up, to execute a piece.
@@ -144,7 +144,7 @@ class RunPieces:
             journal.count(entry)
         for each in recorded:
             if each.call.module == self._module:
-                pool.take(each)  # and with it, if it is done, what was called inside
+                pool.take(each)  # and the calls inside it, if it is done
         loose = {each.call.number for each in pool.all}
         used = [each.call for each in recorded if each.call.number not in loose]
         active.pool = pool
@@ -188,7 +188,7 @@ class PieceRun(OpenedRun):
     def run(self) -> None:
         """Execute the piece."""
         drive(self._begin()).unwrap()
-        self.active.pool = Pool()  # what is left is the business of other pieces
+        self.active.pool = Pool()  # the remaining records belong to other pieces
 
     async def arun(self) -> None:
         """Execute a piece that awaits."""
@@ -215,7 +215,7 @@ class PieceRun(OpenedRun):
     def conclude(
         self, value: Any, error: BaseException | None = None, *, again: bool = False
     ) -> None:
-        """Record how it ended; the run is never over, so that there is no result to recall."""
+        """Record the outcome; the run never completes, so that there is no result to recall."""
         super().conclude(value, error, again=True)
 
 
@@ -223,7 +223,7 @@ class _PieceStep(Step):
     """A piece, as the step that it is."""
 
     def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
-        """Nothing: what it changes is among its outputs."""
+        """Return nothing: the changes are among the cell's outputs."""
         return ArgumentWatch({})
 
 

@@ -1,4 +1,4 @@
-"""Settle what is in doubt, put right what is damaged, delete what is over."""
+"""Settle calls in doubt, repair damage, delete old runs."""
 
 from __future__ import annotations
 

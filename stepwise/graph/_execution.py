@@ -54,7 +54,7 @@ class Execution:
     session: Mapping[str, Any]
 
     async def run(self) -> ExecutionResult:
-        """Begin, or go on."""
+        """Begin, or resume."""
         self.data = dict(self.given or {})
         visit = self.session.get("paused_visit") if self.given is not None else None
         self.answer = Answer(self.data, visit) if visit else None
@@ -69,8 +69,8 @@ class Execution:
             host.count_completed(self.manager.storage, result.run_id)
         if self.answer is not None and not self.answer.used and not isinstance(run, Recall):
             notice(
-                f"{result.run_id}: that pause was answered before, and what was answered then "
-                "counts; look at paused_at before you answer"
+                f"{result.run_id}: that pause was answered before, and the first answer counts; "
+                "check paused_at before you answer"
             )
         return result
 
@@ -116,7 +116,7 @@ class Execution:
                     + run_id
                 )
             if self.given is None or self.session.keys() - {"run_id"}:
-                # It brings no input, but a state or an answer.
+                # The call brings a state or an answer instead of an input.
                 digest = facts.digest
         bound = {"goal": self.goal, "input_data": self.data}
         return host.open_run(
@@ -143,7 +143,7 @@ def _derived(store: HostStore, program: HostProgram, parts: HeldParts, digest: s
         for digests in dict.fromkeys([(digest,), (digest, *parts.digests())]):
             ids = [host.derived_id(name, program.label, *digests) + number for name in names]
             found.append(_known(store, program, parts, ids))
-        # A run that is there comes first, then an id that no other run has.
+        # An existing run comes first, then an id that no other run has.
         _, run_id = min(found, key=lambda each: _ORDER.index(each[0]))
         if not host.completed_here(store.store, run_id):
             return run_id
@@ -261,10 +261,10 @@ class _RecordedWalk:
             )
         return self._call.beginning()
 
-    # -- going on --------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------
 
     def _recover(self) -> bool:
-        """Be where the newest checkpoint was taken; what is recorded since answers its visits."""
+        """Move to the newest checkpoint; records after it answer the visits."""
         run = self._run
         # Without a state it was taken beside a node in progress: records from before are needed.
         found = (each for each in self._manager.newest_first(run.run_id) if each[1] is not None)
@@ -278,8 +278,8 @@ class _RecordedWalk:
         run.record_resumed(
             told,
             self._recovered,
-            if_changed="the graph is not the one that it began with; what is done stays done, and "
-            "what follows is the new graph",
+            if_changed="the graph has changed since the run began; done nodes stay done, and the "
+            "new graph decides what follows",
         )
         return checkpoint is not None
 
@@ -290,7 +290,7 @@ class _RecordedWalk:
         if not self._manager.should_checkpoint(walk.steps):
             return
         if config.keep == 1 and not walk.quiet:
-            return  # it would take the place of one at which the run can go on
+            return  # it would replace a checkpoint at which the run can resume
         context = session_of(walk, self._run.run_id)
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
@@ -321,11 +321,11 @@ def check_session(session: Mapping[str, Any]) -> None:
     """
     if session and not any(key in session for key in _SESSION):
         raise ConfigurationError(
-            f"session_state has the keys {', '.join(map(repr, session))}, of which none counts: "
+            f"session_state has the keys {', '.join(map(repr, session))}, and none is known: "
             "give the session_state of a result, the to_session_state() of a checkpoint, or "
             "{'run_id': ...}"
         )
-    if session.get("run_id"):  # without a manager, and so in its results, there is none
+    if session.get("run_id"):  # results of executions without a manager have none
         check_values("session_state", run_id=session["run_id"])
 
 
@@ -340,7 +340,7 @@ def session_for(
         return session
     try:
         pause, _ = store.get(run_id, _PAUSE)
-    except DamagedError:  # it never paused: the input is another one
+    except DamagedError:  # it never paused: the input is a different one
         return session
     return {**session, "paused_at": pause["at"], "paused_visit": pause["visit"]}
 

@@ -63,12 +63,12 @@ class ExecutionResult:
 
     @property
     def is_clean_success(self) -> bool:
-        """It succeeded, and so did every attempt."""
+        """Return whether the run and every attempt succeeded."""
         return self.execution_quality == "clean"
 
     @property
     def is_degraded_success(self) -> bool:
-        """It succeeded, but not every attempt did."""
+        """Return whether the run succeeded although an attempt failed."""
         return self.execution_quality == "degraded"
 
 

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class UnfinishedError(Exception):
-    """hive says that the execution failed: the run is not completed, and can go on."""
+    """hive reports that the execution failed: the run is not completed, and can resume."""
 
     def __init__(self, result: Any, why: str = "") -> None:
         super().__init__(why or str(result.error))
@@ -65,7 +65,7 @@ class RecordedValidator(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
 
 
 class _NodeMemory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
-    """The memory a node gets: what is written is noted, to be written again on resume."""
+    """The memory of a node: its writes are noted, to be repeated on resume."""
 
     def __init__(self, memory: Any) -> None:
         super().__init__(memory)
@@ -136,8 +136,8 @@ class HiveExecution:
             run.record_resumed(
                 run.resume_from_start(),
                 0,
-                if_changed="the graph is not the one that it began with; nodes that are done are "
-                "answered by their ids, and what follows is the new graph",
+                if_changed="the graph has changed since the run began; done nodes are answered by "
+                "their ids, and the new graph decides what follows",
             )
         token = _execution.set(self)
         try:
@@ -150,7 +150,7 @@ class HiveExecution:
         if not result.success:
             raise UnfinishedError(result)
         if self._cut_short(result):
-            why = f"has taken the {self._graph.max_steps} steps of its graph, and may not be done"
+            why = f"has used all {self._graph.max_steps} steps of its graph, and may not be done"
             notice(f"{run.run_id} {why}: called again with a higher max_steps, it continues")
             raise UnfinishedError(result, why)
         return result
@@ -177,7 +177,7 @@ class HiveExecution:
         place = (at.key, self._attempts[spec.id])
         self._open[place] = at
         step = self._steps.get(spec.id)
-        if step is None:  # which attempt it is does not matter: that one counts which succeeds
+        if step is None:  # the number of the attempt does not matter: the successful one counts
             step = Step(self._visited, kind="step", name=spec.id, ignore=("attempt",))
             self._steps[spec.id] = step
         try:
@@ -186,7 +186,7 @@ class HiveExecution:
             self.stopped = error
             raise
         except Exception as error:
-            if at.number:  # the process that goes on makes the attempt anew
+            if at.number:  # the resuming process repeats the attempt
                 self._run.retry_calls(at.number)
             if isinstance(error, _Failed):
                 return error.result
@@ -206,7 +206,7 @@ class HiveExecution:
         return result
 
     def rejected(self, output: Any) -> None:
-        """Hive does not take what a node gave: the visit has not succeeded."""
+        """Note that hive rejected a node's result: the visit has not succeeded."""
         for node, (held, call, executed) in list(self._ended.items()):
             if held is output:
                 del self._ended[node]
@@ -238,7 +238,7 @@ class HiveExecution:
 
 
 class _Failed(Exception):  # noqa: N818
-    """A node said that it failed: nothing of it is kept but what its tools returned."""
+    """A node reported a failure: only the results of its tools are kept."""
 
     def __init__(self, result: Any) -> None:
         super().__init__(str(result.error))
@@ -263,7 +263,7 @@ class _Use:
             value.close()
             raise ConfigurationError(
                 f"the tool {self._tool_use.name!r} is async, and the tool_executor is not: give "
-                "an `async def` that awaits what it returns"
+                "an `async def` that awaits the tool's result"
             )
         return value
 
@@ -317,7 +317,7 @@ def recorded_tools(executor: Any) -> Any:
 
 
 def _answered(value: Any, tool_use: Any) -> Any:
-    if not dataclasses.is_dataclass(value):  # what somebody said that a tool in doubt returned
+    if not dataclasses.is_dataclass(value):  # the landed value of a tool in doubt
         from framework.llm.provider import ToolResult
 
         content = value if isinstance(value, str) else json.dumps(value)

@@ -37,11 +37,11 @@ _LONGEST = 246  # bytes of a name: hive adds ".json.tmp", and file systems end a
 
 
 class DamagedFileError(Exception):
-    """A file that is not what was written; the message says why."""
+    """A file that differs from the written one; the message says why."""
 
 
 class StrangeFileError(DamagedFileError):
-    """It is JSON, but neither ours nor what hive would write."""
+    """The file is JSON, but neither ours nor hive's."""
 
 
 def sealed(model: Any) -> bytes:
@@ -64,18 +64,18 @@ def read(path: Path, model: Any) -> tuple[Any, bool]:
     digest = len(_HEAD) + 64
     ours = data.startswith(_HEAD) or data.endswith(_TAIL)
     if ours and data[:digest] != _HEAD + hashlib.sha256(data[digest:]).hexdigest().encode():
-        raise DamagedFileError("its SHA-256 is not the one that it was written with")
+        raise DamagedFileError("its SHA-256 does not match")
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"it is no JSON: {error}") from error
+        raise DamagedFileError(f"it is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise StrangeFileError(f"it is no {model.__name__}, but a {type(values).__name__}")
+        raise StrangeFileError(f"it is not a {model.__name__}, but a {type(values).__name__}")
     try:
         values = {key: value for key, value in values.items() if key not in (_FIRST, _LAST)}
         return model.model_validate(values), ours
     except ValueError as error:
-        raise StrangeFileError(f"it is no {model.__name__}: {error}") from error
+        raise StrangeFileError(f"it is not a {model.__name__}: {error}") from error
 
 
 def write(path: Path, data: bytes) -> None:
@@ -100,7 +100,7 @@ def _private(path: str, flags: int) -> int:
 def is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 

@@ -1,4 +1,4 @@
-"""Hive's session states: which run one continues, and what was changed in it since.
+"""Hive's session states: the run that one continues, and its changes since.
 
 The session state of a result that failed or paused gets a key of ours: the run, how many visits
 had succeeded, and a digest of each value of its memory.  A call that brings it back executes the
@@ -62,12 +62,12 @@ def session_of(store: Store, given: Any, input_data: Any) -> Continued | None:
     began = _read(store, run_id, _BEGAN)
     if began is None:
         raise ConfigurationError(
-            f"store {store.url!r} does not hold how run {run_id!r} began; call it with its first "
-            "input, and without the session_state"
+            f"store {store.url!r} lacks the record of how run {run_id!r} began; call it with its "
+            "first input, and without the session_state"
         )
     first, state = began
     changed = _changed(given.get("memory"), noted["memory"])
-    if not given.get("paused_at"):  # hive then writes the input to the memory as well
+    if not given.get("paused_at"):  # without it, hive also writes the input to the memory
         changed.update(_changed(input_data, {key: _print(value) for key, value in first.items()}))
     return Continued(run_id, first, state, noted["visits"], changed)
 
@@ -90,7 +90,7 @@ def _print(value: Any) -> str:
 
 
 def _read(store: Store, run_id: str, name: str) -> Any:
-    """Return an object that lies beside the records of a run; ``None`` if there is none.
+    """Return an object stored beside the records of a run, or ``None`` if it is missing.
 
     Raises:
         CorruptStoreError: it does not verify.
@@ -125,7 +125,7 @@ class Session:
         self._pending: dict[int, dict[str, Any]] = {}
 
     def go_on(self) -> None:
-        """Keep what was changed since the run stopped, with what was changed before.
+        """Store the changes since the run stopped, together with earlier changes.
 
         Raises:
             CorruptStoreError: what was changed before does not verify.
@@ -139,7 +139,7 @@ class Session:
             self._put(_CHANGED, self._pending)
 
     def begin(self) -> None:
-        """Keep with what the run began."""
+        """Store the input with which the run began."""
         self._put(_BEGAN, (dict(self._input_data or {}), self._session_state), durable=False)
 
     def _put(self, name: str, value: Any, *, durable: bool = True) -> None:
@@ -147,7 +147,7 @@ class Session:
         self._run.put(name, {"form": encoded.form}, encoded.data, durable=durable)
 
     def changes(self, visits: int) -> Iterator[tuple[str, Any]]:
-        """Take what was changed when so many visits, or fewer, had succeeded."""
+        """Apply the changes that were made when so many visits, or fewer, had succeeded."""
         for each in sorted(self._pending):
             if each <= visits:
                 yield from self._pending.pop(each).items()

@@ -59,7 +59,7 @@ def _why_not(name: str, missing: str) -> str:
         except ImportError:
             with_workers = False
         why = (
-            "it is hive v0.10.0 or later, where worker agents take the place of the executor, and "
+            "it is hive v0.10.0 or later, where worker agents replace the executor, and "
             "nothing could be recorded. "
             if with_workers
             else "it is another package, or another version of hive. "
@@ -96,7 +96,7 @@ class HiveCheckpointStore:
     ) -> None:
         if on_corrupt not in ("none", "raise", "fallback"):
             raise ConfigurationError(
-                f"on_corrupt={on_corrupt!r}: it is 'none', 'raise' or 'fallback'"
+                f"on_corrupt={on_corrupt!r}: use 'none', 'raise' or 'fallback'"
             )
         self._schema = hive_module("schemas.checkpoint")
         self.base_path = Path(base_path) if base_path is not None else Path.home() / ".hive"
@@ -130,7 +130,7 @@ class HiveCheckpointStore:
         return None
 
     async def load_checkpoint(self, checkpoint_id: str | None = None) -> Any:
-        """A checkpoint, or the latest; ``None`` if there is none.
+        """Load a checkpoint, or the latest; return ``None`` if it is missing.
 
         Raises:
             CorruptStoreError: it is damaged or its file is gone, and ``on_corrupt="raise"``.
@@ -140,7 +140,7 @@ class HiveCheckpointStore:
     async def verify_checkpoint(
         self, checkpoint_id: str
     ) -> Literal["verified", "unverified", "damaged"] | None:
-        """Return the condition of a checkpoint's file, or ``None`` if there is no file.
+        """Return the condition of a checkpoint's file, or ``None`` if it is missing.
 
         ``"unverified"``: hive wrote it, without a checksum, and it can be read.
         """
@@ -204,7 +204,7 @@ class HiveCheckpointStore:
             return self._read(checkpoint_id)[0]
         except DamagedFileError as error:
             if not path.exists() and checkpoint_id not in self._listed():
-                # It never was there, or has been deleted since the index was read.
+                # The file never existed, or was deleted since the index was read.
                 return None if wanted is not None else self._load(None)
             why = str(error)
         notice(f"hive checkpoint {checkpoint_id!r} is damaged: {why} ({path})")
@@ -212,7 +212,7 @@ class HiveCheckpointStore:
             raise CorruptStoreError(
                 f"hive checkpoint {checkpoint_id!r} is damaged: {why}. Its file is {path}: restore "
                 f"it from a backup, or call delete_checkpoint({checkpoint_id!r}), or load an older "
-                "one, which on_corrupt='fallback' does by itself",
+                "one (on_corrupt='fallback' does so automatically)",
                 path=str(path),
                 errno=None,
             )
@@ -225,12 +225,12 @@ class HiveCheckpointStore:
         for each in reversed(older):
             with contextlib.suppress(DamagedFileError):
                 found, _ = self._read(each)
-                notice(f"hive checkpoint {each!r} takes the place of {checkpoint_id!r}")
+                notice(f"hive checkpoint {each!r} replaces {checkpoint_id!r}")
                 return found
         return None
 
     def _read(self, checkpoint_id: str) -> tuple[Any, bool]:
-        """A checkpoint, and whether a checksum says that it is what was written."""
+        """Return a checkpoint, and whether a checksum verifies it."""
         checkpoint, verified = read(self._path(checkpoint_id), self._schema.Checkpoint)
         if verified and checkpoint.checkpoint_id != checkpoint_id:
             raise DamagedFileError(f"it is the file of {checkpoint.checkpoint_id!r}")
@@ -250,7 +250,7 @@ class HiveCheckpointStore:
         with self._locked() as names:
             index, gone = self._index(names), set(checkpoint_ids)
             if index is not None and gone & {each.checkpoint_id for each in index.checkpoints}:
-                # Before the files: killed between, it is not deleted rather than damaged.
+                # Before the files: after a kill in between, the checkpoint still exists, undamaged.
                 kept = [each for each in index.checkpoints if each.checkpoint_id not in gone]
                 self._write_index(index, kept)
             deleted = 0
@@ -265,7 +265,7 @@ class HiveCheckpointStore:
         ours = self.checkpoints_dir / f"{file_name(checkpoint_id)}.json"
         if ours.stem == checkpoint_id or ours.exists() or "\0" in checkpoint_id:
             return ours
-        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # it makes folders of slashes
+        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # hive turns slashes into folders
         odd = {"", ".", ".."} & set(checkpoint_id.split("/")) or checkpoint_id.casefold() == "index"
         return hives if not odd and is_file(hives) else ours
 
@@ -310,7 +310,7 @@ class HiveCheckpointStore:
         try:
             index, _ = read(self.index_path, self._schema.CheckpointIndex)
         except DamagedFileError as error:
-            notice(f"{self.index_path} is damaged ({error}); it is made anew of the files")
+            notice(f"{self.index_path} is damaged ({error}); it is rebuilt from the files")
             return _KnownIndex(None, None, {})
         return _KnownIndex(stamp, index, self._files(index))
 
@@ -349,7 +349,7 @@ class HiveCheckpointStore:
         with exclusively(str(self.checkpoints_dir / ".lock")):
             names = _names(self.checkpoints_dir)
             for name in names:
-                if name.startswith(".") and name.endswith(".tmp"):  # of a process that was killed
+                if name.startswith(".") and name.endswith(".tmp"):  # left by a killed process
                     (self.checkpoints_dir / name).unlink(missing_ok=True)
             yield names
 
@@ -371,7 +371,7 @@ class _KnownIndex(NamedTuple):
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Return what changes whenever a file is replaced; ``None`` if there is none."""
+    """Return a value that changes whenever a file is replaced; ``None`` for a missing file."""
     try:
         status = path.stat()
     except OSError:

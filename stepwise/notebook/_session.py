@@ -68,11 +68,11 @@ class Notebook:
             saved=saved,
         )
 
-    # -- what is recorded ------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
-        """Where it is kept."""
+        """Return the store."""
         return open_store(settings.store())
 
     def find(self, name: str, digest: str) -> Entry | None:
@@ -107,7 +107,7 @@ class Notebook:
 
     @contextmanager
     def _shown(self, cell: Cell) -> Iterator[None]:
-        """Show what the cell is doing, while it does it."""
+        """Show the progress of the cell."""
         doing = Doing(self.run_id, f"cell {cell.name!r}", cell=True)
         display = Display.of(doing, None, unasked=True)
         try:
@@ -140,4 +140,4 @@ class _NotebookRun(Run):
 
 
 def _notebook() -> None:
-    """Stands for the function that a notebook does not have."""
+    """The placeholder for the function that a notebook does not have."""

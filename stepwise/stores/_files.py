@@ -1,4 +1,4 @@
-"""The folder of a disk store: who may use it, how files get onto the disk, what errors mean."""
+"""The folder of a disk store: its permissions, durable files, the meaning of errors."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _create(path: str) -> int:
 
 
 def sync(folder: str) -> None:
-    """Make what was made, renamed or deleted in a folder durable."""
+    """Make changes in a folder durable: new, renamed and deleted files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -325,7 +325,7 @@ class FolderStore(abc.ABC):
 
     @_locked
     def compact(self) -> int:
-        """Give what the database has free back to the disk; how many bytes that was."""
+        """Return the database's free space to the disk; return the number of bytes."""
         return self._opened_to_write().compact() if self._exists() else 0
 
     def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
@@ -361,7 +361,7 @@ class FolderStore(abc.ABC):
         return rows
 
     def _opened(self) -> Rows:
-        """The open database; opened again if the folder was deleted and made anew meanwhile."""
+        """Return the open database; reopen it if the folder was deleted and made again."""
         if self._rows is not None:
             current = self._copy is None or self._copy.is_current()
             if current and inode(self._database) == self._inode:

@@ -59,7 +59,7 @@ class Rows(Protocol):
         """Bytes of the database that hold nothing."""
 
     def compact(self) -> int:
-        """Give them back to the disk, outside of a transaction; how many it has more now."""
+        """Return them to the disk, outside of a transaction; return the gain in bytes."""
 
     def lease(self, run_id: str) -> bytes | None: ...
     def put_lease(self, run_id: str, row: bytes) -> None: ...
@@ -132,7 +132,7 @@ def hashed(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def lease_front(epoch: int) -> bytes:
-    """How the row of a lease begins: with its epoch, which nothing turns into another one."""
+    """Return the beginning of a lease's row: its epoch, with a check sum."""
     digits = b"%016x" % epoch
     return b"%08x" % zlib.crc32(digits) + digits
 
@@ -178,7 +178,7 @@ def pack(head: Head) -> bytes:
 
 
 def unpack(row: bytes, run: str) -> Head | None:
-    """The head that was packed; ``None`` if it cannot be read, or is that of another run.
+    """Return the packed head; ``None`` if it is unreadable, or that of another run.
 
     Args:
         run: the hashed id of the run in whose row it lies.
@@ -280,7 +280,7 @@ class Transactions:
         return int(free) * int(size)
 
     def compact(self) -> int:
-        """Give them back to the disk, outside of a transaction; how many it has more now."""
+        """Return free pages to the disk, outside of a transaction; return the number of bytes."""
         before = self._size()
         self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
         self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -158,7 +158,7 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
 
     @property
     def _sql_retry(self) -> Callable[..., Any]:
-        """How diskcache sets a database up: without what is not used here.
+        """Return diskcache's settings for a new database, without unused features.
 
         And without writing again what is there: a store on a full disk can be looked at.
         """
@@ -182,7 +182,7 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
     # take twice as long.
 
     def get(self, key: str) -> bytes | None:
-        """One value; ``None`` if there is none, ``b""`` if it cannot be read whole."""
+        """Return one value: ``None`` if it is missing, ``b""`` if it cannot be read whole."""
         sql = f"SELECT mode, filename, size, value {_WHERE}"
         row = self._con.execute(sql, (key,)).fetchone()
         return None if row is None else self._load(*row)

@@ -136,7 +136,7 @@ class _Tables(Transactions):
     # -- runs ------------------------------------------------------------------------------------
 
     def _run(self, run_id: str) -> int:
-        """The number of a run; 0, which none has, if there is no such run."""
+        """Return the number of a run, or 0 if there is no such run."""
         found = self._runs.get(run_id, 0)
         if not found:
             key = _key(run_id)
@@ -313,7 +313,7 @@ def _span(run: int) -> tuple[int, int]:
 
 
 def _place(name: bytes) -> int:
-    """Where an object lies among those of its run: numbered ones side by side, as they come.
+    """Return an object's place among those of its run: numbered ones side by side.
 
     Rows that are appended fill their pages; rows in any order leave them a third empty.
     """

@@ -69,14 +69,14 @@ class StoreContract:
         return store
 
     def teardown_method(self) -> None:
-        """Close what a test has opened."""
+        """Close the stores that a test has opened."""
         for store in self.__dict__.pop("_opened", []):
             store.close()
 
     # -- records ---------------------------------------------------------------------------------
 
     def test_an_unknown_run_is_empty(self, tmp_path: Path) -> None:
-        """Asking for a run that nobody has started finds nothing, and is no error."""
+        """Reading a run that was never started finds nothing, and is not an error."""
         store = self._store(tmp_path)
         assert open_store(store) is store
         assert list(store.heads()) == []
@@ -202,7 +202,7 @@ class StoreContract:
     # -- objects ---------------------------------------------------------------------------------
 
     def test_objects(self, tmp_path: Path) -> None:
-        """Objects are replaced and deleted by name; deleting one that is not there is no error."""
+        """Objects are replaced and deleted by name; deleting a missing object is not an error."""
         store, epoch = self._begin(tmp_path)
         store.write("run", epoch, Batch(put={"a": b"1", "b": b"2"}))
         store.write("run", epoch, Batch(put={"a": _LARGE}, delete=("b", "never")))
@@ -269,7 +269,7 @@ class StoreContract:
     # -- runs ------------------------------------------------------------------------------------
 
     def test_any_text_is_a_run_id(self, tmp_path: Path) -> None:
-        """Runs are told apart by their ids exactly, whatever text these are."""
+        """Runs are distinguished by their exact ids, whatever the text."""
         store = self._store(tmp_path)
         ids = {run_id: b"%d" % n for n, run_id in enumerate((*_ODD, _NOT_UTF8))}
         for run_id, data in ids.items():
@@ -312,7 +312,7 @@ class StoreContract:
         assert store.owner("run") == _OTHER
 
     def test_one_owner_of_many_threads(self, tmp_path: Path) -> None:
-        """If many threads ask for a lease at once, one of them gets it."""
+        """If many threads acquire a lease at once, one of them gets it."""
         store, start = self._store(tmp_path), threading.Barrier(8)
 
         def ask(number: int) -> int | None:
@@ -359,7 +359,7 @@ class StoreContract:
         assert [n for n, _ in store.read("run")] == [2]
 
     def test_giving_up_what_is_not_held(self, tmp_path: Path) -> None:
-        """Giving up a lease that is not held is no error, and frees nobody else's."""
+        """Releasing a lease that is not held is not an error, and frees no other lease."""
         store = self._store(tmp_path)
         store.release("run", 1)
         old = store.acquire("run", _ME)
@@ -372,7 +372,7 @@ class StoreContract:
     # -- closing ---------------------------------------------------------------------------------
 
     def test_closing_gives_leases_up(self, tmp_path: Path) -> None:
-        """After a store is closed its runs can be taken up by whoever opens it."""
+        """After a store is closed, any process that opens it can take over its runs."""
         store, epoch = self._begin(tmp_path)
         if store.persistent:
             store = self._to_close(self.reopen(store))

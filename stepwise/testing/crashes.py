@@ -66,7 +66,7 @@ class Passed:
 
 
 class CrashWatch:
-    """Tells ``reached`` of every point that the steps of this process pass."""
+    """Calls ``reached`` at every point that the steps of this process pass."""
 
     def __init__(self, reached: Callable[[Passed], None]) -> None:
         self._reached = reached

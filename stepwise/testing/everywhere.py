@@ -50,7 +50,7 @@ class CrashReport:
 
 @dataclass
 class _ProcessEnd:
-    """How a process ended: its result or exception, or that it was killed."""
+    """The end of a process: its result or exception, or a kill."""
 
     killed: bool = False
     value: Any = None
@@ -252,7 +252,7 @@ class _Trials:
         os.replace(path + ".new", path)
 
     def _settle(self, folder: str) -> str:
-        """Settle what is in doubt with the truth: the log tells which bodies have run."""
+        """Settle calls in doubt truthfully: the log shows which bodies have run."""
         happened = {
             passed.key: passed.value for passed in _read_log(folder) if passed.point.when == "after"
         }
@@ -272,7 +272,7 @@ class _Trials:
 
 
 def _effects_in(log: list[Passed]) -> Counter[str]:
-    """How often each side effect happened."""
+    """Count how often each side effect happened."""
     return Counter(
         passed.point.call
         for passed in log

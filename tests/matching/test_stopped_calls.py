@@ -314,7 +314,7 @@ def test_wrong_numbers():
     for said in ({}, {"same": True, "another": True}, {"same": True, "landed": 1}):
         with pytest.raises(stepwise.ConfigurationError, match="give exactly one answer"):
             run.resolve(1, **said)
-    with pytest.raises(stepwise.ConfigurationError, match="stop= says which stopped call"):
+    with pytest.raises(stepwise.ConfigurationError, match="stop= chooses a stopped call"):
         run.resolve(2, did_not_happen=True, stop=3)
     assert "send" in stopped(letters)
 

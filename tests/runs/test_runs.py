@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import stepwise
 from stepwise import cli, step, tool, workflow
 from stepwise._execution import process_memory
-from stepwise._journal.records import Call, Entry, Outcome
+from stepwise._journal.records import Call, Ended, Entry, Handled, Intent, Outcome, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._runs.steps import steps_of
 
@@ -243,7 +243,9 @@ def test_forget():
     assert done == ["a", "b", "c", "b"]
     with pytest.raises(stepwise.StepNotFoundError, match="names more than one; give its number"):
         run.forget("work")
-    with pytest.raises(stepwise.StepNotFoundError, match=r"'nobody' of run .* is no step recorded"):
+    with pytest.raises(
+        stepwise.StepNotFoundError, match=r"'nobody' of run .* is not a step recorded"
+    ):
         run.forget("nobody")
 
 
@@ -390,7 +392,7 @@ def test_the_ways_to_start_anew_are_told_once(told):
     first, *others = told().splitlines()
     assert "To run it afresh: .options(fresh=True)" in first
     assert len(others) == 2
-    assert all(line.endswith("; here is its recorded result") for line in others)
+    assert all(line.endswith("; this is its recorded result") for line in others)
 
 
 def test_a_run_that_stopped_in_a_child_says_so(told):
@@ -429,7 +431,7 @@ def test_a_run_that_failed_first_says_so(told):
     told()
     assert chain("a") == ["a"]
     line = told().splitlines()[-1]
-    assert line.endswith("begins again from the top: no step of it had been done")
+    assert line.endswith("begins again from the top: none of its steps had been done")
 
 
 def test_a_resumed_run_says_so(told):
@@ -557,6 +559,21 @@ def test_why_a_step_ran_again():
     assert [(each.number, each.instead) for each in run.steps] == [(1, 0), (2, 1), (3, 0)]
     text = CliRunner().invoke(cli.main, ["show", run.id]).output
     assert "step 2 work ran, since the argument 'x' differs from step 1" in text
+
+
+@pytest.mark.parametrize("void", [True, False])
+def test_an_end_that_does_not_count(void):
+    """A handled failure is in doubt again if the run ended with it, and that end counts."""
+    call = Call(1, "send", "m", "d", 1, effect=True)
+    records = [Intent(call), Outcome(call, "failed"), Handled((1,)), Ended("failed", retry=(1,))]
+    entries = [
+        Entry(number, record, b"")
+        for number, record in enumerate([*records, Resumed(2, "resumes", 0, void=void)], 1)
+    ]
+    (step,) = steps_of("r", entries, owned=False)
+    assert step.status == ("failed" if void else "in_doubt")
+    (before,) = steps_of("r", entries[:-1], owned=False)
+    assert before.status == "in_doubt"
 
 
 def test_what_differs_from_the_record():

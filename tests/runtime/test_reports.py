@@ -214,7 +214,7 @@ def test_a_changed_argument_is_warned_of_once(recwarn):
     warnings.simplefilter("always")
     assert notes() == [1, 2, 3, 4]
     (only,) = [each for each in recwarn if each.category is ArgumentMutatedWarning]
-    assert str(only.message).startswith("'note' changed its argument 'notes'. What it became")
+    assert str(only.message).startswith("'note' changed its argument 'notes'. The new contents")
 
 
 def test_a_warning_that_is_an_error(recwarn):
