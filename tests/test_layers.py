@@ -59,6 +59,18 @@ ONLY_IN = {
 }
 """What is known in one place only: the module (or package) that may import it."""
 
+BASIC = "_display _runtime _values"
+MAY_IMPORT = {
+    "stores": "_runtime _values",
+    "agent": f"{BASIC} _workflows.host",
+    "graph": "_runtime _values _workflows.host",
+    "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
+    "integrations": "_runtime _values _workflows.host stores._files stores._locks",
+    "cli": f"{BASIC} _calls _identity _journal _matching _runs stores._folder_store stores._locks",
+    "testing": "_calls _execution _journal _runs _runtime _values",
+}
+"""The rooms, and modules of them, that a public package may import beside what is public."""
+
 
 def imports(module):
     """(imported module, line) of every import, deferred ones included.
@@ -146,6 +158,14 @@ def test_the_modules_of_a_room(room):
     assert upward == []
 
 
+def test_the_tests_lie_in_the_same_rooms():
+    """A folder of tests is called like a room, or holds the crashes or the pages."""
+    rooms = {name.removeprefix("stepwise.").strip("_") for row in layers() for name in row}
+    tests = ROOT.parent / "tests"
+    folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
+    assert folders - {"."} <= rooms | {"crash", "docs"}
+
+
 def test_no_cycles():
     """No module imports one that, at any distance, imports it."""
     graph = {
@@ -188,6 +208,23 @@ def test_imports_point_downward():
         and order.get(unit(name), -1) > order[unit(module)]
     ]
     assert upward == []
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_public_packages_use_the_host_api_and_public_names(package):
+    """A public package imports, of what is internal, what the table says, and all of that."""
+    allowed = [f"stepwise.{name}" for name in MAY_IMPORT[package].split()]
+    mine = {f"stepwise.{package}"} | {n for n in MODULES if n.startswith(f"stepwise.{package}.")}
+    internal = {each for name in mine for each in own(name) if "._" in each} - mine
+    used = {each: [a for a in allowed if f"{each}.".startswith(f"{a}.")] for each in internal}
+    assert [each for each, rooms in used.items() if not rooms] == []
+    assert {room for rooms in used.values() for room in rooms} == set(allowed)
+
+
+def test_every_public_package_is_in_that_table():
+    """A package whose name begins with a letter says what of the internal rooms it imports."""
+    packages = {n for n, path in MODULES.items() if path.name == "__init__.py" and "._" not in n}
+    assert {name.partition(".")[2] for name in packages} - {""} == MAY_IMPORT.keys()
 
 
 def test_nothing_imports_the_front_door():
