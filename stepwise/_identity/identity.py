@@ -20,7 +20,6 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepwise._identity.module_names import place_of
 from stepwise._identity.parts import KEY, digest_part, parse, short, started_module
 from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
@@ -39,10 +38,8 @@ __all__ = [
     "instance_digest",
     "instance_parts",
     "label_of",
-    "place_of",
     "random_id",
     "uncompared",
-    "workflow_name",
 ]
 
 Key = Callable[..., Any] | Sequence[str] | None
@@ -337,11 +334,6 @@ def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
 def label_of(function: Callable[..., Any]) -> str:
     """The short name of a function: its qualified name without the functions around it."""
     return re.sub(r".*<locals>\.", "", function.__qualname__)
-
-
-def workflow_name(function: Callable[..., Any], label: str) -> str:
-    """The full name of a workflow: ``module:label``, or ``/path/script.py:label`` for a script."""
-    return f"{place_of(function.__module__)}:{label}"
 
 
 def derived_id(name: str, label: str, *digests: str) -> str:

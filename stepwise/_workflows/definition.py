@@ -13,7 +13,7 @@ from stepwise._execution.reloading import code_in_file
 from stepwise._identity import identity
 from stepwise._identity.call_parts import CallParts, Parts
 from stepwise._identity.identity import Key, Parameters
-from stepwise._identity.module_names import file_of, other_names
+from stepwise._identity.module_names import file_of, other_names, place_of
 from stepwise._rewrite import (
     Rewritten,
     Source,
@@ -257,7 +257,7 @@ class Definition:
     @property
     def place(self) -> str:
         """The module or script that defines it; asked late: a script is known when it runs."""
-        return self._place or identity.place_of(self.function.__module__)
+        return self._place or place_of(self.function.__module__)
 
     @cached
     def returns(self) -> Any:

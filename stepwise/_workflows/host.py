@@ -24,8 +24,8 @@ from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.process_memory import memory
 from stepwise._identity.held_parts import HeldParts
-from stepwise._identity.identity import derived_id, label_of, place_of
-from stepwise._identity.module_names import file_of, other_names
+from stepwise._identity.identity import derived_id, label_of
+from stepwise._identity.module_names import file_of, other_names, place_of
 from stepwise._identity.parts import uncounted
 from stepwise._journal.journal import Journal, Position, facts_of, holds, read_entries, seal_for
 from stepwise._journal.lease import Lease, describe_owner

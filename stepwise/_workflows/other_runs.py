@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Container, Iterator
 
 from stepwise._identity.call_parts import Parts, spoken
-from stepwise._identity.identity import place_of
+from stepwise._identity.module_names import place_of
 from stepwise._journal.heads import open_head
 from stepwise._journal.journal import read_start
 from stepwise._journal.records import RunFacts

@@ -11,10 +11,8 @@ import textwrap
 import pytest
 from harness import python_path
 
-from stepwise._identity.identity import (
-    label_of,
-    workflow_name,
-)
+import stepwise
+from stepwise._identity.identity import label_of
 
 
 def plain():
@@ -42,8 +40,8 @@ def test_labels():
 
 def test_names_in_modules():
     """A workflow of a module is named by module and label."""
-    assert workflow_name(plain, "plain") == f"{__name__}:plain"
-    assert workflow_name(textwrap.dedent, "other") == "textwrap:other"
+    assert stepwise.workflow(plain).full_name == f"{__name__}:plain"
+    assert stepwise.workflow(name="other")(textwrap.dedent).full_name == "textwrap:other"
 
 
 AGENT = textwrap.dedent(
@@ -175,8 +173,8 @@ def test_worker_processes(tmp_path, run):
 def test_prompts(tmp_path, run, monkeypatch):
     """Code without a file is named by its folder, a notebook by its own path."""
     code = (
-        "def f(): pass\nfrom stepwise._identity.identity import workflow_name\n"
-        "print(workflow_name(f, 'f'))"
+        "def f(): pass\nfrom stepwise._identity.module_names import place_of\n"
+        "print(f'{place_of(f.__module__)}:f')"
     )
     folder = tmp_path.resolve()
     assert run("-c", code) == [f"{folder}:f"]
