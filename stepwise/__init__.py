@@ -69,7 +69,7 @@ The rooms of the house, each importing only from those above it::
     _execution     a run in progress: its tasks, threads, call sites, outcomes and totals
     _calls         one call of a step: look up, run, retry, doubt, record, undo
     _runs          looking at runs; settling and forking them
-    _workflows     @workflow: which run a call means, where it resumes, how it executes
+    _workflows     @workflow: which run a call means, where it resumes, how it executes; host API
     agent          public: a step loop that recovers, and its checkpoints
     graph          public: graphs of functions, by the classic names
     notebook       public: cells of a notebook that are steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import inspect
 import re
 import subprocess
@@ -57,6 +58,18 @@ ONLY_IN = {
     "wrapt": {"stepwise._workflows.workflow", "stepwise.integrations"},
 }
 """What is known in one place only: the module (or package) that may import it."""
+
+BASIC = "_display _runtime _values"
+MAY_IMPORT = {
+    "stores": "_runtime _values",
+    "agent": f"{BASIC} _workflows.host",
+    "graph": "_runtime _values _workflows.host",
+    "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
+    "integrations": "_runtime _values _workflows.host stores._files stores._locks",
+    "cli": f"{BASIC} _calls _identity _journal _matching _runs stores._folder_store stores._locks",
+    "testing": "_calls _execution _journal _runs _runtime _values",
+}
+"""The rooms, and modules of them, that a public package may import beside what is public."""
 
 
 def imports(module):
@@ -197,6 +210,23 @@ def test_imports_point_downward():
     assert upward == []
 
 
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_public_packages_use_the_host_api_and_public_names(package):
+    """A public package imports, of what is internal, what the table says, and all of that."""
+    allowed = [f"stepwise.{name}" for name in MAY_IMPORT[package].split()]
+    mine = {f"stepwise.{package}"} | {n for n in MODULES if n.startswith(f"stepwise.{package}.")}
+    internal = {each for name in mine for each in own(name) if "._" in each} - mine
+    used = {each: [a for a in allowed if f"{each}.".startswith(f"{a}.")] for each in internal}
+    assert [each for each, rooms in used.items() if not rooms] == []
+    assert {room for rooms in used.values() for room in rooms} == set(allowed)
+
+
+def test_every_public_package_is_in_that_table():
+    """A package whose name begins with a letter says what of the internal rooms it imports."""
+    packages = {n for n, path in MODULES.items() if path.name == "__init__.py" and "._" not in n}
+    assert {name.partition(".")[2] for name in packages} - {""} == MAY_IMPORT.keys()
+
+
 def test_nothing_imports_the_front_door():
     """Only the command line sees ``stepwise`` from outside, by its public names."""
     users = {unit(n) for n in MODULES if any(each == "stepwise" for each, _ in imports(n))}
@@ -261,7 +291,7 @@ def test_typing_extensions_are_for_the_type_checker():
 
 WRITERS = """
     _execution.active_run _execution.outcomes _calls.compensation _calls.doubt _calls.perform
-    _calls.recording _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
+    _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
     _workflows.opening _workflows.pieces _workflows.takeover testing.crashes
 """
 
@@ -389,6 +419,16 @@ def test_names_of_modules():
     assert {unit(name) for name in public} <= {f"stepwise.{name}" for name in FRONT_MODULES.split()}
     last = {name.rpartition(".")[2].strip("_") for name in MODULES}
     assert last.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc", "tools"})
+
+
+def test_a_class_name_means_one_class():
+    """A class name is defined once in the package, with or without a leading underscore."""
+    places = collections.defaultdict(list)
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.strip("_")].append(f"{name}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_modules_describe_themselves():

@@ -75,7 +75,7 @@ def _cached_caller() -> str:
             frame.f_globals,
             around.f_locals if around is not None else {},
         ]
-        for name in code.co_varnames[:1]:  # of a method
+        for name in code.co_varnames[:1]:  # a method's first parameter
             places += [vars(cls) for cls in type(frame.f_locals.get(name)).__mro__]
         for place in places:
             value = place.get(called)

@@ -262,7 +262,7 @@ def _execute(
         delay = None
         try:
             delay = attempts.next_delay(result.error) if may_repeat else None
-        except Exception as mistake:  # of the user's retry_on or backoff
+        except Exception as mistake:  # the user's retry_on or backoff raised
             mistake.__cause__ = mistake.__cause__ or result.error
             raise
         finally:
@@ -365,7 +365,7 @@ def _record_failure(
                 around=around,
                 did=did,
             )
-        except NotRecordableError as problem:  # of the arguments: the call stays open
+        except NotRecordableError as problem:  # an argument is not recordable: the call stays open
             notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
             return
         yield from _record_outcome(

@@ -119,7 +119,7 @@ class References:
     def __init__(self, known: KnownValues) -> None:
         self._known = known
         self._lists: dict[int, _LongList] = {}
-        self._again: list[list[Any]] = []  # of the lists found, those that were there before
+        self._again: list[list[Any]] = []  # the lists found that existed before
         self._once: list[list[Any]] = []  # the others
         self._guessed: set[int] = set()  # ids of lists that may be in the variables
         self._elsewhere: dict[int, list[Any]] = {}  # found, but not pickled: of a client, say

@@ -52,7 +52,7 @@ def _remember(made: Any, how: Any) -> None:
     except TypeError as error:
         raise ConfigurationError(
             f"a @resource factory returned a {type(made).__name__}, which is plain data: return "
-            "the object that is to be made again"
+            "the object to make again on resume"
         ) from error
     _made[key] = reference, how
 

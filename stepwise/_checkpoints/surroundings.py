@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from stepwise._checkpoints.references import References
-from stepwise._identity.identity import attributes
 from stepwise._values.data import parameter_types
+from stepwise._values.instances import attributes
 from stepwise._values.sentinels import look_for
 
 __all__ = ["COLLECTIONS", "NATIVE", "Surroundings"]
@@ -151,7 +151,7 @@ def _is_plain(value: object) -> bool:
     cls = type(value)
     state = getattr(cls, "__getstate__", None)
     if isinstance(state, types.MethodDescriptorType) and state is not _PLAIN_STATE:
-        return False  # laid out by C (a StringIO): its attributes are not what it holds
+        return False  # laid out by C (a StringIO): its state is not in its attributes
     return (
         getattr(cls, "__reduce_ex__", None) is object.__reduce_ex__
         and getattr(cls, "__reduce__", None) is object.__reduce__

@@ -33,10 +33,9 @@ from stepwise._checkpoints.chunks import Reader
 from stepwise._checkpoints.exceptions import raised_form
 from stepwise._checkpoints.resources import made_by
 from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
-from stepwise._identity.identity import attributes
 from stepwise._values import secrets
 from stepwise._values.buffers import Data
-from stepwise._values.instances import by_name
+from stepwise._values.instances import attributes, by_name
 from stepwise._values.pickling import PROTOCOL, Reducers, dump
 from stepwise._values.preview import error_text
 from stepwise._values.trees import few
@@ -112,7 +111,7 @@ class _FrameReducers(Reducers):
 
     def takes(self, buffer: pickle.PickleBuffer) -> bool:
         with memoryview(buffer) as view:
-            one_piece = view.contiguous  # of others pickle itself makes an error
+            one_piece = view.contiguous  # pickle itself rejects other buffers
         return one_piece and self.references is not None and self.references.takes(buffer.raw())
 
     def content(self, name: str, obj: Any) -> Any:
@@ -147,7 +146,7 @@ class _FrameReducers(Reducers):
     def resource(self, obj: Any, cls: type) -> Any:
         """Reduce a lock, a factory's product, or an unpicklable object that a global names."""
         if cls.__module__ == "asyncio.locks" and cls.__name__ == "Lock":
-            return cls, ()  # whoever holds it now is inside a block, and enters that again
+            return cls, ()  # the holder of the lock is inside a block, and enters it again
         form: Any = made_by(obj)
         if form is None and not isinstance(obj, (type, types.ModuleType)):
             name = self.global_name(obj)

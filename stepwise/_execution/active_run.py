@@ -115,7 +115,7 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
         self._locator = locator
-        self.cut_off: set[int] = set()  # calls that a crash cut off: they go on, not anew
+        self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
         self.ordinals = Ordinals()
         self.subjects = Subjects(facts.run_id)
         self._said: set[str] = set()

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from stepwise._checkpoints.surroundings import COLLECTIONS, Surroundings
 from stepwise._checkpoints.variables import content_of, refill
 from stepwise._identity.deltas import Delta
-from stepwise._identity.identity import attributes
 from stepwise._values import data as _data
 from stepwise._values.codec import Encoded, encode
+from stepwise._values.instances import attributes
 from stepwise._values.tagged_json import NotDataError, dump_tagged, load_tagged
 from stepwise.errors import NotRecordableError, UnreadableValueError
 
@@ -39,9 +39,9 @@ def with_contents(
         except (NotDataError, NotRecordableError) as problem:
             kind = type(value).__qualname__
             raise NotRecordableError(
-                f"{what} changed its argument {name!r}, and what that {kind} holds now cannot be "
-                f"recorded as JSON (codec='json'): {problem}. Return the change instead, or leave "
-                "the argument as it was",
+                f"{what} changed its argument {name!r}, and the new contents of that {kind} cannot "
+                f"be recorded as JSON (codec='json'): {problem}. Return the change instead, or "
+                "leave the argument as it was",
                 path="",
                 type_name=kind,
             ) from problem
@@ -80,7 +80,7 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
         raise
     except Exception as problem:
         raise UnreadableValueError(
-            f"what the call left in its arguments cannot be loaded: {problem}"
+            f"the contents that the call left in its arguments cannot be loaded: {problem}"
         ) from problem
     before = {name: content_of(name, live, around) for name, live in around.arguments.items()}
     try:

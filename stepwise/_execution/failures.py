@@ -43,10 +43,10 @@ class Unwinding:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self.main = asyncio_state.who()
-        # What the caller was handling when it called the workflow is none of its business.
+        # Exceptions that the caller was handling when it called the workflow do not count.
         self._ambient = sys.exc_info()[1]
         self._pending: dict[int, int] = {}  # number of a failed call -> flow it failed in
-        self._cancelled: set[int] = set()  # those that were cancelled
+        self._cancelled: set[int] = set()  # the cancelled calls among them
         # flow -> calls made while handling, with the errors that were being handled
         self._made: dict[int, list[tuple[int, list[BaseException]]]] = {}
 
@@ -123,7 +123,7 @@ class Unwinding:
             for number, flow in self._pending.items()
             if number not in still
             and here in (flow, self.main)
-            # What a failing task group cancels is no part of its error, nor handled by a clean-up.
+            # Tasks that a failing task group cancels are not part of its error, nor handled.
             and (number not in self._cancelled or flow == here or handling is None)
         )
         for number in handled:
@@ -155,7 +155,7 @@ class Unwinding:
     def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """At the end of the run: the calls to try again, and those that were handled."""
         again = set(self.numbers(error))
-        if error is not None:  # what else was cancelled was so because of the failure
+        if error is not None:  # other cancellations were caused by the failure
             again |= self._cancelled & self._pending.keys()
         retry = tuple(sorted(again))
         handled = tuple(number for number in self._pending if number not in retry)

@@ -160,7 +160,7 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
 
 def _from_data(payload: bytes, facts: RunFacts) -> RunInputs:
     about = json.loads(payload)
-    try:  # the annotations say what it is
+    try:  # the annotations give the types
         function = known_workflow(facts.workflow).definition.function
     except ConfigurationError as error:
         raise _unknown(facts, str(error)) from None

@@ -147,7 +147,7 @@ class Locator:
         here = id(code), frame.f_lasti
         spot = self._spots.get(here)
         if spot is None:
-            if len(self._spots) >= _MANY:  # code that is made anew again and again
+            if len(self._spots) >= _MANY:  # code that is compiled again and again
                 self._spots.clear()
             line = frame.f_lineno
             place = None

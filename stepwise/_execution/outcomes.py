@@ -125,8 +125,8 @@ def _tell_of_secret(call: Call, name: str) -> None:
     if (call.name, name) not in _told:
         _told.add((call.name, name))
         notice(
-            f"what {call.name!r} returned, or put into its arguments, holds the secret {name!r} "
-            "and is recorded with it; return something without it"
+            f"the result of {call.name!r}, or a changed argument, holds the secret {name!r} "
+            "and is recorded with it; return a value without the secret"
         )
 
 
@@ -378,7 +378,7 @@ def encode_changed(
         name, (value, reason) = next(iter(error.culprits.items()))
         kind = type(value).__qualname__
         raise NotRecordableError(
-            f"{what} changed what it was given, and that cannot be recorded: {name!r} is or holds "
+            f"{what} changed its arguments, which cannot be recorded: {name!r} is or holds "
             f"a {kind} ({reason}). Return the change instead, or leave the argument as it was",
             path="",
             type_name=kind,
@@ -420,7 +420,7 @@ def did_to_subject(active: HasSubjects, call: Call, identity: Identity) -> Did |
     effects = active.subjects.effects(identity)
     if effects is None:
         return None
-    if call.child:  # its own journal tells what it did
+    if call.child:  # the child's own journal records its changes
         return Did({}, Surroundings(), effects.state)
     if effects.unclear:
         _warn_lost(active, call, effects.unclear, "while other calls that hold it were in progress")
@@ -467,7 +467,7 @@ def _warn_lost(active: HasSubjects, call: Call, parts: Iterable[str], why: str) 
     what = f"{call.name!r} changed {', '.join(map(shown_part, parts))} {why}"
     if active.is_first(what):
         warn(
-            f"{what}. What it did will be missing after a crash, when the call is answered from "
-            "the journal. Return the change, and make it in the workflow",
+            f"{what}. The change will be missing after a crash, when the call is answered from "
+            "the journal. Return the change, and apply it in the workflow",
             ArgumentMutatedWarning,
         )

@@ -40,7 +40,7 @@ def warn_if_unseen(what: str) -> None:
         warn(
             f"{what} was called in a worker process, while a run is in progress in the process "
             "that started this one: it ran without being recorded. Call it there, in tasks or "
-            "threads, or make one step of all that the worker does; if it does not belong to the "
+            "threads, or make the worker's whole job one step; if it does not belong to the "
             "run, put it under `with stepwise.background():`",
             UnrecordedCallWarning,
         )

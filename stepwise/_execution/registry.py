@@ -69,7 +69,7 @@ def known_workflow(full_name: str) -> KnownWorkflow:
     if len(made) > 1 and found[0] in made:
         raise ConfigurationError(
             f"this process has {len(made)} workflows {full_name!r}, made by a function, which "
-            "may differ in what they hold: call the one that is meant, .options(run_id=...)(...), "
+            "may hold different values: call the intended one, .options(run_id=...)(...), "
             "or give them names: @workflow(name=...)"
         )
     return found[0]

@@ -38,7 +38,7 @@ _EMPTY: dict[str, Any] = {
     "collections:deque": deque,
 }
 _ANY = Codec()  # what is recorded as data says so itself
-_OURS = ("stepwise._values.", "stepwise._checkpoints.")  # what rebuilds values and variables
+_OURS = ("stepwise._values.", "stepwise._checkpoints.")  # modules that rebuild values and variables
 
 
 class Placeholder:
@@ -150,7 +150,7 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
     if state.python != PYTHON:
         raise UnreadableValueError(
             f"the checkpoint was written by Python {state.python}, which Python {PYTHON} must not "
-            "load; look at it with that one"
+            "load; use that Python to look at it"
         )
     around, reader = _stand_ins(state.arguments), loaded.reader()
     try:

@@ -34,7 +34,7 @@ _known: dict[str, tuple[str, ...]] = {
     "logging.Logger": ("name",),
     "logging.LoggerAdapter": (),
     "random.Random": (),
-    # What tasks wait with holds them, and changes with whoever waits.
+    # Objects that tasks wait on hold these tasks, and change with them.
     **{f"asyncio.{name}": () for name in ("Lock", "Event", "Condition", "Semaphore", "Barrier")},
     **{f"anyio.{name}": () for name in ("Lock", "Event", "Condition", "Semaphore")},
     "anyio.CapacityLimiter": (),
@@ -71,7 +71,7 @@ def identity(cls: type, *, fields: Iterable[str]) -> None:
     if wrong:
         raise ConfigurationError(
             f"stepwise.identity({cls.__qualname__}, fields={names!r}): fields are names of "
-            f"attributes, and {wrong[0]!r} is none"
+            f"attributes, and {wrong[0]!r} is not one"
         )
     _declared[cls] = names
     fields_of.cache_clear()

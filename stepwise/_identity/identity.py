@@ -27,6 +27,7 @@ from stepwise._runtime.forks import cached
 from stepwise._values import digest as _digest
 from stepwise._values.digest_atoms import ATOMS, main_name
 from stepwise._values.hidden_arguments import Hiding, Redact, attributes_in
+from stepwise._values.instances import attributes
 from stepwise.errors import ConfigurationError, DigestError
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "label_of",
     "place_of",
     "random_id",
-    "slots_of",
     "uncompared",
     "workflow_name",
 ]
@@ -217,7 +217,7 @@ class Parameters:
         left_out, defaults = self._left_out, self._defaults
         framed: list[bytes] = []
         parts: dict[str, str] = {}
-        numbering = _digest.Numbering()  # of the whole call: one argument may refer to another
+        numbering = _digest.Numbering()  # for the whole call: one argument may refer to another
         for name in sorted(bound):
             if name in left_out:
                 continue
@@ -287,8 +287,8 @@ class Parameters:
         except DigestError as error:
             reason = str(error).replace("(at value", "(at key")
             raise DigestError(
-                f"what key= of {self.what} returned: {reason}. Return plain data that tells two "
-                "calls apart: a string, a number, a tuple of them",
+                f"the result of key= of {self.what}: {reason}. Return plain data that "
+                "distinguishes two calls: a string, a number, a tuple of them",
                 path="key" + error.path,
                 type_name=error.type_name,
             ) from None
@@ -300,7 +300,7 @@ class Parameters:
             reason = str(error).replace("(at value", f"(at {name}")
             raise DigestError(
                 f"argument {name!r} of {self.what}: {reason}. Leave it out of the identity with "
-                f"ignore=({name!r},), or say with key= what tells two calls apart",
+                f"ignore=({name!r},), or choose with key= what distinguishes two calls",
                 path=name + error.path,
                 type_name=error.type_name,
             ) from None
@@ -324,7 +324,7 @@ def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
             form = annotationlib.Format.FORWARDREF  # a name for the type checker only has no value
             return inspect.signature(function, annotation_format=form)
         return inspect.signature(function)
-    except ValueError:  # of some built-in functions
+    except ValueError:  # some built-in functions have none
         raise ConfigurationError(
             f"{what} has no signature by which its calls could be told apart: decorate a function "
             "of yours that calls it"
@@ -461,33 +461,6 @@ _READERS: dict[type, Callable[[Any], Any]] = {
     collections.deque: lambda held: [*collections.deque.__iter__(held)],
     BaseException: lambda held: held.args,
 }
-
-
-def attributes(instance: object) -> dict[str, Any]:
-    """Return the attributes of an instance, from ``__dict__`` and from slots."""
-    state = dict(getattr(instance, "__dict__", _NO_ATTRIBUTES))
-    cls: Any = type(instance)
-    for name in slots_of(cls):
-        if hasattr(instance, name):
-            state[name] = getattr(instance, name)
-    return state
-
-
-_NO_ATTRIBUTES: Mapping[str, Any] = {}
-
-
-@functools.lru_cache(maxsize=1000)
-def slots_of(cls: type) -> tuple[str, ...]:
-    """The names of the slots of a class."""
-    found = []
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name.startswith("__") and not name.endswith("__"):
-                name = f"_{base.__name__.lstrip('_')}{name}"  # noqa: PLW2901
-            if name not in ("__dict__", "__weakref__"):
-                found.append(name)
-    return tuple(found)
 
 
 # -- parameters that a framework injects ---------------------------------------------------------

@@ -41,7 +41,7 @@ class Progress:
 
 
 class Ordinals:
-    """Return a call's ordinal among calls of its name, and a child workflow's among equals.
+    """The ordinals of calls among calls of their name, and of child workflows among equals.
 
     A branch of a graph counts its own calls, under names of its own.
     """

@@ -117,7 +117,7 @@ class Journal:
         self._lock = threading.RLock()
         self._group = Group[Records](store.url)
         self._at = Position()
-        self._known = True  # whether _at is where the store is
+        self._known = True  # whether _at is the current end of the store's journal
         self._told: set[str] = set()
         self._tolerant = False
         self._other = False  # the marks belong to another history

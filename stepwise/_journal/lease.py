@@ -22,7 +22,7 @@ class Lease:
     Made before it is acquired, so that a Ctrl-C never leaves one that nobody can release.
     """
 
-    epoch = 0  # of a lease that is not held
+    epoch = 0  # the epoch of a lease that is not held
 
     def __init__(self, store: Store, run_id: str) -> None:
         self.store = store

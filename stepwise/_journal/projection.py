@@ -59,7 +59,7 @@ __all__ = [
     "undone_in",
 ]
 
-_RESUMES = 20  # that are told
+_RESUMES = 20  # resumes that are listed
 _EMPTY = bytes(8 * 1024)  # places for so many calls more
 
 Flags = tuple[bool, bool, bool]

@@ -141,7 +141,7 @@ class Summary(Projection):
             self.calls = merged
 
     def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
-        """Set the last record that it covers, and the known calls with side effects."""
+        """Set the position that it reaches, and the known calls with side effects."""
         self.position = [at.last, (at.link or b"").hex(), at.effects]
         self.unclear = [
             [each.origin.number, each.entry.number, *each.flags]
@@ -274,9 +274,9 @@ class SummaryKeeper:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._lock = threading.Lock()
-        self._summary: Summary | None = None  # of all that is recorded
+        self._summary: Summary | None = None  # covers all records
         self._effects: list[Entry] = []  # since it was kept
-        self._early: dict[int, Entry] = {}  # of threads that were faster than those before them
+        self._early: dict[int, Entry] = {}  # entries of threads that overtook earlier ones
         self._due = 0  # the number of the record at which it is kept next
         self._given_up = False
 

@@ -34,7 +34,7 @@ __all__ = [
 
 ENTER, VISIBLE = "@(", "@)"  # functions of ours, in cells
 FRAME, TARGET, VALUES, CHOICE = "@[]", "@>", "@{}", "@|"  # local variables
-_ITERATOR, _ITEM = "@::", "@=="  # of loops, with their numbers
+_ITERATOR, _ITEM = "@::", "@=="  # prefixes of loop variables, before their numbers
 LISTING = ("locals", "vars", "dir")
 
 

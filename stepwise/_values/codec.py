@@ -38,7 +38,7 @@ from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValue
 
 __all__ = ["JSON", "Codec", "Encoded", "decode", "decode_error", "encode", "encode_error"]
 
-_PARTS = 100  # of a value that are looked into for the one that does not pickle
+_PARTS = 100  # parts of a value that are searched for the unpicklable one
 _TRACEBACK_CHARACTERS = 8_000
 _GROUPS: tuple[Any, ...] = tuple(  # since Python 3.11
     getattr(builtins, name)

@@ -182,7 +182,7 @@ def _verify(chain: list[BaseException], facts: list[dict[str, Any]]) -> None:
             raise ran_out(
                 f"the {type(error).__name__} that was raised was recorded", problem
             ) from None
-        except Exception as problem:  # of a text that its class makes, of an ``==``
+        except Exception as problem:  # from a text of its class, or an ``==``
             fact["why"] = str(problem.__cause__ or problem) or type(problem).__name__
 
 

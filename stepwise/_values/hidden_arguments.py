@@ -81,7 +81,7 @@ class Hiding:
         try:
             given = self._redact(name, value)
             return None if given is None else str(given)
-        except Exception as error:  # of the user's function: the value is shown in no case
+        except Exception as error:  # the user's function failed: the value stays hidden
             return f"<{type(error).__name__} in redact>"
 
 

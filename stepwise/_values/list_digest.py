@@ -68,7 +68,7 @@ def digest_grown(
     if not _lock.acquire(blocking=False):
         return None
     try:
-        grown = _grown.pop((id(value), kind), None)  # what is interrupted is not kept
+        grown = _grown.pop((id(value), kind), None)  # an interrupted digest is not kept
         if grown is None or not grown.stands():
             grown = _Grown(value, front, state())
         new = value[len(grown.items) :]

@@ -20,7 +20,7 @@ _RANDOM = "1467"  # versions of UUIDs; the others are made of a name, and stay
 _UUID = re.compile(r"(?i)[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WRITTEN = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d ")
 """How a text begins that is a time: by ISO 8601, ``time.ctime()``, or as in mails and HTTP."""
-_LENGTHS = (32, 36)  # of UUIDs
+_LENGTHS = (32, 36)  # characters of a UUID's text
 _FORMS = ("%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT")
 
 

@@ -44,7 +44,7 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 T = TypeVar("T")
 FindClass = Callable[[str, str], Any]
 
-# What loops over containers leave among the variables; nobody has anything to say about these.
+# Iterators that loops over containers leave among the variables; no reducer applies to them.
 _EMPTY: tuple[Iterable[Any], ...] = (range(0), [], (), {}, set(), "", b"")
 _PLAIN = frozenset({range, enumerate, reversed, zip, *(type(iter(each)) for each in _EMPTY)})
 _BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))

@@ -15,7 +15,7 @@ Mask = Callable[[str], str]
 _SHORT = frozenset({type(None), bool, float})
 _SMALL = 10**18
 _TEXT = 80  # characters of a text, and of an argument
-_INNER_TEXT = 40  # of one in something else
+_INNER_TEXT = 40  # characters of a text inside a container
 
 
 class _Repr(reprlib.Repr):
@@ -37,7 +37,7 @@ class _Repr(reprlib.Repr):
         self.maxlong = 40
 
     def repr1(self, x: Any, level: int) -> str:
-        kind = type(x)  # what follows is many times as fast as the inherited way to it
+        kind = type(x)  # the code below is many times as fast as the inherited way
         if kind is str:
             if self.mask is not None:
                 x = self.mask(x)

@@ -101,7 +101,7 @@ def _refuse_mapped(array: Any) -> None:
             return  # copied on write: the file never sees it
         memory = memory.base
     if type(memory).__name__ == "mmap":
-        raise TypeError("it is mapped to a file, which what is written to a copy would not reach")
+        raise TypeError("it is mapped to a file, and writes to a copy would not reach the file")
 
 
 def _view(owner: Any, start: int, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
@@ -263,7 +263,7 @@ def _finalizer(finalizer: weakref.finalize[Any, Any]) -> Any:
         return NotImplemented
     raise TypeError(
         f"it is cleaned up, by {getattr(found[1], '__qualname__', found[1])}, when it goes or the "
-        "process ends, and a copy would stand for something that is no more"
+        "process ends, and a copy would refer to an object that no longer exists"
     )
 
 

@@ -107,7 +107,7 @@ def _held_bare(value: object) -> tuple[str, str] | None:
         if name is not None:
             place = module, name
             break
-    if len(_bare) > 1000:  # a program that makes them anew again and again
+    if len(_bare) > 1000:  # a program that creates them again and again
         _bare.clear()
     _bare[id(value)] = value, place
     return place

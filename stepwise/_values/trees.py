@@ -304,7 +304,7 @@ def _reader_of_addresses() -> Callable[[list[Any]], bytes] | None:
     import ctypes  # on use: it takes long to import
 
     size = ctypes.sizeof(ctypes.c_void_p)
-    place = object.__basicsize__ + size  # of the pointer to the items, behind their number
+    place = object.__basicsize__ + size  # address of the pointer to the items, behind their number
 
     def addresses(items: list[Any]) -> bytes:
         start = ctypes.c_void_p.from_address(id(items) + place).value

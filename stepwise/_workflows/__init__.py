@@ -1,7 +1,10 @@
 """@workflow: which run a call means, where it resumes, how it executes.
 
+Agents, graphs, notebooks and integrations use ``host`` (a notebook ``pieces``, too) and no other
+module of this room: tests/test_layers.py says what else a public package may import.
+
 The modules, each importing only from those before it::
 
-    loops remade_clients takeover reach complaints module_state frame definition other_runs opening
-    resume execute turns called starts invoke forms handles recover workflow host pieces
+    loops remade_clients takeover reach complaints module_state definition frame other_runs opening
+    resume execute turns starts invoke handles recover workflow host pieces
 """

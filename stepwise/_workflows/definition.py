@@ -72,7 +72,7 @@ class Options:
     on_owned: Literal["raise", "wait", "skip"] = "raise"
 
     def recording(self, outer: str) -> str:
-        """The codec of the run; see :class:`stepwise._values.codec.Codec`.
+        """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
 
         Args:
             outer: how the run that calls it as a child workflow does.
@@ -208,7 +208,8 @@ class Definition:
         self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
         self._rewritten: Rewritten | None = None
         self._tried = False
-        self.__dict__.pop("returns", None)
+        for computed in ("returns", "code"):
+            self.__dict__.pop(computed, None)
 
     def become(self, other: Definition) -> None:
         """Take over the definition of the edited module."""
@@ -263,7 +264,7 @@ class Definition:
         """The type that the function is annotated to return."""
         return returned_type(self.function)
 
-    @property
+    @cached
     def code(self) -> str:
         """Fingerprint of the code that it executes; empty without source."""
         node = self.source.node()

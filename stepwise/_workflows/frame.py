@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.references import HEAVY, References
@@ -20,19 +20,20 @@ from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.location import Helper
 from stepwise._execution.other_tasks import others_alive
 from stepwise._journal.records import Record, holds_plainly
-from stepwise._rewrite import Frame, Point, Rewritten, Source, prefix_fingerprint, renamed
+from stepwise._rewrite import Frame, Point, Rewritten, prefix_fingerprint, renamed
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import file_name, reports
 from stepwise._values.buffers import Data
 from stepwise._values.preview import error_text
 from stepwise._workflows.complaints import Complaints, why_shut
+from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.loops import Counted, FileChangedError, Skipped, count, names_of, reopened
 from stepwise._workflows.module_state import ModuleState, is_global
 from stepwise._workflows.reach import Outlooks, Reach, outlook
 from stepwise._workflows.remade_clients import Remade, remade
 from stepwise._workflows.takeover import state_of
 
-__all__ = ["RestoreFailedError", "WorkflowFrame", "Workplace"]
+__all__ = ["RestoreFailedError", "WorkflowFrame"]
 
 _MANY = 20  # steps in one statement, by one helper
 _SEVERAL = 3  # steps without a boundary
@@ -54,23 +55,6 @@ class RestoreFailedError(BaseException):
         self.why = why
 
 
-class Workplace(NamedTuple):
-    """The workflow call that a frame belongs to.
-
-    Args:
-        bound, instance: the arguments by name, and ``self``.
-        every: a checkpoint after this many steps.
-        secret: the secrets of the call by name.
-    """
-
-    rewritten: Rewritten
-    source: Source
-    bound: Mapping[str, Any]
-    instance: Any
-    every: int
-    secret: Mapping[str, Any]
-
-
 class WorkflowFrame(Frame):
     """One execution of a workflow function in a run.
 
@@ -85,12 +69,14 @@ class WorkflowFrame(Frame):
         "around",
         "asked",
         "begun",
+        "callee",
         "checkpoints",
         "complaints",
         "cost",
         "count",
         "drawn",
         "entered",
+        "every",
         "file",
         "guessed",
         "guesses",
@@ -101,11 +87,11 @@ class WorkflowFrame(Frame):
         "managers",
         "module",
         "outlooks",
-        "place",
         "prefixes",
         "references",
         "refused",
         "reopened",
+        "rewritten",
         "seen",
         "shut",
         "started",
@@ -118,7 +104,8 @@ class WorkflowFrame(Frame):
     def __init__(
         self,
         active: ActiveRun,
-        place: Workplace,
+        callee: BoundCall,
+        rewritten: Rewritten,
         checkpoints: Checkpoints,
         begun: Callable[[], None],
         loaded: Loaded | None = None,
@@ -126,28 +113,28 @@ class WorkflowFrame(Frame):
     ) -> None:
         super().__init__()
         self.active = active
-        self.place = place
+        self.callee = callee
+        self.rewritten = rewritten
+        self.every = callee.options.checkpoint_every
         self.checkpoints = checkpoints
         self.begun = begun
-        self.file = file_name(place.source.filename)
+        self.file = file_name(callee.workflow.source.filename)
         self.loaded = loaded
         self.target = target
         self.around = Surroundings()
         self.known = checkpoints.known_values(active.secrets)
         self.references = References(self.known)
-        self.module = ModuleState(active, place.rewritten.function, place.rewritten.assigned)
-        self.managers: dict[
-            int, tuple[int, str]
-        ] = {}  # steps done before; why it cannot be entered
-        self.complaints = Complaints(active, self.file, place.rewritten)
+        self.module = ModuleState(active, rewritten.function, rewritten.assigned)
+        self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it stays shut
+        self.complaints = Complaints(active, self.file, rewritten)
         self.prefixes: dict[tuple[int, int], str | None] = {}
-        self.asking = place.rewritten.ahead.keys() - {0}
+        self.asking = rewritten.ahead.keys() - {0}
         self.asked = 0  # the last point before which something may have called a step
         self.seen: set[int] = set()  # points after which a step was called
         self.tried: set[int] = set()  # points after which a step might have been called
         self.refused: set[int] = set()
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
-        self.outlooks = Outlooks(place.rewritten, self.entered)
+        self.outlooks = Outlooks(rewritten, self.entered)
         self.shut: set[int] = set()  # blocks that were not reported yet
         self.reopened: dict[int, Any] = {}  # the files of ``with`` statements to be entered again
         self.guesses = False
@@ -165,14 +152,16 @@ class WorkflowFrame(Frame):
             RestoreFailedError: the variables cannot be loaded.
         """
         super().begin(captured)
-        place, function = self.place, self.place.rewritten.function
-        self.around = Surroundings.of(function, captured, place.bound, place.instance, place.secret)
-        self.around.note_assigned(place.rewritten.stored)
+        callee, rewritten, function = self.callee, self.rewritten, self.rewritten.function
+        self.around = Surroundings.of(
+            function, captured, callee.bound, callee.instance, callee.secret
+        )
+        self.around.note_assigned(rewritten.stored)
         self.around.references = self.references
         self.around.subjects = self.active.subjects
         if self.active.progress.resumed_from == 0:
             self.module.replayed()
-        values = place.bound
+        values: Mapping[str, Any] = callee.bound
         if self.loaded is not None:
             state = self.loaded.state
             self.around = self.around.only(state.arguments)
@@ -194,12 +183,12 @@ class WorkflowFrame(Frame):
                 why = f"{type(error).__name__}: {error_text(error)}"
                 why = f"the variables at {state.where} cannot be loaded ({why})"
                 raise RestoreFailedError(why) from error
-            blocks = place.rewritten.blocks
+            blocks = rewritten.blocks
             self.visited.update(blocks.index(path) for path in state.visited if path in blocks)
             self.loaded, values = None, self.values
-        first = place.rewritten.ahead.get(self.target)  # no checkpoint is requested before it
+        first = rewritten.ahead.get(self.target)  # no checkpoint is requested before it
         if first is not None:
-            self.drawn = outlook(first, values, place.rewritten, ()).drawn
+            self.drawn = outlook(first, values, rewritten, ()).drawn
         self.begun()
         for name, value in self.values.items():
             if isinstance(value, Counted):  # whose file was opened again
@@ -214,9 +203,9 @@ class WorkflowFrame(Frame):
                 a file is not what it was.
         """
         named = renamed(values)
-        if not named.keys() >= {*self.place.rewritten.points[self.target].loops}:
+        if not named.keys() >= {*self.rewritten.points[self.target].loops}:
             raise LookupError("another version of stepwise wrote them")
-        rewritten = self.place.rewritten
+        rewritten = self.rewritten
         for name in rewritten.points[self.target].loops:
             head, before = rewritten.heads.get(name), named[name]
             if type(before) is not Skipped:
@@ -256,9 +245,9 @@ class WorkflowFrame(Frame):
     def done(self, *, effect: bool, helper: Helper | None) -> None:
         """A step of the workflow's own code, or of a helper that it calls, ended."""
         self.count += 1
-        if effect or self.place.every == 1:
+        if effect or self.every == 1:
             self.seen.add(self.asked)
-        if effect or self.count >= self.place.every:
+        if effect or self.count >= self.every:
             self.due = self.wanted = True
         if self.refused:
             self.asking |= self.refused
@@ -270,8 +259,8 @@ class WorkflowFrame(Frame):
                 self.complaints.helped(helper, calls)
         self.without += 1  # boundaries
         if self.without % _SEVERAL == 0 and helper is None:
-            place = self.place
-            self.complaints.within_handler(place.source.node(), place.rewritten.function.__code__)
+            node, function = self.callee.workflow.source.node(), self.rewritten.function
+            self.complaints.within_handler(node, function.__code__)
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -280,7 +269,7 @@ class WorkflowFrame(Frame):
         self.helped.clear()
         self.without = 0
         if self.shut:
-            self._tell_shut(self.place.rewritten.points[number], values)
+            self._tell_shut(self.rewritten.points[number], values)
         began = time.perf_counter()
         tells = self.wanted  # an event is for due checkpoints only
         if self.active.stopped is not None or not self._wants(number, values):
@@ -288,7 +277,7 @@ class WorkflowFrame(Frame):
             self.due = self.wanted and self.active.stopped is None
             values.clear()
             return
-        point = self.place.rewritten.points[number]
+        point = self.rewritten.points[number]
         kept = self._state_of(values, point)
         values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops
         if not self._can_be_taken(point, kept, tells=tells):
@@ -305,7 +294,7 @@ class WorkflowFrame(Frame):
                 self.complaints.unpicklable(error, point.line)
             return
         except MemoryError as error:
-            error.with_traceback(None)  # its frames hold what was pickled so far
+            error.with_traceback(None)  # its frames hold values that were pickled so far
             self.complaints.no_memory(point.line)
             return
         self.active.note_handled()
@@ -317,7 +306,7 @@ class WorkflowFrame(Frame):
         self.active.facts = self.checkpoints.write(
             state, payload, facts, self.references, reads_files=bool(read)
         )
-        self.shut -= read  # of what follows the loop in there, nothing is said
+        self.shut -= read  # blocks after the loop are not reported
         self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
         self.complaints.in_a_row = self.count = 0
@@ -335,7 +324,7 @@ class WorkflowFrame(Frame):
         Before what certainly calls a step, or did before: what was executed since the last
         checkpoint flows into that.  One that is due need not wait for that where nothing does.
         """
-        rewritten, before = self.place.rewritten, self.drawn
+        rewritten, before = self.rewritten, self.drawn
         ahead = rewritten.ahead[number]
         reach, drawn = self.outlooks.at(number, ahead, values)
         self.drawn = before or drawn
@@ -348,10 +337,10 @@ class WorkflowFrame(Frame):
                 return not self.drawn  # else there would be a second one
             if reach is not Reach.PERHAPS or seen or new:
                 return True
-        elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.place.every > 1 and not seen):
+        elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.every > 1 and not seen):
             self.asking.discard(number)
             return False
-        elif not before:  # what was executed comes to the same again
+        elif not before:  # the executed statements produce the same values again
             return False
         elif (seen or reach >= Reach.STEP) and not self.active.pool:
             return True
@@ -367,15 +356,15 @@ class WorkflowFrame(Frame):
 
         Not ours, not those of enclosing functions, not those that an open ``with`` binds again.
         """
-        withs = self.place.rewritten.withs
+        withs = self.rewritten.withs
         again = {name for number in point.withs for name in withs[number].names}
-        again.update(self.place.rewritten.function.__code__.co_freevars)
+        again.update(self.rewritten.function.__code__.co_freevars)
         kept = {
             name: value
             for name, value in values.items()
             if (name[0] != "@" or name in point.loops) and name not in again
         }
-        rewritten = self.place.rewritten
+        rewritten = self.rewritten
         for name in rewritten.made.keys() & kept.keys():
             anew = remade(name, type(kept[name]), kept, rewritten)
             # Where a global is another one later, an older checkpoint or the journal is needed.
@@ -437,7 +426,7 @@ class WorkflowFrame(Frame):
             return dump_values(values, self.around)
         except UnpicklableError as error:
             # Values bound by a ``with`` that has ended (a closed file, a client) are dropped.
-            over = {name for each in self.place.rewritten.withs for name in each.released}
+            over = {name for each in self.rewritten.withs for name in each.released}
             found = error.culprits.items()
             culprits = {n: each for n, each in found if n not in over and not is_global(n)}
             if culprits:
@@ -447,7 +436,7 @@ class WorkflowFrame(Frame):
             return dump_values({**kept, **gone}, self.around)
 
     def _state(self, number: int) -> State | None:
-        rewritten, source = self.place.rewritten, self.place.source
+        rewritten, source = self.rewritten, self.callee.workflow.source
         point, node = rewritten.points[number], source.node()
         visited = [rewritten.blocks[n] for n in sorted(self.visited)]
         here = number, len(visited)  # branches are only ever added: the count tells which
@@ -482,7 +471,7 @@ class WorkflowFrame(Frame):
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
         """Count the items of an iterator that cannot be recorded; on resume, skip the earlier."""
-        counted = count(iterator, self.place.rewritten.heads[name], values, self.place.rewritten)
+        counted = count(iterator, self.rewritten.heads[name], values, self.rewritten)
         before = values.get(name)
         values.clear()
         if isinstance(before, Skipped):
@@ -496,7 +485,7 @@ class WorkflowFrame(Frame):
 
         ``None`` for a loop that opens its file itself.
         """
-        files = self.place.rewritten.files
+        files = self.rewritten.files
         return {
             files[name].within
             for name in point.loops

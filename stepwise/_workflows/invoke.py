@@ -1,28 +1,245 @@
-"""A call of a workflow from outside of any run: the run it means, taken over when it is free."""
+"""Calls of a workflow: inside a run, a child run that is a step; outside of any, a run of its own.
+
+From outside, a call means a run (``starts``), which is taken over when it is free (``turns``).
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Container, Generator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from stepwise._calls.awaitables import made_by
+from stepwise._calls.driver import drive
+from stepwise._calls.operations import Core, Result
+from stepwise._calls.perform import perform
+from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._display.activity import Doing
 from stepwise._display.progress import Display
-from stepwise._execution.active_run import current_scope
+from stepwise._execution.active_run import ActiveRun, Scope, current_scope
+from stepwise._execution.outcomes import surroundings
 from stepwise._execution.process_memory import Given, memory
+from stepwise._identity import identity as _identity
+from stepwise._identity.identity import Parameters
+from stepwise._identity.module_names import canonical_module
+from stepwise._identity.parts import captured
+from stepwise._journal.records import Call
+from stepwise._matching.subjects import Identity, complete
 from stepwise._runtime import settings
 from stepwise._runtime.messages import notice
+from stepwise._runtime.retries import Attempts
+from stepwise._runtime.tracebacks import fold
 from stepwise._values import digest
-from stepwise._workflows.called import ChildCall, WorkflowCall, no_id_yet, run_of
-from stepwise._workflows.definition import Definition
-from stepwise._workflows.opening import NotUnfinishedError, Recall
+from stepwise._values.codec import Codec
+from stepwise._values.secrets import Secrets
+from stepwise._workflows.definition import BoundCall, Definition
+from stepwise._workflows.execute import (
+    execute,
+    execute_async,
+    execute_async_generator,
+    execute_generator,
+)
+from stepwise._workflows.opening import Invocation, NotUnfinishedError, Recall, open_run
 from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.starts import Meant, Starting
 from stepwise._workflows.turns import Turn, await_turn, sleep_turn, turn
-from stepwise.errors import RunBusyError, RunOwnedError, RunSkipped
-from stepwise.stores import open_store
+from stepwise.errors import ConfigurationError, RunBusyError, RunOwnedError, RunSkipped
+from stepwise.stores import Store, open_store
 
-__all__ = ["ChildCall", "TopLevel", "next_run_id", "plain_call", "run_of"]
+if TYPE_CHECKING:
+    from stepwise._calls.doubt import InDoubt
+    from stepwise._runs.run import Run
+
+__all__ = ["TopLevel", "invoke", "next_run_id", "run_of"]
+
+
+class WorkflowCall(BoundCall):
+    """One call of a workflow, which takes a run up."""
+
+    def open(
+        self, store: Store, run_id: str, *, parent: ActiveRun | None = None, **how: Any
+    ) -> Recall | WorkflowRun:
+        """Take up the run of that id; ``how`` as for :class:`Invocation`."""
+        codec = self.options.recording(parent.facts.codec if parent is not None else "")
+        rewritten = self.workflow.rewritten()
+        call = Invocation(
+            self, store, run_id, parent=parent, codec=codec, rewritten=rewritten, **how
+        )
+        return open_run(call, WorkflowRun)
+
+
+class ChildCall(WorkflowCall):
+    """A call inside a run.  What ``perform`` needs to know of it, like of a step."""
+
+    effect = True
+    idempotent = False
+    in_doubt: InDoubt = "raise"
+    fails_cleanly: tuple[type[BaseException], ...] = ()
+    timeout: float | None = None
+    name: str
+    module: str
+    child: str
+    child_digest: str
+    opened: Recall | WorkflowRun | None = None
+
+    def watch(self, bound: Mapping[str, Any]) -> _ChildWatch:
+        """Return the watch that notices when the call changes its arguments."""
+        return _ChildWatch(self)
+
+    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
+        """Return the arguments as text, without hidden values."""
+        return self.hiding.shown(bound, secrets)
+
+    def prepare(self, scope: Scope) -> Core:
+        """Return the core that executes the call, or answers it from the caller's journal."""
+        self.parent = parent = scope.run
+        parent.secrets.add(self.secret)
+        self.name = self.workflow.label
+        self.module = canonical_module(self.workflow.function.__module__)
+        digest = self._digest(parent)
+        self.child = self._id(parent, digest, parent.ordinals.of_child(self.name, digest))
+        self.child_digest = digest
+        return perform(self, scope, self._identity(scope, digest), self.bound, (), {})
+
+    def _identity(self, scope: Scope, digest: str) -> Identity:
+        parameters, function = self.workflow.parameters, self.workflow.function
+        _, parts = parameters.identify(self.bound, (self.args, self.kwargs))
+        identity = Identity(digest, parts)
+        subject = self.instance is not None or captured(function)
+        if subject and not parameters.is_computed:
+            complete(scope.run.subjects, identity, self, self.instance)
+        return identity
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The plain function."""
+        return self.workflow.function
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of the workflow."""
+        return self.workflow.parameters
+
+    def _digest(self, parent: ActiveRun) -> str:
+        """Return the digest of the call, as the caller's journal records it."""
+        digests = self.parts.of_child()
+        known = (digest for digest in digests if parent.pool.holds(self.name, digest))
+        return next(known, digests[0])
+
+    def _id(self, parent: ActiveRun, digest: str, ordinal: int) -> str:
+        if self.options.run_id is not None:
+            return self.options.run_id
+        if self.options.start == "new":
+            return _identity.random_id(self.name)
+        return _identity.child_id(parent.run_id, self.name, digest, ordinal)
+
+    def new_child(self, taken: Container[str]) -> str:
+        """Return the id of a new child run, which no recorded call has.
+
+        The id of this ordinal may be taken: by an equal call of another instance, which came in
+        another order then.
+        """
+        parent, count = self.parent, self.parent.ordinals.of_child
+        while self.options.run_id is None and self.child in taken:
+            self.child = self._id(parent, self.child_digest, count(self.name, self.child_digest))
+        return self.child
+
+    def answered(self, call: Call) -> None:
+        """Remember the child run that answers the call."""
+        self.child = call.child
+
+    def next_id(self, parent: ActiveRun) -> str:
+        """The id of the child run that the call would be, were it made now."""
+        name = self.workflow.label
+        self.name = name
+        digest = self._digest(parent)
+        if self.options.run_id is None and self.options.start == "new":
+            raise no_id_yet(name)
+        return self._id(parent, digest, parent.ordinals.next_child(name, digest))
+
+    def handle(self) -> Run:
+        """The child run."""
+        given = self.options.store
+        store = self.parent.journal.store if given is None else open_store(given)
+        return run_of(store, self.child)
+
+    def attempts(self) -> Attempts:
+        """One."""
+        return Attempts(0, Exception, None)
+
+    @property
+    def returns(self) -> Any:
+        """The type that the workflow is annotated to return."""
+        return self.workflow.returns
+
+    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> None:
+        """Nothing: the child run's own journal has it."""
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """Return the function that executes the child run."""
+        return lambda: self._execute(call)
+
+    def _execute(self, call: Call) -> Any:
+        options, parent = self.options, self.parent
+        journal = parent.journal
+        self.child = call.child
+        store = journal.store if options.store is None else open_store(options.store)
+
+        def take(waited: bool) -> Recall | WorkflowRun:
+            return self.open(
+                store,
+                call.child,
+                explicit=options.run_id is not None,
+                fsync=journal.fsync if options.durability is None else options.durability != "os",
+                parent=parent,
+                cut_off=call.number in parent.cut_off,
+                waited=waited,
+            )
+
+        blocks = not self.workflow.is_coroutine
+        taking = turn(take, store, call.child, options.on_owned, blocks=blocks)
+        if not blocks:
+            return self._execute_async(taking)
+        self.opened = opened = sleep_turn(taking)
+        return opened.value if isinstance(opened, Recall) else execute(opened)
+
+    async def _execute_async(self, taking: Turn[Recall | WorkflowRun]) -> Any:
+        self.opened = opened = await await_turn(taking)
+        return opened.value if isinstance(opened, Recall) else await execute_async(opened)
+
+
+class _ChildWatch:
+    """A child run knows itself whether it changed what it was given."""
+
+    def __init__(self, child: ChildCall) -> None:
+        self._child = child
+
+    def changed(self) -> list[str]:
+        opened = self._child.opened
+        return list(self.around.arguments) if opened is not None and opened.changed else []
+
+    @property
+    def around(self) -> Surroundings:
+        call = self._child
+        return surroundings(call.bound, call.instance, call.workflow.function, call.secret)
+
+
+def run_of(store: Store, run_id: str) -> Run:
+    """Return the run, for looking at it."""
+    from stepwise._runs.run import Run  # on use: most programs look at no run
+
+    return Run(store, run_id)
+
+
+def no_id_yet(label: str) -> ConfigurationError:
+    """Return the error for a caller that asks for the id of a run that will be a new one."""
+    return ConfigurationError(
+        f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
+        "it an id, .options(run_id=...), or use the Run that execute() returns"
+    )
+
+
+# -- from outside of any run ---------------------------------------------------------------------
 
 
 class TopLevel(WorkflowCall):
@@ -94,7 +311,7 @@ class TopLevel(WorkflowCall):
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
-        return Starting(self.workflow, self.parts, self.given, self.store)
+        return Starting(self, self.given, self.store)
 
     def choose(self) -> None:
         """Decide which run is meant."""
@@ -160,13 +377,6 @@ class TopLevel(WorkflowCall):
         return digest.combine(parts.arguments, parts.instance)
 
 
-def plain_call(
-    workflow: Definition, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Call a generator function as a part of the run that is in progress."""
-    return WorkflowCall(workflow, instance, args, kwargs).run_function()
-
-
 def next_run_id(
     workflow: Definition, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
@@ -185,3 +395,111 @@ def next_run_id(
     if meant.generated:
         raise no_id_yet(workflow.label)
     return meant.run_id
+
+
+# -- the four forms of a function: plain, coroutine, generator, asynchronous generator ------------
+
+
+def invoke(
+    workflow: Definition,
+    instance: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    want_run: bool,
+) -> Any:
+    """Call a workflow: its result, or its ``Run``; awaitable or iterable as its function is."""
+    if workflow.is_generator or workflow.is_async_generator:
+        if current_scope() is not None:
+            # Its items cannot be recorded as an outcome, so its steps belong to the caller's run.
+            return WorkflowCall(workflow, instance, args, kwargs).run_function()
+        top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+        if workflow.is_generator:
+            return _drain(top) if want_run else _generate(top)
+        return _adrain(top) if want_run else _agenerate(top)
+    if not workflow.is_coroutine:
+        return _plain(workflow, instance, args, kwargs, want_run)
+    made_by.add(_coroutine.__code__)
+    coroutine: Any = _coroutine(workflow, instance, args, kwargs, want_run)
+    # Python reads the name here for "coroutine 'agent' was never awaited".
+    coroutine.__name__ = coroutine.__qualname__ = workflow.label
+    return coroutine
+
+
+def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        child = ChildCall(workflow, instance, args, kwargs)
+        return _given(child, drive(child.prepare(scope)), want_run)
+    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+    with top as opened:
+        value = opened.value if isinstance(opened, Recall) else execute(opened)
+        if want_run:
+            value = run_of(top.store, top.run_id)
+    return value
+
+
+def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
+    """The result of a call of a child workflow."""
+    if want_run and isinstance(result.error, RunSkipped):
+        return child.handle()
+    value = result.unwrap()
+    return child.handle() if want_run else value
+
+
+async def _coroutine(*call: Any) -> Any:
+    try:
+        return await _awaited(*call)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+async def _awaited(
+    workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool
+) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        from stepwise._calls.async_driver import (
+            adrive,  # a synchronous program does not load asyncio
+        )
+
+        child = ChildCall(workflow, instance, args, kwargs)
+        return _given(child, await adrive(child.prepare(scope)), want_run)
+    import asyncio
+
+    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+    await top.begin()
+    with top as opened:
+        value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
+        # A Ctrl-C during the last piece is raised now.  Raised after the end, it would lose the
+        # result, and the next call would be a new run.
+        await asyncio.sleep(0)
+    return run_of(top.store, top.run_id) if want_run else value
+
+
+def _generate(top: TopLevel) -> Generator[Any, Any, Any]:
+    with top as opened:
+        if isinstance(opened, Recall):
+            return None  # skipped; a generator recalls nothing
+        return (yield from execute_generator(opened))
+
+
+async def _agenerate(top: TopLevel) -> AsyncGenerator[Any, None]:
+    await top.begin()
+    with top as opened:
+        if isinstance(opened, Recall):
+            return  # skipped
+        async for item in execute_async_generator(opened):
+            yield item
+
+
+def _drain(top: TopLevel) -> Run:
+    for _ in _generate(top):
+        pass
+    return run_of(top.store, top.run_id)
+
+
+async def _adrain(top: TopLevel) -> Run:
+    async for _ in _agenerate(top):
+        pass
+    return run_of(top.store, top.run_id)

@@ -40,7 +40,7 @@ from stepwise._values.codec import Codec, Encoded
 from stepwise._values.preview import preview
 from stepwise._values.secrets import Secrets
 from stepwise._workflows.definition import Callee
-from stepwise._workflows.other_runs import is_call_of, is_of_file, tell_of_unfinished
+from stepwise._workflows.other_runs import is_call_of, tell_of_unfinished
 from stepwise.errors import (
     NotRecordableError,
     RunBusyError,
@@ -326,10 +326,7 @@ def _has_changed(call: Invocation, recorded: str) -> bool:
 
 def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     callee, workflow = call.callee, call.callee.workflow
-    is_call = is_call_of(facts, workflow.full_name, callee.digest, workflow.code) or (
-        facts.digest == callee.digest
-        and is_of_file(call.store, seal, facts, workflow.other_names, workflow.file)
-    )
+    is_call = is_call_of(call.store, seal, facts, callee)
     # A list that the instance holds may have grown since; the run id chose everything else.
     parts = callee.parts
     differing = parts.differing(facts.parts, growing=False) if parts is not None else []
@@ -391,7 +388,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, byt
 
 
 def _secrets_of(call: Invocation) -> Secrets:
-    """Return the secrets of the runs that contain it."""
+    """Return the secrets of a call, with those of its parent run."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
     secrets.add(call.callee.secret)
     return secrets

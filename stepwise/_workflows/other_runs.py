@@ -20,7 +20,7 @@ from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._runtime.messages import notice, reports
-from stepwise._workflows.definition import is_defined
+from stepwise._workflows.definition import Callee, is_defined
 from stepwise.stores import Store
 
 __all__ = ["is_call_of", "is_of_file", "tell_of_unfinished"]
@@ -31,16 +31,16 @@ def _place_of_run(facts: RunFacts) -> str:
     return facts.workflow.removesuffix(f":{facts.label}")
 
 
-def is_call_of(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
-    """Return whether a run is of this call of a workflow, which may have been moved.
-
-    Args:
-        workflow: its full name.
-        digest: of the arguments.
-        code: fingerprint of what it executes.
-    """
-    return (old.workflow, old.digest) == (workflow, digest) or _was_moved(
-        old, workflow, digest, code
+def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
+    """Return whether a run is of this call of a workflow, which may have been moved."""
+    workflow, digest = callee.workflow, callee.digest
+    return (
+        (old.workflow, old.digest) == (workflow.full_name, digest)
+        or _was_moved(old, workflow.full_name, digest, workflow.code)
+        or (
+            old.digest == digest
+            and is_of_file(store, seal, old, workflow.other_names, workflow.file)
+        )
     )
 
 

@@ -15,7 +15,7 @@ from stepwise._rewrite import following_line, pending, prefix_fingerprint
 from stepwise._runtime.messages import count, notice
 from stepwise._values.pickling import PYTHON
 from stepwise._workflows.definition import BoundCall
-from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame, Workplace
+from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame
 from stepwise._workflows.opening import Invocation, OpenedRun
 from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, record_resumed
 from stepwise.errors import CodeChangedError
@@ -30,7 +30,7 @@ class WorkflowRun(OpenedRun):
         super().__init__(call, active, before, is_new)
         assert isinstance(call.callee, BoundCall)
         self._callee = call.callee
-        self._options = options = call.callee.options
+        options = call.callee.options
         self._source = call.callee.workflow.source
         self._rewritten = call.rewritten if active.codec.trusting else None
         self._void = False
@@ -77,16 +77,14 @@ class WorkflowRun(OpenedRun):
             return self._callee.run_function()
         target = self._rewritten.number(loaded.state.position) if loaded is not None else 0
         callee = self._callee
-        place = Workplace(
-            self._rewritten,
-            self._source,
-            callee.bound,
-            callee.instance,
-            self._options.checkpoint_every,
-            callee.secret,
-        )
         frame = WorkflowFrame(
-            self.active, place, self._checkpoints, self._begun, loaded, target or 0
+            self.active,
+            callee,
+            self._rewritten,
+            self._checkpoints,
+            self._begun,
+            loaded,
+            target or 0,
         )
         self.active.frame = frame
         pending.set(frame)

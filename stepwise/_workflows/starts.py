@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from stepwise._execution.process_memory import Given, memory
 from stepwise._identity import identity
-from stepwise._identity.call_parts import CallParts, spoken
+from stepwise._identity.call_parts import spoken
 from stepwise._journal.heads import is_ready, open_head
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
@@ -22,7 +22,7 @@ from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import digest as _digest
-from stepwise._workflows.definition import Definition, Start
+from stepwise._workflows.definition import BoundCall, Start
 from stepwise._workflows.other_runs import is_call_of, is_of_file
 from stepwise.errors import RunWarning
 from stepwise.stores import Store
@@ -62,12 +62,13 @@ class Starting:
         given: the objects it is made with.
     """
 
-    def __init__(self, workflow: Definition, parts: CallParts, given: Given, store: Store) -> None:
-        self._workflow = workflow
-        self._parts = parts
+    def __init__(self, callee: BoundCall, given: Given, store: Store) -> None:
+        self._callee = callee
+        self._workflow = workflow = callee.workflow
+        self._parts = callee.parts
         self._given = given
         self._store = store
-        self._bases = parts.bases(workflow.full_name, workflow.label)
+        self._bases = self._parts.bases(workflow.full_name, workflow.label)
 
     @cached
     def _seal(self) -> Seal:
@@ -94,7 +95,7 @@ class Starting:
         return bool(self._workflow.options.start or settings.start())
 
     def runs(self) -> Iterator[Meant]:
-        """Return the intended run; the next one, if that run is no longer unfinished or free."""
+        """Yield the intended run, then the next one if that is no longer unfinished or free."""
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
         if run_id is not None:
@@ -135,17 +136,11 @@ class Starting:
         facts = self._glance(run_id)
         if facts is None or self._parts.differing(facts.parts, growing=False):
             return False
-        return self._is_call(facts)
+        return is_call_of(self._store, self._seal, facts, self._callee)
 
     def is_derived(self, run_id: str) -> bool:
         """Return whether an id is of a call that is counted with this one."""
         return any(_is_numbered(run_id, base) for base in self._bases)
-
-    def _is_call(self, facts: RunFacts) -> bool:
-        workflow = self._workflow
-        return is_call_of(
-            facts, workflow.full_name, self._parts.arguments, workflow.code
-        ) or self._is_of_file(facts)
 
     def _is_of_file(self, facts: RunFacts) -> bool:
         workflow = self._workflow

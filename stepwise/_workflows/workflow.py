@@ -30,8 +30,7 @@ from stepwise._workflows.definition import (
     class_of,
     is_copy,
 )
-from stepwise._workflows.forms import invoke
-from stepwise._workflows.invoke import next_run_id
+from stepwise._workflows.invoke import invoke, next_run_id
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:

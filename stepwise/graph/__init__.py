@@ -21,8 +21,7 @@ from stepwise.graph._checkpoints import (
     GraphCheckpoint,
 )
 from stepwise.graph._execution import Execution, check_session, session_for
-from stepwise.graph._model import Edge, Graph, Memory, Node
-from stepwise.graph._result import ExecutionResult
+from stepwise.graph._model import Edge, ExecutionResult, Graph, Memory, Node
 
 __all__ = [
     "AgentRunner",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -135,13 +135,7 @@ class GraphCheckpoint:
         if not isinstance(values, Mapping):
             values = dict(getattr(values, "__dict__", {}))
         given = {each.name: values[each.name] for each in fields(cls) if each.name in values}
-        missing = [
-            each.name
-            for each in fields(cls)
-            if each.default is MISSING
-            and each.default_factory is MISSING
-            and each.name not in given
-        ]
+        missing = [name for name in ("id", "run_id") if name not in given]
         if missing:
             raise ConfigurationError(f"a checkpoint of a graph needs {' and '.join(missing)}")
         for name, kinds in _KINDS.items():

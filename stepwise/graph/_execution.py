@@ -23,8 +23,7 @@ from stepwise._workflows.host import (
 )
 from stepwise.errors import ConfigurationError, DigestError
 from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
-from stepwise.graph._model import Graph
-from stepwise.graph._result import ExecutionResult
+from stepwise.graph._model import ExecutionResult, Graph
 from stepwise.graph._tokens import Token, Written, copied
 from stepwise.graph._visits import Visits
 from stepwise.graph._walk import Answer, Paused, Walk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwise._values import codec, digest
@@ -50,17 +50,7 @@ class Token:
         for key in gone:
             memory.pop(key, None)
         stamps = {**self.stamps, **dict.fromkeys([*gone, *written], self.clock)}
-        return Token(
-            self.node,
-            self.key,
-            memory,
-            self.origin,
-            stamps,
-            self.clock,
-            self.visits,
-            entered=self.entered,
-            paused=paused,
-        )
+        return replace(self, memory=memory, stamps=stamps, paused=paused)
 
     def to(self, target: str) -> Token:
         """Return the branch that continues from here to another node."""

@@ -227,7 +227,7 @@ class Visits:
         return error
 
     def forget(self, calls: list[int]) -> None:
-        """End the run with these attempts: on resume they are made again."""
+        """Forget these attempts as the run ends: on resume they are made again."""
         if self._run is not None:
             self._run.retry_calls(*calls)
 

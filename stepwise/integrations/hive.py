@@ -18,15 +18,17 @@ from stepwise._workflows import host
 from stepwise._workflows.host import HostedRun, HostProgram, Recall
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._hive_execution import (
+    Continued,
     HiveExecution,
     RecordedNode,
     RecordedValidator,
+    Session,
     UnfinishedError,
     current_execution,
     recorded_tools,
+    session_of,
     structure,
 )
-from stepwise.integrations._hive_session import Continued, Session, session_of
 from stepwise.integrations._hive_store import HiveCheckpointStore, hive_module
 from stepwise.stores import Store, open_store
 

@@ -118,7 +118,7 @@ class FolderStore(abc.ABC):
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
-        self._epochs: dict[str, int] = {}  # of the leases held here
+        self._epochs: dict[str, int] = {}  # by run, for the leases held here
         self._drafts: dict[str, Batch] = {}  # written with the next transaction of their run
         self._group = Group[_Waiting](self.path)
         _stores.add(self)

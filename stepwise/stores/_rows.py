@@ -59,7 +59,7 @@ class Rows(Protocol):
         """Bytes of the database that hold nothing."""
 
     def compact(self) -> int:
-        """Return them to the disk, outside of a transaction; return the gain in bytes."""
+        """Return free pages to the disk, outside of a transaction; return the number of bytes."""
 
     def lease(self, run_id: str) -> bytes | None: ...
     def put_lease(self, run_id: str, row: bytes) -> None: ...

@@ -28,7 +28,7 @@ from stepwise.testing.fresh import fresh_store
 
 __all__ = ["CrashReport", "crash_everywhere"]
 
-_RESTARTS = 20  # of one trial; each settles one doubt at least
+_RESTARTS = 20  # restarts in one trial; each settles one doubt at least
 
 
 @dataclass

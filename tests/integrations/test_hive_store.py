@@ -422,9 +422,9 @@ def test_what_is_listed_can_be_changed(store):
 
 def test_the_disk_fails_for_a_while(store, monkeypatch):
     """A save is tried again when the disk fails; if it fails for good, what was there stays."""
-    from stepwise.integrations import _hive_files
+    from stepwise.integrations import _hive_store
 
-    real, left = _hive_files.os.replace, [2]
+    real, left = _hive_store.os.replace, [2]
 
     def replace(*paths):
         if left[0]:
@@ -432,7 +432,7 @@ def test_the_disk_fails_for_a_while(store, monkeypatch):
             raise OSError(28, "No space left on device")
         real(*paths)
 
-    monkeypatch.setattr(_hive_files.os, "replace", replace)
+    monkeypatch.setattr(_hive_store.os, "replace", replace)
     run(store.save_checkpoint(made("one", 2), backoff_base=0))
     assert run(store.load_checkpoint("one")).shared_memory == {"value": 2}
     left[0] = 1000

@@ -449,7 +449,7 @@ _LATER = [  # drawn after the others were guarded
     ),
     _mutant(
         "a child that failed and cleaned up as the process died is tried again",
-        "_workflows/called.py",
+        "_workflows/invoke.py",
         "cut_off=call.number in parent.cut_off",
         "cut_off=False",
         "test_resume_inside.py::test_a_child_that_failed_as_the_process_died",
