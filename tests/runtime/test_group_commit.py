@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import python_path
+from harness import PROGRAMS, python_path
 from outside import Log, Outside
 
 import stepwise
@@ -219,7 +219,7 @@ def test_flushes_are_shared(tmp_path):
     calls = ["-e", "trace=fsync,fdatasync", "-o", str(trace)]
     subprocess.run(
         ["strace", "-f", *calls, sys.executable, str(program), tmp_path / "store"],
-        env={**os.environ, "PYTHONPATH": python_path(pathlib.Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": python_path(pathlib.Path(__file__).parent, PROGRAMS)},
         check=True,
         timeout=300,
     )
