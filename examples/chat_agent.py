@@ -2,8 +2,8 @@
 
     python examples/chat_agent.py [QUESTION] [--model NAME] [--latency SECONDS]
 
-Shows the loop at the heart of an agent: ask the model, run the tools it asks for, tell it what they
-returned, until it answers.  By default the model is ``chat_server.py`` beside this file, started
+Shows the loop at the heart of an agent: ask the model, run the tools it asks for, send the results
+back, until it answers.  By default the model is ``chat_server.py`` beside this file, started
 here; with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` set, it is any other.
 
 Every step prints a line when it really runs.  Crash it (Ctrl-C, ``kill -9``, or
@@ -180,7 +180,7 @@ def main() -> None:
     """Read the command line; without a server to ask, start our own."""
     parser = argparse.ArgumentParser(description="Ask an agent.")
     parser.add_argument("question", nargs="?", default=QUESTION)
-    parser.add_argument("--model", default="rules", help="what the server calls it (%(default)s)")
+    parser.add_argument("--model", default="rules", help="the server's name for it (%(default)s)")
     parser.add_argument("--latency", type=float, default=0.5, help="of our server (%(default)s)")
     given = parser.parse_args()
     if "OPENAI_BASE_URL" not in os.environ:

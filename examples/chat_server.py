@@ -117,7 +117,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.refuse(400, "this server does not stream")
             message = think(request["messages"], request.get("tools") or [])
         except Exception as error:
-            return self.refuse(400, f"this is no request for a chat completion: {error!r}")
+            return self.refuse(400, f"this is not a request for a chat completion: {error!r}")
         finish = "tool_calls" if "tool_calls" in message else "stop"
         return self.send(
             200,

@@ -153,7 +153,7 @@ def commit_id(repo: str, revision: str) -> str:
         sys.exit("release_notes: there is no git on this machine")
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip()
-        sys.exit(f"release_notes: {repo} is no git repository: {reason}")
+        sys.exit(f"release_notes: {repo} is not a git repository: {reason}")
     try:
         return git(repo, "rev-parse", "--verify", f"{revision}^{{commit}}").strip()
     except subprocess.CalledProcessError:

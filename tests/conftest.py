@@ -58,7 +58,7 @@ def home(monkeypatch):
     monkeypatch.setenv("STEPWISE_QUIET", "1")
     monkeypatch.setattr(settings, "_settings", settings._Settings())
     vars(process_memory.memory).update(
-        vars(process_memory.Memory())
+        vars(process_memory.ProcessMemory())
     )  # other modules hold the object itself
     opened: dict[str, stepwise.stores.Store] = {}
     monkeypatch.setattr(stepwise.stores, "_open", opened)

@@ -35,11 +35,10 @@ ONLY_IN = {
     "concurrent": {
         "stepwise._calls.parallel",
         "stepwise._runtime.thread_context",
-        "stepwise._calls.workers",
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.seal"},
-    "diskcache": {"stepwise.stores._cache"},
+    "diskcache": {"stepwise.stores.disk"},
     "fcntl": {"stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
@@ -65,8 +64,8 @@ MAY_IMPORT = {
     "agent": f"{BASIC} _workflows.host",
     "graph": "_runtime _values _workflows.host",
     "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
-    "integrations": "_runtime _values _workflows.host stores._folder stores._locks",
-    "cli": f"{BASIC} _calls _identity _journal _matching _runs stores._local stores._locks",
+    "integrations": "_runtime _values _workflows.host stores._files stores._locks",
+    "cli": f"{BASIC} _calls _identity _journal _matching _runs stores._folder_store stores._locks",
     "testing": "_calls _execution _journal _runs _runtime _values",
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""
@@ -312,7 +311,7 @@ FOR_LOOKING = """
     _runs.fork _workflows.handles _runs.steps _execution.viewer
     _runs.listing _calls.parallel _runs.overview _display.progress_notebook
     _display.progress_terminal _workflows.recover _runs.run _runs.settle _runs.verify
-    _calls.workers agent graph notebook
+    agent graph notebook
 """
 
 

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    doubt operations recording claim perform driver async_driver awaitables caches
-    steps workers parallel compensation
+    doubt operations perform driver async_driver awaitables caches steps parallel
+    compensation
 """

@@ -12,8 +12,8 @@ from stepwise._calls.driver import Unfinished, start, timed_out, write
 from stepwise._calls.operations import (
     Attempt,
     Cancelled,
-    Change,
     Core,
+    FlowChange,
     Operation,
     Ready,
     Result,
@@ -30,7 +30,7 @@ async def adrive(core: Core) -> Result:
     try:
         return await _go_on(core, start(core))
     finally:
-        core.close()  # after a Ctrl-C or a cancellation nothing of the call may stay open
+        core.close()  # so that a Ctrl-C or a cancellation leaves nothing of the call open
 
 
 async def aresume(core: Core, operation: Operation | Result) -> Result:
@@ -92,7 +92,7 @@ async def _cancelled(operation: Cancelled) -> Result:
     return Result(True)
 
 
-async def _change(operation: Change) -> Result:
+async def _change(operation: FlowChange) -> Result:
     changed, loop = asyncio.Event(), asyncio.get_running_loop()
     flows = operation.flows
 
@@ -110,13 +110,13 @@ async def _change(operation: Change) -> Result:
 
 
 async def _attempt(attempt: Attempt, value: object = None) -> Result:
-    """Await a body; ``value`` is what it returned, if it has been called."""
+    """Await a body; ``value`` is its awaitable, if the body has been called already."""
     token = scope_variable.set(attempt.scope)
     try:
         if value is None:
             value = attempt.function(*attempt.args, **attempt.kwargs)
         if not inspect.isawaitable(value):
-            return Result(value)  # a reconcile function may be a plain one
+            return Result(value)  # a reconcile function may be plain
         if attempt.timeout is None:
             return Result(await value)
         return await _limited(attempt, asyncio.ensure_future(value))
@@ -156,7 +156,7 @@ def _many(run: ActiveRun) -> bool:
     what they have done is not done twice; a flush for each is no burden to them.
     """
     few = _FEW + run.idle
-    # The tasks of the loop are counted last: that takes as long as there are many.
+    # The tasks of the loop are counted last, since counting many takes long.
     return run.flows.busy(few + 1) or len(asyncio.all_tasks()) > few
 
 
@@ -168,7 +168,7 @@ class _Written(asyncio.Future[None]):
 
 
 async def _write(operation: Write) -> Result:
-    """Append a record in another thread; what is written by then is of one transaction."""
+    """Append a record in another thread; records that wait by then share the transaction."""
     written = _Written(loop=asyncio.get_running_loop())
     share = operation.run.journal.submit(operation.item, durable=operation.durable, future=written)
     cancelled = None

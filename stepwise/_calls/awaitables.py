@@ -27,11 +27,11 @@ from stepwise.errors import NotRecordableError
 __all__ = ["check_awaited", "hand_out", "made_by", "noticing_forgotten"]
 
 made_by: set[CodeType] = set()
-"""The code of what makes coroutines for steps and workflows."""
+"""The code objects of functions that make coroutines for steps and workflows."""
 
 
 def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
-    """Hand out a call, or its recorded outcome, as what the function itself would return."""
+    """Return a call, or its recorded outcome, in the form that the function itself would return."""
     future = sys.modules.get("asyncio") and sys.modules["asyncio"].Future
     if isinstance(ending, Result):
         awaited = ending.awaited
@@ -75,7 +75,7 @@ def _close(value: Any) -> None:
         value.close()
 
 
-# -- those that nobody awaits --------------------------------------------------------------------
+# -- calls that are never awaited ----------------------------------------------------------------
 
 
 def check_awaited(active: ActiveRun, value: object) -> None:
@@ -130,7 +130,7 @@ def noticing_forgotten(active: ActiveRun) -> Iterator[None]:
     try:
         yield
     finally:
-        active.frame = None  # it may hold a variable's value, which could not be recorded
+        active.frame = None  # a variable in it may hold an unrecordable value
         _watch(-1)
         if not depth:
             sys.set_coroutine_origin_tracking_depth(0)

@@ -14,8 +14,8 @@ __all__ = ["warn_if_cached", "warn_if_caching"]
 
 _DEPTH = 20  # functions that call each other
 _WAY_OUT = (
-    "It is empty when a run resumes, so that a call which it answered before happens again. Take "
-    "it away: a run records each call; where equal calls are to be one, make one and keep its value"
+    "It is empty when a run resumes, so that a call which it answered before happens again. Remove "
+    "it: a run records each call. To share one call, make it once and keep its value"
 )
 
 
@@ -99,6 +99,6 @@ def _around(module: str, function: Any, args: tuple[Any, ...]) -> Iterator[Any]:
         yield from tuple(vars(cls).values())
     try:
         held = [*vars(args[0]).values()] if args else []
-    except Exception:  # no instance with variables, or a proxy of nothing
+    except Exception:  # an object without variables, or an unbound proxy
         held = []
     yield from held

@@ -19,7 +19,7 @@ from stepwise._calls.doubt import DidNotHappen, InDoubtCall, Landed, compensatio
 from stepwise._calls.operations import Attempt, Core, Result
 from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
-from stepwise._execution.viewer import look_into_value
+from stepwise._execution.viewer import view
 from stepwise._identity.identity import compensation_key
 from stepwise._journal.journal import Journal, Position, facts_of
 from stepwise._journal.lease import Lease
@@ -34,14 +34,13 @@ from stepwise._journal.records import (
     RunFacts,
 )
 from stepwise._runtime.messages import notice, warn
-from stepwise._values import codec as _codec
 from stepwise._values.codec import Codec
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning
 
 __all__ = ["CompletedCall", "compensate"]
 
-Item = tuple[Record, bytes]  # with its payload
+Item = tuple[Record, bytes]  # a record with its payload
 
 
 @dataclass(frozen=True)
@@ -96,17 +95,8 @@ class _Effects:
         """The arguments of the call as it was made last, by name."""
         announced = self.announced[effect.call.number]
         form = getattr(announced.record, "form", None)
-        self.codec.check(form)
-        arguments: dict[str, Any] = _codec.decode(announced.payload, form)
+        arguments: dict[str, Any] = self.codec.decode(announced.payload, form)
         return arguments
-
-    def result(self, effect: RecordedCall) -> Any:
-        """The value that the call returned."""
-        outcome, payload = effect.outcome, effect.entry.payload
-        if outcome is not None and outcome.changed:
-            self.codec.check(outcome.form)
-            return look_into_value(payload, outcome.form, outcome.changed)
-        return self.codec.decode(payload, getattr(effect.entry.record, "form", None))
 
     def forgotten_with(self, number: int) -> tuple[int, ...]:
         """Return the steps around a call, which would otherwise answer without making it again.
@@ -129,7 +119,7 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         return Result(
             error=ConfigurationError(
                 f"run {facts.run_id!r} cannot be undone: its journal was pruned "
-                "(prune_journal=True), so that what it did is no longer known"
+                "(prune_journal=True), so that its side effects are no longer known"
             )
         )
     effects = _Effects(journal.load(Position()), Codec(facts.codec))
@@ -149,9 +139,9 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
         told = facts.error or f"undone: {count}"
         after = undoing._replace(undoing=False, error=told, updated_at=time.time())
         journal.append(head=after)
-        notice(f"{facts.run_id}: {count} undone; called again, the workflow makes them anew")
+        notice(f"{facts.run_id}: {count} undone; called again, the workflow repeats them")
     elif any(effect.call.child for effect in effects.newest_first):
-        journal.append(head=facts)  # nothing was to be undone in them
+        journal.append(head=facts)  # the child runs had nothing to undo
     return Result(done)
 
 
@@ -164,10 +154,10 @@ def _compensate_child(
 ) -> Generator[Any, Result, int]:
     with _child_journal(journal, effect.call.child) as child:
         if child is None or (facts.forked_from and child[1].parent != facts.run_id):
-            return 0  # what a fork shares is the other run's to undo
+            return 0  # compensation of shared records belongs to the original run
         its = _Effects(child[0].load(Position(child[1].pruned, None)), Codec())
         if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
-            # If this process dies in there, whoever resumes the caller finishes the undoing first.
+            # If this process dies in there, the caller's next resume finishes the undoing first.
             journal.append(head=_touched(facts))
         result = yield from compensate(*child)
     if its.undone or result.value:
@@ -204,7 +194,7 @@ def _compensate_one(
         raise compensation_in_doubt(journal, call)
     happened, value = effect.happened, None
     if happened:
-        value = effects.result(effect)
+        value = view(effect.entry, effects.codec).value
     elif happened is None:
         happened, value = yield from _ask(tool, effects, effect)
     if happened is None:
@@ -217,8 +207,8 @@ def _compensate_one(
     if not happened:
         return 0
     key = compensation_key(call.key)
-    # The steps around it are forgotten now: if this process dies, and somebody who looked says that
-    # it was undone, nothing else would tell that they are to be made anew.
+    # The steps around the call are forgotten now.  If this process dies, and a person settles the
+    # call as undone, nothing else would show that these steps have to run again.
     announced = Compensating(call.number, key, time.time())
     journal.append(*_undoing(effects, call, announced), head=_touched(facts))
     question = CompletedCall(
@@ -234,11 +224,11 @@ def _compensate_one(
     result = yield Attempt(function, (question,), {}, None, f"the compensation of {call.name}")
     if result.error is not None:
         clean = isinstance(result.error, tool.fails_cleanly)
-        if clean:  # nothing happened, which is on record then: it may be tried again
+        if clean:  # nothing happened: the record says so, and the undoing may be retried
             journal.append(settled(effects.codec, call, landed=False))
         notice(
             f"{facts.run_id}: undoing {call.name}({call.arguments}) raised "
-            f"{preview(result.error)}; what is older was left as it is"
+            f"{preview(result.error)}; older side effects were not undone"
         )
         raise result.error
     compensated = Compensated(call.number, preview(result.value), time.time())
@@ -256,13 +246,11 @@ def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) 
 def _ask(
     tool: Step, effects: _Effects, effect: RecordedCall
 ) -> Generator[Any, Result, tuple[bool | None, Any]]:
-    """Ask the tool's ``reconcile`` whether a call in doubt happened, and what it returned."""
+    """Ask the tool's ``reconcile`` whether a call in doubt happened, and with which result."""
     if not callable(tool.in_doubt):
         return None, None
-    call, outcome = effect.call, effect.outcome
-    error = None
-    if outcome is not None:
-        error = effects.codec.decode_error(effect.entry.payload, outcome.form)
+    call = effect.call
+    error = view(effect.entry, effects.codec).error if effect.outcome is not None else None
     question = InDoubtCall(call.name, effects.arguments(effect), call.key, call.at, error)
     asked = yield Attempt(tool.in_doubt, (question,), {}, None, f"reconcile of {call.name}")
     if asked.error is not None:
@@ -276,7 +264,7 @@ def _ask(
 
 def _tool(call: Call) -> Step:
     tool = compensated_tools.get((call.module, call.name))
-    if tool is None:  # the script that was __main__ then may be imported now
+    if tool is None:  # the script may be imported now instead of being __main__
         named = [each for (_, name), each in compensated_tools.items() if name == call.name]
         tool = named[0] if len(named) == 1 else None
     if tool is None:

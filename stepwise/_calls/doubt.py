@@ -1,4 +1,4 @@
-"""Doubt: the answers to "did it happen?", and what is said while nobody knows."""
+"""Doubt: the answers to "did it happen?", and the messages until somebody answers."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ def in_doubt(active: ActiveRun, recorded: RecordedCall, why: str = "") -> StepIn
     if why:
         what = why
     elif outcome is None:
-        what = f"{call.name} was started and never finished: whether it happened is not known"
+        what = f"{call.name} was started and never finished: it may or may not have happened"
     elif outcome.status == "cancelled":
-        what = f"{call.name} was cancelled in its course: whether it happened is not known"
+        what = f"{call.name} was cancelled in progress: it may or may not have happened"
     else:
         what = f"{call.name} raised {outcome.preview}: that does not prove that nothing happened"
     lines = [
         f"{what}.",
         *_facts(active, call),
-        "Look outside whether it happened, then settle it and run the program again:",
+        "Find out whether it happened, then settle it and run the program again:",
         *_commands(active, call),
     ]
     return StepInDoubtError(
@@ -117,12 +117,12 @@ def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
     option = _store_option(journal)
     command = f"  stepwise resolve {shlex.quote(journal.run_id)} {call.number}"
     return StepInDoubtError(
-        f"the compensation of {call.name} was started and never finished: whether it is undone is "
-        f"not known.\n"
+        f"the compensation of {call.name} was started and never finished: the call may or may not "
+        "be undone.\n"
         f"  run       {journal.run_id}\n"
         f"  step      {call.number}  {call.name}({call.arguments})\n"
         f"  key       {compensation_key(call.key)}\n"
-        "Look outside whether it is undone, then settle it and run the program again:\n"
+        "Find out whether it is undone, then settle it and run the program again:\n"
         f"{command} --landed null{option}       (it is undone)\n"
         f"{command} --did-not-happen{option}    (it is not)",
         run_id=journal.run_id,
@@ -152,7 +152,7 @@ def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None
 
 
 def _record_stops(active: ActiveRun, call: Call, match: Match) -> list[Stop]:
-    """Record this call, and those that wait beside it, so that somebody can say what they are."""
+    """Record this call, and the calls that wait beside it, so that a person can resolve them."""
     others = [(each, its) for each, its in active.flows.blocked() if each is not call]
     stopped, now = [], time.time()
     waiting: list[tuple[Call, Match]] = [(call, match), *others]
@@ -177,10 +177,10 @@ def _may_be_another(
     known = any(other.name == call.name for other in others)
     lines = [
         f"{call.name} is called with arguments that are not recorded, while a recorded "
-        f"{'call of it' if known else 'side effect of the same statement'} was not met again: "
+        f"{'call of it' if known else 'side effect of the same statement'} was not called again: "
         "running it could repeat that side effect in another form."
         if others
-        else f"{call.name} was said to be step {stop.steps[0]}, which has answered another call.",
+        else f"{call.name} was resolved as step {stop.steps[0]}, which has answered another call.",
         f"  run       {run_id}",
         f"  called    {call.name}({call.arguments}){f' at {call.site}' if call.site else ''}",
     ]
@@ -190,13 +190,13 @@ def _may_be_another(
         if differs and recorded.call.name == call.name:
             lines.append(f"  differs   in {', '.join(map(shown_part, differs))}")
         if recorded.in_doubt:
-            lines += ["Look outside whether the recorded one happened, and settle it first:"]
+            lines += ["Find out whether the recorded call happened, and settle it first:"]
             lines += _commands(active, recorded.call)
     lines += [
         "Say which act it is, and run the program again:",
         *ruling_commands(run_id, stop, stops, store),
-        "If what differs never tells two calls apart (a time, a request id), say so in the code:",
-        "@tool(ignore=(...)) names those arguments, key=... the others.",
+        "If the differing arguments never distinguish two calls (a time, a request id), exclude",
+        "them in the code: @tool(ignore=(...)) names them, key=... names the other arguments.",
     ]
     if len(stops) > 1:
         lines.append(f"{count(len(stops) - 1, 'call')} more wait: stepwise show {run_id}{store}")
@@ -238,7 +238,7 @@ def waiting_text(call: Call, match: Match) -> str:
     )
     return (
         f"{call.name}({call.arguments}) at {call.site or '?'} waits: it could be the recorded "
-        f"{others or 'call that it was said to be'}, which another task or thread may yet take"
+        f"{others or 'call that it was resolved as'}, which another task or thread may yet take"
     )
 
 
@@ -246,8 +246,8 @@ def changed_text(call: Call, recorded: RecordedCall) -> str:
     """The warning for a side effect that was answered although its arguments changed."""
     return (
         f"{call.name} at {call.site} was answered from the journal although its arguments changed; "
-        f"recorded: ({recorded.call.arguments}), now: ({call.arguments}). If they never tell two "
-        "calls apart, say so with ignore= or key="
+        f"recorded: ({recorded.call.arguments}), now: ({call.arguments}). If they never "
+        "distinguish two calls, exclude them with ignore= or key="
     )
 
 

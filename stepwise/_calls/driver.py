@@ -43,7 +43,7 @@ def drive(core: Core) -> Result:
     try:
         return _go_on(core, start(core))
     finally:
-        core.close()  # after a Ctrl-C nothing of the call may stay open
+        core.close()  # so that a Ctrl-C leaves nothing of the call open
 
 
 class Unfinished(NamedTuple):
@@ -153,7 +153,7 @@ def write(operation: Write) -> Result:
         numbers = operation.run.journal.append(operation.item, durable=operation.durable)
         operation.run.written(numbers, operation.item)
         return Result(numbers[0])
-    except BaseException as error:  # raised where the call is decided about
+    except BaseException as error:  # raised by the code that decides about the call
         return Result(error=error)
 
 
@@ -163,7 +163,7 @@ def in_thread_of(attempt: Attempt) -> Result:
     try:
         value = attempt.function(*attempt.args, **attempt.kwargs)
         if attempt.scope is None and inspect.isawaitable(value):
-            value = _awaited(value)  # what settles or undoes a plain tool may be a coroutine
+            value = _awaited(value)  # a plain tool's reconcile or compensate may be async
         return Result(value)
     except BaseException as error:  # travels as a value, and is raised by the step's wrapper
         return Result(error=error)
@@ -202,7 +202,7 @@ def _in_thread(attempt: Attempt) -> Result:
         done.set()
 
     context = contextvars.copy_context()
-    # A daemon: what is abandoned must not keep the process alive.
+    # A daemon: an abandoned body must not keep the process alive.
     threading.Thread(
         target=context.run, args=(target,), name=f"stepwise {attempt.name}", daemon=True
     ).start()

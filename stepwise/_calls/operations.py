@@ -16,8 +16,8 @@ from stepwise._values.buffers import Data
 __all__ = [
     "Attempt",
     "Cancelled",
-    "Change",
     "Core",
+    "FlowChange",
     "Operation",
     "Ready",
     "Result",
@@ -86,7 +86,7 @@ class Cancelled(NamedTuple):
     awaited: str = ""
 
 
-class Change(NamedTuple):
+class FlowChange(NamedTuple):
     """Wait until another flow of control of the run did something; the value says if one did.
 
     It is false if that did not happen within ``seconds``.
@@ -113,7 +113,7 @@ class Write(NamedTuple):
     durable: bool = True
 
 
-Operation = Union[Attempt, Cancelled, Sleep, Change, Ready, Write]
+Operation = Union[Attempt, Cancelled, Sleep, FlowChange, Ready, Write]
 Core = Generator[Operation, Result, Result]
 
 _LATE = 1.0  # seconds after which a call is not cancelled as it was
@@ -134,7 +134,7 @@ def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled
         notice(
             f"run {scope.run.run_id}: {call.name} was cancelled the last time, after {took:.1f} s, "
             "and is a side effect that is not repeated: it waits to be cancelled again. If nothing "
-            "cancels it any more, stop the program, look outside whether it happened, and say so: "
+            "cancels it any more, stop the program, find out whether it happened, and settle it: "
             f"stepwise resolve {scope.run.run_id} {call.number} --landed JSON | --did-not-happen"
         )
         again = yield Cancelled(math.inf, outcome.awaited)

@@ -7,28 +7,37 @@ awaits for coroutine functions.  So both forms are one text.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stepwise._calls.claim import claim
 from stepwise._calls.operations import (
     Attempt,
     Core,
+    FlowChange,
     Ready,
     Result,
     Sleep,
     Write,
     cancelled_again,
 )
-from stepwise._calls.recording import Recording, intend, record_outcome, record_settled
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Helper, Origin
-from stepwise._execution.mutation import Did, Watches, changed_by, did_to_subject
-from stepwise._execution.outcomes import outcome, reached, settled
+from stepwise._execution.other_tasks import others_alive, others_may_claim
+from stepwise._execution.outcomes import (
+    Did,
+    Watches,
+    changed_by,
+    did_to_subject,
+    load_outcome,
+    outcome,
+    settled,
+)
 from stepwise._journal.projection import RecordedCall, Status
-from stepwise._journal.records import Call, Entry, Intent, Outcome, StepStatus
-from stepwise._matching.pool import FRESH, Verdict
+from stepwise._journal.records import Call, Entry, Intent, Outcome, Record, StepStatus
+from stepwise._matching.callers import NOBODY, Asks, Caller
+from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.limits import stopped
@@ -49,7 +58,9 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
 
-__all__ = ["Performer", "perform"]
+__all__ = ["PATIENCE", "Performer", "perform"]
+
+PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 
 
 class Performer(Protocol):
@@ -70,7 +81,7 @@ class Performer(Protocol):
         """Called when a record answers the call."""
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
 
     def watch(self, bound: Mapping[str, Any]) -> Watches:
         """Return the watch that notices when the call changes its arguments."""
@@ -118,7 +129,7 @@ def perform(
             performer.shown(bound, active.secrets),
             effect=performer.effect,
         )
-        match = (yield from claim(scope, call, origin, identity)) if active.pool else FRESH
+        match = (yield from _claim(scope, call, origin, identity)) if active.pool else FRESH
         recorded = match.recorded[0] if match.recorded else None
         if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
             if match.verdict is Verdict.CHANGED:
@@ -148,7 +159,7 @@ def perform(
             )
         finally:
             active.flows.done(call.number)
-    except MemoryError as error:  # what the body raises is in its result: these are ours
+    except MemoryError as error:  # ours: an error of the body is in its result
         raise active.stop(_stopped(performer, error)) from error
     finally:
         active.subjects.end(identity)
@@ -188,28 +199,19 @@ def _answer(
         again: what was raised in its stead.
     """
     active = scope.run
-    call, record, payload = recorded.call, recorded.entry.record, recorded.entry.payload
-    outcome = recorded.outcome
-    failed = outcome is not None and outcome.status != "completed"
+    call, outcome = recorded.call, recorded.outcome
     around = None
     if outcome is not None and outcome.changed:
         given = performer.watch(bound).around
         around = active.subjects.around(identity, call, given, outcome.changed)
-    awaited = getattr(record, "awaited", "")
     try:
-        value, error, deltas = reached(
-            active.codec,
-            payload,
-            getattr(record, "form", None),
-            failed=failed,
-            around=around,
-            kind=performer.returns,
-        )
+        value, error, deltas = load_outcome(active.codec, recorded.entry, around, performer.returns)
     except UnreadableValueError as problem:
         if call.effect and not call.child:
             from stepwise._calls.doubt import in_doubt
 
-            why = f"{call.name} {'raised' if failed else 'returned'}, but {problem}"
+            did = "returned" if recorded.status is Status.COMPLETED else "raised"
+            why = f"{call.name} {did}, but {problem}"
             raise active.stop(in_doubt(active, recorded, why)) from problem
         notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
         return None
@@ -219,7 +221,7 @@ def _answer(
         error = again or error
         active.unwinding.failed(call.number, error, pending=False)
     active.answered(scope, recorded, value)
-    return Result(value, error, awaited=awaited)
+    return Result(value, error, awaited=outcome.awaited if outcome is not None else "")
 
 
 def _execute(
@@ -245,11 +247,11 @@ def _execute(
             try:
                 record = _completed(performer, call, watch, identity, result.value, inner)
             except NotRecordableError as error:
-                if call.child:  # its own journal can make the result again
+                if call.child:  # its own journal can produce the result again
                     return result
                 result = Result(error=error, awaited=awaited)
             else:
-                yield from record_outcome(
+                yield from _record_outcome(
                     scope, record, looked=looked, helper=origin.helper, awaited=awaited
                 )
                 return result
@@ -318,8 +320,8 @@ def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
     what = f"{call.name!r} changed its argument {', '.join(map(repr, changed))}"
     if active.is_first(what):
         warn(
-            f"{what}. What it became is recorded with the result, and put back when the call is "
-            "answered from the journal; return the change instead, which costs less and is seen "
+            f"{what}. The new contents are recorded with the result, and restored when the call is "
+            "answered from the journal. Return the change instead, which costs less and is visible "
             "where it happens",
             ArgumentMutatedWarning,
         )
@@ -334,8 +336,8 @@ def _record_failure(
     clean: bool,
     around: Surroundings | None,
     helper: Helper | None,
-) -> Recording:
-    """Record what a call raised, unless it is the run that is being stopped.
+) -> _Recording:
+    """Record the exception of a call, unless it stops the run.
 
     Args:
         inner: the scope of its last attempt.
@@ -366,7 +368,70 @@ def _record_failure(
         except NotRecordableError as problem:  # of the arguments: the call stays open
             notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
             return
-        yield from record_outcome(scope, record, error=error, helper=helper, awaited=result.awaited)
+        yield from _record_outcome(
+            scope, record, error=error, helper=helper, awaited=result.awaited
+        )
+
+
+# -- looking a call up ---------------------------------------------------------------------------
+
+
+def _claim(
+    scope: Scope, call: Call, origin: Origin, identity: Identity
+) -> Generator[FlowChange, Result, Match]:
+    """Find the record of the call, and take it out of the pool.
+
+    Where a recorded side effect could be this very call with other arguments, the other tasks and
+    threads of the run are first given the time to claim theirs: until nothing has changed for a
+    second, and none of them executes a step.
+    """
+    active, flows = scope.run, scope.run.flows
+    caller = Caller(active.subjects, identity) if identity.holder is not None else NOBODY
+    began, told = 0.0, False
+    try:
+        while True:
+            seen = flows.changes
+            match = active.match(call, origin, identity, caller, lambda: not others_alive(active))
+            if caller.has_twins and active.is_first(f"twins {call.name}"):
+                _tell_twins(active, caller)
+            if match.verdict is Verdict.BLOCKED:
+                began = began or time.monotonic()
+                flows.block(call, scope.around, match)
+                if others_may_claim(active):
+                    changed = yield FlowChange(flows, seen, PATIENCE)
+                    if changed.value or flows.others_working():
+                        active.check(call.name)
+                        if not told and time.monotonic() - began >= PATIENCE:
+                            told = True
+                            _tell_waiting(active, call, match)
+                        continue
+                from stepwise._calls.doubt import stopped_at
+
+                error = stopped_at(active, call, match)
+                if error is not None:
+                    raise error
+                continue  # another call has just taken the record
+            if not match.recorded:
+                with active.lock:
+                    return match._replace(instead=active.pool.instead(call))
+            if active.take(match.recorded[0]):
+                active.subjects.met(identity, match.recorded[0].call)
+                return match
+    finally:
+        if began:
+            flows.unblock(call)
+
+
+@reports
+def _tell_twins(active: ActiveRun, caller: Asks) -> None:
+    notice(f"{active.run_id}: {caller.twins_text()}")
+
+
+@reports
+def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
+    from stepwise._calls.doubt import waiting_text  # on use: calls rarely wait
+
+    notice(f"run {active.run_id}: {waiting_text(call, match)}")
 
 
 # -- doubt ---------------------------------------------------------------------------------------
@@ -384,13 +449,13 @@ def _announce(
     What a restored run does not know may have happened since: it is in doubt, under the idempotency
     key that it had then.
     """
-    yield from intend(scope, call, performer.to_undo(bound, scope.run.codec))
+    yield from _intend(scope, call, performer.to_undo(bound, scope.run.codec))
     if recorded is not None or call.child or not scope.run.facts.restored:
         return None
     entry = Entry(0, Intent(call), b"")
     why = (
-        f"run {scope.run.run_id!r} was restored from a backup, which does not know whether "
-        f"{call.name} happened after it was made"
+        f"run {scope.run.run_id!r} was restored from a backup, so {call.name} may have "
+        "happened after the backup was made"
     )
     return (
         yield from _decide(
@@ -424,10 +489,11 @@ def _decide(
         answer: Any = Landed(None)
     else:
         assert callable(policy)
-        outcome = recorded.outcome
         error = None
-        if outcome is not None:
-            error = active.codec.decode_error(recorded.entry.payload, outcome.form)
+        if recorded.outcome is not None:
+            from stepwise._execution.viewer import view  # on use
+
+            error = view(recorded.entry, active.codec).error
         question = InDoubtCall(call.name, bound, call.key, recorded.call.at, error)
         asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
         if asked.error is not None:
@@ -438,11 +504,11 @@ def _decide(
         landed = settled(
             active.codec, call, landed=True, value=answer.value, kind=performer.returns
         )
-        yield from record_settled(active, landed)
+        yield from _record_settled(active, landed)
         active.answered(scope, recorded)
         return Result(answer.value)
     if _is(answer, DidNotHappen):
-        yield from record_settled(active, settled(active.codec, call, landed=False))
+        yield from _record_settled(active, settled(active.codec, call, landed=False))
         return None
     if _is(answer, Inconclusive):
         why = f"{call.name} was started, and its reconcile could not tell whether it happened"
@@ -456,3 +522,75 @@ def _decide(
 
 def _is(answer: object, kind: type) -> bool:
     return answer is kind or isinstance(answer, kind)
+
+
+# -- recording -----------------------------------------------------------------------------------
+#
+# Written as generators: the write is an operation that they yield, so that synchronous callers wait
+# for the disk, and an event loop goes on meanwhile.  When one returns, its record is durable.
+
+_Recording = Generator[Write, Result, None]
+
+
+def _intend(scope: Scope, call: Call, arguments: Encoded | None = None) -> _Recording:
+    """Announce a side effect.
+
+    Raises:
+        CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
+    """
+    active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
+    _, cancelled = _written(active, (yield Write(active, (Intent(call, form), payload))))
+    if cancelled is not None:
+        record = outcome(
+            active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
+        )
+        yield from _record_outcome(scope, record, error=cancelled)
+        raise cancelled
+
+
+def _record_outcome(
+    scope: Scope,
+    outcome: tuple[Outcome, Data],
+    *,
+    error: BaseException | None = None,
+    looked: Any = None,
+    helper: Helper | None = None,
+    awaited: str = "",
+) -> _Recording:
+    """Record how a call ended.
+
+    Args:
+        error: what it raised, if it did.
+        looked: what its value looked like; see :meth:`ActiveRun.look`.
+        helper: through which the workflow made it.
+        awaited: see :class:`Outcome`.
+
+    Raises:
+        CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
+    """
+    active, (record, payload) = scope.run, outcome
+    if awaited:
+        record = record._replace(awaited=awaited)
+    durable = record.call.effect or record.status != "cancelled"
+    number, cancelled = _written(active, (yield Write(active, (record, payload), durable)))
+    active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
+    if cancelled is not None:
+        # The call's error may be part of the error that ends the run; the call is then retried.
+        raise cancelled from (error if record.status == "failed" else None)
+
+
+def _record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> _Recording:
+    """Record the answer of a ``reconcile`` function, or the decision to skip."""
+    _, cancelled = _written(active, (yield Write(active, settled)))
+    if cancelled is not None:
+        raise cancelled
+
+
+def _written(active: ActiveRun, result: Result) -> tuple[int, BaseException | None]:
+    """Return a record's number, and a cancellation that came meanwhile; a failure stops the run."""
+    if isinstance(result.error, RunStopped):
+        raise active.stop(result.error) from result.error.__cause__
+    if result.value is None:
+        result.unwrap()
+    number: int = result.value
+    return number, result.error

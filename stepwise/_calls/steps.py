@@ -21,7 +21,7 @@ from stepwise._calls.driver import Unfinished, drive_on
 from stepwise._calls.operations import Core
 from stepwise._calls.perform import perform
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.mutation import Watch
+from stepwise._execution.outcomes import ArgumentWatch
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.reloading import name_truly
 from stepwise._identity.identity import Key, Parameters, label_of
@@ -53,16 +53,16 @@ known_steps: set[tuple[str, ...]] = set()
 """The steps that this program has defined: (module, name), and (module, name, qualified name)."""
 
 compensated_tools: dict[tuple[str, str], Step] = {}
-"""Those of them that have a compensation."""
+"""The defined steps that have a compensation."""
 
 _siblings: dict[tuple[str, str], WeakSet[Step]] = {}
 """The live steps of one name and qualified name: what a factory or a loop made."""
 
 _lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKeyDictionary()
-"""Those that a run has called as steps."""
+"""The live steps that a run has called."""
 
 _STEP = "__stepwise_step__"
-_NOTHING = object()  # None is what a decorator that forgot its return leaves
+_NOTHING = object()  # None is the result of a decorator that forgot its return
 
 
 class Step:
@@ -124,11 +124,11 @@ class Step:
         if self.compensate is not None:
             compensated_tools[self.module, self.name] = self
 
-    # -- what perform() asks of it ---------------------------------------------------------------
+    # -- the interface for perform() -------------------------------------------------------------
 
-    def watch(self, bound: Mapping[str, Any]) -> Watch:
+    def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
         """Return the watch that notices when a call changes its arguments."""
-        return Watch(self.parameters.hiding.stored(bound), self.function)
+        return ArgumentWatch(self.parameters.hiding.stored(bound), self.function)
 
     def attempts(self) -> Attempts:
         """The attempts that one call may have."""
@@ -152,11 +152,11 @@ class Step:
             for name, value in self.parameters.hiding.stored(bound).items()
             if not codec.secrets.holds(value)
         }
-        encoded = codec.encode(arguments, f"what {self.name!r} is called with, to undo it,")
+        encoded = codec.encode(arguments, f"the arguments of {self.name!r}, kept to undo it,")
         name = codec.secrets.found_in(encoded.data)
         if name:
             raise NotRecordableError(
-                f"what {self.name!r} is called with holds the secret {name!r}, and would be "
+                f"an argument of {self.name!r} holds the secret {name!r}, and would be "
                 "recorded for its compensate=: name the parameter in secret=",
                 path="",
                 type_name="dict",
@@ -164,14 +164,14 @@ class Step:
         return encoded
 
     def new_child(self, taken: Container[str]) -> str:
-        """Return no id: a step is no child run."""
+        """Return no id: a step is not a child run."""
         return ""
 
     def answered(self, call: Call) -> None:
         """Do nothing: a step has no run to hand out."""
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
         return self.parameters.hiding.shown(bound, secrets)
 
     # -- calling ---------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Step:
             found = self._bindings[cls] = any(
                 self._is(step_of(_inside(held)))
                 for base in cls.__mro__
-                for held in tuple(base.__dict__.values())  # it may be held by another name
+                for held in tuple(base.__dict__.values())  # under any name
                 if not isinstance(held, staticmethod)
             )
         return found
@@ -310,7 +310,7 @@ def step_of(function: object) -> Step | None:
 
 
 def _inside(held: Any) -> Any:
-    """The function in what a class holds: a class method, a property."""
+    """Return the function inside an attribute of a class: a class method, a property."""
     if isinstance(held, property):
         return held.fget
     if isinstance(held, functools.cached_property):
@@ -453,8 +453,8 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
     if recorded.effect:
         warn_if_caching(function, recorded.what)
     wrapper: Any
-    # The wrappers touch nothing but themselves: pickled by value in __main__, a function takes
-    # along every global that it names.  What they record is asked late: a reloader replaces it.
+    # The wrappers name no globals: pickled by value in __main__, a function includes every global
+    # that it names.  They look up what they record at each call, since a reloader replaces it.
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

@@ -92,7 +92,7 @@ class State(NamedTuple):
 
     @property
     def start(self) -> Position:
-        """Where in the journal it was taken."""
+        """Return the journal position at which it was taken."""
         last, link, effects = self.journal
         return Position(last, bytes.fromhex(link), effects)
 
@@ -156,7 +156,7 @@ class Checkpoints:
         self._before: dict[str, str] = {}  # by name: what to go back to if a file has changed
 
     def load(self) -> Iterator[Loaded | str]:
-        """From the newest to the oldest; the name alone of one that does not verify."""
+        """Yield checkpoints, newest first; a checkpoint that does not verify only by its name."""
         vault = Vault(self._journal.store, self._journal.seal, self._journal.run_id)
         for name in reversed(list(self._names)):
             loaded = load_checkpoint(vault, name)

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from stepwise._journal.journal import identity
-from stepwise._journal.seal import DamagedError, Opened, Seal
+from stepwise._journal.seal import DamagedError, Envelope, Seal
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import FindClass, load_tree
 from stepwise._values.trees import Tree, Watch, walk
 from stepwise.stores import Store
 
-__all__ = ["Chunk", "Known", "Needs", "Reader", "Vault", "chunk_name", "digest_of"]
+__all__ = ["Chunk", "Needs", "Reader", "StoredValue", "Vault", "chunk_name", "digest_of"]
 
 _CHUNK = "chunk/"
 
@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
         return seal.close(name, self.header(), self.payload, digest=self.content)
 
     @classmethod
-    def of(cls, opened: Opened) -> Chunk:
+    def of(cls, opened: Envelope) -> Chunk:
         """The verified chunk in an envelope."""
         content = bytes.fromhex(opened.header.get("content", ""))
         records, chunks = (_unpack(opened.header.get(key, ())) for key in ("records", "chunks"))
@@ -139,7 +139,7 @@ class Vault:
         self._chunks: dict[int, Chunk | None] = {}
         self._records: dict[int, bytes | None] = {}
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> Envelope:
         """An object of the run.
 
         Raises:
@@ -203,8 +203,8 @@ class Vault:
         return payload
 
 
-class Known:
-    """A value that is stored for the run, and what it looked like when it was.
+class StoredValue:
+    """A value stored for the run, and its look when it was stored.
 
     Args:
         number: of the record; negative: of the chunk.
@@ -246,7 +246,7 @@ class Known:
         tree: Tree,
         watch: Watch,
         chunk: Chunk | None = None,
-        depends: tuple[Known, ...] = (),
+        depends: tuple[StoredValue, ...] = (),
     ) -> None:
         self.number = number
         self.tree = tree
@@ -257,17 +257,17 @@ class Known:
         self.sealed: Data = b""
         self.holders = 0
         self.lowest = min(chunk.records, default=0) if chunk is not None else 0
-        self.members: list[Known] = []
+        self.members: list[StoredValue] = []
         self.group = watch
 
     @classmethod
-    def of_buffer(cls, number: int, chunk: Chunk) -> Known:
+    def of_buffer(cls, number: int, chunk: Chunk) -> StoredValue:
         """A large buffer in a chunk: it is known by its content, and nothing lives here."""
         return cls(-number, Tree(None), Watch(), chunk._replace(payload=b""))
 
 
 class Reader:
-    """Gives back the objects that one checkpoint refers to, each as one object.
+    """Returns the objects that one checkpoint refers to, each as one object.
 
     Attributes:
         found: those that were loaded, by number; what a value depends on comes before it.
@@ -279,7 +279,7 @@ class Reader:
 
     def __init__(self, vault: Vault, needs: Needs) -> None:
         self._vault, self._needs = vault, needs
-        self.found: dict[int, Known] = {}
+        self.found: dict[int, StoredValue] = {}
         self.lists: dict[int, list[Any]] = {}
         self._nodes: dict[int, Mapping[int, Any]] = {}  # of each value, by their numbers
 
@@ -311,25 +311,25 @@ class Reader:
         chunk = self._vault.chunk(number)
         assert chunk is not None
         if -number not in self.found:
-            self.found[-number] = Known.of_buffer(number, chunk)
+            self.found[-number] = StoredValue.of_buffer(number, chunk)
         return chunk.payload
 
-    def _known(self, names: Needs | Chunk, index: int) -> Known:
+    def _known(self, names: Needs | Chunk, index: int) -> StoredValue:
         return self._found(names.records[index] if index >= 0 else -names.chunks[-1 - index])
 
-    def _found(self, number: int) -> Known:
+    def _found(self, number: int) -> StoredValue:
         if number not in self.found:
             known = self._record(number) if number > 0 else self._chunk(number)
             self.found[number] = known
         return self.found[number]
 
-    def _record(self, number: int) -> Known:
+    def _record(self, number: int) -> StoredValue:
         return self._made(number, *load_tree(self._vault.record(number), find=self.find))
 
-    def _chunk(self, number: int) -> Known:
+    def _chunk(self, number: int) -> StoredValue:
         chunk = self._vault.chunk(-number)
         assert chunk is not None
-        depends: dict[int, Known] = {}
+        depends: dict[int, StoredValue] = {}
 
         def resolve(reference: tuple[int, int]) -> Any:
             known = self._known(chunk, reference[0])
@@ -345,8 +345,8 @@ class Reader:
         root: Any,
         objects: Mapping[int, Any] | None,
         chunk: Chunk | None = None,
-        depends: tuple[Known, ...] = (),
-    ) -> Known:
+        depends: tuple[StoredValue, ...] = (),
+    ) -> StoredValue:
         known = {id(node) for each in depends for node in self._nodes[each.number].values()}
         tree = walk(root, known)
         if objects is not None:
@@ -355,8 +355,8 @@ class Reader:
                 tree = tree.numbered({id(each): place for place, each in objects.items()})
             if tree is None or -1 in tree.numbers:
                 # Its classes are not here, or made more of it than there was: it is written again.
-                return Known(number, Tree(root), Watch.broken(), chunk, depends)
+                return StoredValue(number, Tree(root), Watch.broken(), chunk, depends)
         assert tree is not None
         if objects is None:
             self._nodes[number] = dict(zip(tree.numbers, tree.nodes, strict=True))
-        return Known(number, tree, Watch(tree.nodes), chunk, depends)
+        return StoredValue(number, tree, Watch(tree.nodes), chunk, depends)

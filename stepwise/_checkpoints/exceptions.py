@@ -1,4 +1,4 @@
-"""An exception in a variable, with what it was raised from and where.
+"""An exception in a variable, with its causes and its traceback.
 
 Pickle forgets ``__cause__``, ``__context__`` and the traceback.  The traceback that comes back
 prints as the one before: it has the files, functions and lines, and no variables.
@@ -28,7 +28,7 @@ Place = tuple[str, str, int]
 
 
 def raised_form(error: BaseException) -> Any:
-    """How an exception is taken apart; ``NotImplemented`` if it was never raised nor chained."""
+    """Reduce an exception; return ``NotImplemented`` if it was never raised nor chained."""
     cause, context, trace = error.__cause__, error.__context__, error.__traceback__
     if cause is None and context is None and trace is None and not error.__suppress_context__:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""The choice, made anew for each checkpoint, of the objects to store by reference.
+"""The choice, at each checkpoint, of the objects to store by reference.
 
 The pickler of the variables asks :meth:`References.identity` for every object.  A node of a known
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from stepwise._checkpoints.chunks import Known, Needs, digest_of
+from stepwise._checkpoints.chunks import Needs, StoredValue, digest_of
 from stepwise._checkpoints.resources import ids_of_made
-from stepwise._checkpoints.stored_values import KnownValues, Names
+from stepwise._checkpoints.stored_values import Indices, KnownValues
 from stepwise._values.buffers import Data, Pieces, stable
 from stepwise._values.list_digest import held
 from stepwise._values.trees import few, same
@@ -38,7 +38,7 @@ _ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
 
 
 class _LongList:
-    """A list of which parts are in chunks.
+    """A list with parts in chunks.
 
     Args:
         key: by which a checkpoint names it.
@@ -51,8 +51,8 @@ class _LongList:
     def __init__(self, value: list[Any]) -> None:
         self.value = value
         self.key = 0
-        self.parts: list[Known | list[Any]] = []
-        self.first: list[Known] = []
+        self.parts: list[StoredValue | list[Any]] = []
+        self.first: list[StoredValue] = []
         self.items: list[Any] = []
         self.met = False
 
@@ -60,7 +60,7 @@ class _LongList:
         """Return whether a list begins with the items of these chunks."""
         return same(self.items, value[: len(self.items)])
 
-    def put(self, known: Known) -> None:
+    def put(self, known: StoredValue) -> None:
         """Add a chunk to the list."""
         if len(self.parts) == len(self.first):
             if not self.first:
@@ -74,7 +74,7 @@ class _LongList:
         """The place behind its last chunk."""
         return len(self.parts) - (bool(self.parts) and isinstance(self.parts[-1], list))
 
-    def group(self) -> list[Known]:
+    def group(self) -> list[StoredValue]:
         """Return the last chunks if one chunk should replace them, or an empty list."""
         last = self.parts[max(0, self._end - _GROUP) : self._end]
         chunks = [part for part in last if not isinstance(part, list)]
@@ -83,7 +83,7 @@ class _LongList:
         counts = [len(each.tree.root) for each in chunks]
         return chunks if max(counts) < _GROUP * min(counts) else []
 
-    def replace(self, group: list[Known], part: Known | list[Any]) -> None:
+    def replace(self, group: list[StoredValue], part: StoredValue | list[Any]) -> None:
         """Replace a group of chunks with one part."""
         end = self._end
         start = end - len(group)
@@ -97,7 +97,7 @@ class _LongList:
 
 
 def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
-    """The ids of lists, and of what they begin and end with."""
+    """The ids of lists, and of their first and last items."""
     ends: set[int] = set()
     for each in lists:
         ends.update(map(id, (each, *each[:_GROUP], *each[-_GROUP:])))
@@ -126,7 +126,7 @@ class References:
         self._ends: set[int] = set()  # ids of the lists found and of what they begin and end with
         self._leaves: dict[int, Any] = {}
         self._apart: set[int] = set()
-        self._used = Names()
+        self._used = Indices()
         self._buffers: list[int] = []
         self._met: set[bytes] = set()  # digests of buffers
         self._meeting: set[bytes] = set()
@@ -165,7 +165,7 @@ class References:
     def prepare_none(self) -> None:
         """Forget all known values, so that the variables are written whole."""
         self._known.clear()
-        self._used, self._buffers = Names(), []
+        self._used, self._buffers = Indices(), []
         self._lists.clear()
         self._once.clear()
         self._ends.clear()
@@ -236,7 +236,7 @@ class References:
         return list(leaves.values()), found
 
     def _split(self, value: list[Any], before: _LongList | None, *, heavy: bool = False) -> bool:
-        """Take a list apart into chunks and what is between them; whether a chunk was made."""
+        """Take a list apart into chunks and the items between; return whether a chunk was made."""
         long, at = _LongList(value), 0
         if before is not None and self._known.has(before.first) and before.begins(value):
             long.first, long.items = before.first, before.items
@@ -305,7 +305,7 @@ class References:
 
     def begin(self) -> None:
         """The variables are pickled from the beginning."""
-        self._used, self._buffers = Names(), []
+        self._used, self._buffers = Indices(), []
         for each in self._lists.values():
             each.met = False
 

@@ -22,7 +22,7 @@ _made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> weak reference to 
 
 
 def resource(factory: Callable[P, R]) -> Callable[P, R]:
-    """Mark a factory: what it returns is not stored in a checkpoint but made again.
+    """Mark a factory: its result is not stored in a checkpoint but made again.
 
     For connections, clients, open files: a local variable that holds what ``factory(*args)``
     returned holds, in the resumed run, what ``factory(*args)`` returns then.  The arguments must
@@ -63,7 +63,7 @@ def ids_of_made() -> Iterable[int]:
 
 
 def made_by(obj: object) -> Any:
-    """How this resource is made again, as a reduced form; ``None`` if it is none."""
+    """Return the reduced form that makes a resource again, or ``None`` for other objects."""
     found = _made.get(id(obj))
     return found[1] if found is not None and found[0]() is obj else None
 
@@ -99,7 +99,7 @@ _registered: set[type] = set()
 
 
 class _Reenterable:
-    """A manager of which somebody said that it can be entered again."""
+    """A manager that the user declared re-enterable."""
 
     def __init__(self, manager: Any) -> None:
         self.manager = manager
@@ -122,7 +122,7 @@ def reenterable(manager: type[M]) -> type[M]: ...
 @overload
 def reenterable(manager: M) -> M: ...
 def reenterable(manager: Any) -> Any:
-    """Say that a context manager can be entered again when a run resumes inside its block.
+    """Declare that a context manager can be entered again when a run resumes inside its block.
 
     A run cannot resume inside ``with open(path) as file:`` or inside a transaction: position and
     content would be lost.  It goes back to before the block.  Inside a manager that can simply be

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
-from stepwise._checkpoints.chunks import Chunk, Known, Reader
+from stepwise._checkpoints.chunks import Chunk, Reader, StoredValue
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import dump_tree
 from stepwise._values.trees import Tree, Watch, changes, walk
 
-__all__ = ["KnownValues", "Looked", "Names"]
+__all__ = ["Indices", "KnownValues", "Looked"]
 
 _WORTH = 512  # bytes: results below that are not referred to
 _MOST = 10_000  # objects in a result that is
@@ -44,7 +44,7 @@ def _dump(
     return (payload, tree.numbered(places)) if watch.holds() else None
 
 
-class Names:
+class Indices:
     """Under which indices a checkpoint or a chunk names others; those of chunks are negative."""
 
     __slots__ = ("chunks", "records")
@@ -86,14 +86,14 @@ class KnownValues:
         self._refers_to_records = records
         self._seal = seal
         self._next_chunk = next_chunk
-        self._nodes: dict[int, tuple[Known, int]] = {}
+        self._nodes: dict[int, tuple[StoredValue, int]] = {}
         self.node = self._nodes.get  # asked for every object that is pickled
         self._arrived: deque[tuple[int, Tree, Watch]] = deque()
         self._waiting = 0
-        self._loose: dict[int, Known] = {}  # records that are not watched with a chunk
-        self._chunks: dict[int, Known] = {}
-        self._starts: dict[int, Known] = {}  # the newest chunk by the id of its first item
-        self._buffers: dict[bytes, Known] = {}  # chunks by their content
+        self._loose: dict[int, StoredValue] = {}  # records that are not watched with a chunk
+        self._chunks: dict[int, StoredValue] = {}
+        self._starts: dict[int, StoredValue] = {}  # the newest chunk by the id of its first item
+        self._buffers: dict[bytes, StoredValue] = {}  # chunks by their content
         self._all = Watch()  # over all chunks, with their members
         self._all_loose = Watch()
 
@@ -106,18 +106,18 @@ class KnownValues:
 
     @property
     def chunks(self) -> int:
-        """How many chunks are known."""
+        """Return the number of known chunks."""
         return len(self._chunks)
 
-    def chunk(self, number: int) -> Known:
+    def chunk(self, number: int) -> StoredValue:
         """The known chunk of this number."""
         return self._chunks[-number]
 
-    def has(self, chunks: Iterable[Known]) -> bool:
+    def has(self, chunks: Iterable[StoredValue]) -> bool:
         """Return whether these chunks are all still known."""
         return all(each.number in self._chunks for each in chunks)
 
-    def chunks_in(self, value: list[Any], at: int) -> list[tuple[int, Known]]:
+    def chunks_in(self, value: list[Any], at: int) -> list[tuple[int, StoredValue]]:
         """The places in a list, from one on, with items that a chunk begins with; the chunks."""
         starts, rest = self._starts, value[at:]
         if starts.keys().isdisjoint(map(id, rest)):
@@ -148,7 +148,7 @@ class KnownValues:
         for known in reader.found.values():
             self._add(known)
 
-    def _add(self, known: Known) -> None:
+    def _add(self, known: StoredValue) -> None:
         for index, node in zip(known.tree.numbers, known.tree.nodes, strict=True):
             if index >= 0:
                 self._nodes.setdefault(id(node), (known, index))
@@ -177,7 +177,7 @@ class KnownValues:
         for each in self._loose.values():
             self._all_loose.extend(each.watch)
 
-    def drop(self, gone: Iterable[Known]) -> None:
+    def drop(self, gone: Iterable[StoredValue]) -> None:
         """Forget known values, and the chunks that refer to them."""
         waiting, dropped = list(gone), False
         while waiting:
@@ -202,7 +202,7 @@ class KnownValues:
             for each in self._chunks.values():
                 self._all.extend(each.group)
 
-    def _drop_chunk(self, known: Known) -> None:
+    def _drop_chunk(self, known: StoredValue) -> None:
         del self._chunks[known.number]
         if known.chunk is not None:
             self._buffers.pop(known.chunk.content, None)
@@ -216,7 +216,7 @@ class KnownValues:
     # -- while a checkpoint is taken -------------------------------------------------------------
 
     def update(self, apart: Container[int]) -> None:
-        """Forget what was changed, and take in the results that have arrived.
+        """Forget changed values, and add the results that have arrived.
 
         Args:
             apart: ids of mutable objects that no known value may hold.
@@ -250,9 +250,9 @@ class KnownValues:
         if alone and watch.holds():
             dumped = _dump(tree, watch) if tree.classes else (b"", tree)
             if dumped is not None:
-                self._add(Known(number, dumped[1], watch))
+                self._add(StoredValue(number, dumped[1], watch))
 
-    def make(self, items: list[Any], apart: Container[int], least: int = 0) -> Known | None:
+    def make(self, items: list[Any], apart: Container[int], least: int = 0) -> StoredValue | None:
         """A new chunk of these items; ``None`` if they are not plain data.
 
         Args:
@@ -262,8 +262,8 @@ class KnownValues:
         tree = walk(items, self._nodes, apart)
         if tree is None or tree.size < least:
             return None
-        used = Names()
-        depends: dict[int, Known] = {}
+        used = Indices()
+        depends: dict[int, StoredValue] = {}
 
         def refer(value: Any) -> tuple[int, int] | None:
             entry = self._nodes.get(id(value))
@@ -278,38 +278,38 @@ class KnownValues:
             return None
         payload, tree = dumped
         number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
-        known = Known(-number, tree, watch, chunk, tuple(depends.values()))
+        known = StoredValue(-number, tree, watch, chunk, tuple(depends.values()))
         known.sealed = sealed
         self._add(known)
         return known
 
-    def buffer(self, content: bytes) -> Known | None:
+    def buffer(self, content: bytes) -> StoredValue | None:
         """The large buffer with this SHA-256."""
         return self._buffers.get(content)
 
-    def make_buffer(self, data: Data, content: bytes) -> Known | None:
+    def make_buffer(self, data: Data, content: bytes) -> StoredValue | None:
         """A new chunk of a large buffer, whose SHA-256 is ``content``; ``None`` if refused."""
         if self._refuses(data):
             return None
         number, sealed, chunk = self._sealed(Chunk([], [], data, content=content))
-        known = Known.of_buffer(number, chunk)
+        known = StoredValue.of_buffer(number, chunk)
         known.sealed = sealed
         self._add(known)
         return known
 
     def _sealed(self, chunk: Chunk) -> tuple[int, Data, Chunk]:
-        """The number of a new chunk, its sealed bytes, and what is kept of it."""
+        """Return the number of a new chunk, its sealed bytes, and the entry to keep."""
         number = self._next_chunk()
         sealed, link = self._seal(number, chunk)
         return number, sealed, chunk._replace(link=link, payload=b"")
 
     def keep(self, records: Container[int], chunks: Container[int] | None) -> None:
-        """Release what the stored checkpoint does not need.
+        """Release values that the stored checkpoint does not need.
 
         Args:
             chunks: ``None`` for the same as in the checkpoint before.
         """
-        gone: list[Known] = []
+        gone: list[StoredValue] = []
         if chunks is not None:
             gone = [each for each in self._chunks.values() if -each.number not in chunks]
         gone += [e for e in self._loose.values() if not e.holders and e.number not in records]

@@ -106,7 +106,7 @@ class Surroundings:
         return arguments
 
     def note_assigned(self, names: Iterable[str]) -> None:
-        """Remember what these attributes of arguments hold: ``self.name``.
+        """Remember the values of these attributes of arguments: ``self.name``.
 
         A fresh object holds that as well, but not what the function puts there later.
         """

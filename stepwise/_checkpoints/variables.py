@@ -87,7 +87,7 @@ class _FrameReducers(Reducers):
         # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
         native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
         self.identifies = native or bool(self.references)
-        self.secrets = secrets.References(around.secret) if around.secret else None
+        self.secrets = secrets.SecretReferences(around.secret) if around.secret else None
         self.identifies_all = self.secrets is not None
         self.with_contents = with_contents
         self.met: set[str] = set()
@@ -124,7 +124,7 @@ class _FrameReducers(Reducers):
         return content_of(name, obj, self.around)
 
     def note(self, obj: Any) -> None:
-        """Remember an instance of which the run knows the calls."""
+        """Remember an instance whose calls the run knows."""
         serials = self.subjects.serials(obj) if self.subjects is not None else ()
         if serials:
             self.numbered.append((serials, obj))
@@ -145,7 +145,7 @@ class _FrameReducers(Reducers):
         return self.resource(obj, cls)
 
     def resource(self, obj: Any, cls: type) -> Any:
-        """A lock, what a factory made, or what a global names and does not pickle."""
+        """Reduce a lock, a factory's product, or an unpicklable object that a global names."""
         if cls.__module__ == "asyncio.locks" and cls.__name__ == "Lock":
             return cls, ()  # whoever holds it now is inside a block, and enters that again
         form: Any = made_by(obj)
@@ -305,12 +305,12 @@ _restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", d
 
 
 class FrameUnpickler(pickle.Unpickler):
-    """Finds the arguments that are kept by reference, and what is stored elsewhere."""
+    """Finds the arguments that are kept by reference, and values that are stored elsewhere."""
 
     reader: Reader | None = None
 
     def find_class(self, module: str, name: str) -> Any:
-        """Find what a pickle names; modules of ours may have moved since."""
+        """Find a name of a pickle; our own modules may have moved since."""
         return super().find_class(_wire.current(module), name)
 
     def persistent_load(self, pid: Any) -> Any:
@@ -415,7 +415,7 @@ def _set_attributes(function: types.FunctionType, state: dict[str, Any]) -> None
 
 
 def _refill(live: Any, content: Any) -> None:
-    """Give a mutable object what :func:`content_of` took from it."""
+    """Restore the contents that :func:`content_of` took from a mutable object."""
     if type(live) in (list, bytearray):
         live[:] = content
     elif type(live) in (dict, set):

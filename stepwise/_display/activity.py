@@ -73,7 +73,7 @@ class Doing:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """How many steps are done, and how many of them were skipped, since they had been done."""
+        """Return the number of done steps, and how many of them were skipped as done before."""
         with self._lock:
             executed = sum(each for each, _ in self._counts.values()) - self._before[0]
             skipped = sum(each for _, each in self._counts.values()) - self._before[1]

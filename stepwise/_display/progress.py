@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Display"]
 
 
-class Place(Protocol):
+class Screen(Protocol):
     """The place that shows the progress."""
 
     tick: float
@@ -33,7 +33,7 @@ class Place(Protocol):
         """React to the timer, every ``tick`` seconds, in a separate thread."""
 
     def end(self) -> None:
-        """It is over."""
+        """End the display."""
 
 
 class Display:
@@ -44,7 +44,7 @@ class Display:
         place: where.
     """
 
-    def __init__(self, doing: Doing, place: Place) -> None:
+    def __init__(self, doing: Doing, place: Screen) -> None:
         self._doing = doing
         self._place = place
         self._over = threading.Event()

@@ -1,4 +1,4 @@
-"""An output of a notebook's cell that says what a run is doing, and is replaced while it does it.
+"""The output of a notebook's cell that shows the progress of a run, and is replaced as it goes.
 
 It is an output of its own, so that it does not mix with what the cell prints, and appears only
 once a run has taken a moment.  At the end it says how that was.  Should the kernel die, nobody can
@@ -75,21 +75,21 @@ class Output:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Nothing is shown yet."""
+        """Begin without showing anything."""
 
     def news(self) -> None:
         """Show it soon: steps may be faster than a browser."""
         self._dirty = True
 
     def ticked(self) -> None:
-        """Show what is new."""
+        """Show the new state."""
         with self._lock:
             due = self._dirty or time.monotonic() - self._at >= _AGAIN
             if due and not self._over and self._doing.seconds >= _PATIENCE:
                 self._publish()
 
     def end(self) -> None:
-        """Say how it ended, if anything was shown."""
+        """Show the outcome, if anything was shown."""
         if self._doing.status == "running":
             self._doing.status = "stopped"
         with self._lock:
@@ -111,7 +111,7 @@ class Output:
     # -- appearance ------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """For who cannot show HTML."""
+        """Return the text for front ends without HTML."""
         calls, told = self._doing.calls, " · ".join(self._facts())
         now = f" · {'; '.join(map(_short, calls[-_CALLS:]))}" if calls and self._running else ""
         as_of = f" ({time.strftime('%H:%M:%S')})" if self._running else ""

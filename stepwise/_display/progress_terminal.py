@@ -1,4 +1,4 @@
-"""A line at the bottom of the terminal that says what a run is doing.
+"""A line at the bottom of the terminal that shows the progress of a run.
 
 The line is erased before anything else is written to stdout or stderr and drawn again after it, so
 that it never stands in the middle of the program's own output.  It is drawn on stderr, and only if
@@ -59,7 +59,7 @@ class Line:
         self._streams: list[tuple[str, Any, _Through]] = []
 
     def begin(self) -> None:
-        """Watch what is written."""
+        """Watch the program's output."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if _is_terminal(stream):

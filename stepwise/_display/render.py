@@ -69,12 +69,12 @@ class RunShown:
 
     @property
     def earlier(self) -> int:
-        """How many steps there are before those that are shown."""
+        """Return the number of steps before the shown ones."""
         return self.total - len(self.steps)
 
     @property
     def counts(self) -> str:
-        """How many steps there are of each status, in words."""
+        """Return the number of steps of each status, in words."""
         told = [f"{n:,} {status.replace('_', ' ')}" for status, n in sorted(self.statuses.items())]
         if len(told) < 2:
             return "".join(told) or "none"
@@ -293,7 +293,7 @@ def _length(step: Any, now: float) -> float:
 
 
 def _timeline(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Where each span lies, and how long it is, in percent; times without any are cut short."""
+    """Return offset and length of each span, in percent; gaps between spans are shortened."""
     busy: list[list[float]] = []  # merged spans, each with the time cut out before it
     for start, end in sorted(spans):
         if busy and start <= busy[-1][1]:
@@ -314,7 +314,7 @@ def _timeline(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _unfolding(step: Any) -> str:
-    """A call, of which its arguments and its result can be unfolded."""
+    """Render a call whose arguments and result can be unfolded."""
     called = f"{step.name}({step.arguments})"
     parts = [f"<small>arguments</small><pre>{_escaped(step.arguments) or '(none)'}</pre>"]
     if step.preview:

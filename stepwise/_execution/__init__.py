@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    reloading process_memory registry failures location contents mutation outcomes inputs
+    reloading process_memory registry failures location contents outcomes inputs
     concurrency active_run other_tasks outside viewer
 """

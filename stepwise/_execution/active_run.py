@@ -44,7 +44,7 @@ __all__ = ["ActiveRun", "Scope", "current_scope", "live_runs", "scope_variable"]
 
 
 class Scope(NamedTuple):
-    """Where in a run this code is: inside which call, and what was called there so far.
+    """The position of code in a run: the call around it, and the calls made there so far.
 
     Args:
         call: the step that is being executed; ``None`` in the workflow's own code.
@@ -130,7 +130,7 @@ class ActiveRun:
         return self.facts.run_id
 
     def is_first(self, about: str) -> bool:
-        """Return whether this was not said before of this run."""
+        """Return whether this is the first report of its kind in this run."""
         with self.lock:
             first = about not in self._said
             self._said.add(about)
@@ -276,7 +276,7 @@ class ActiveRun:
     def number(
         self, call: Call, recorded: RecordedCall | None, new_child: Callable[[Container[str]], str]
     ) -> Call:
-        """Give a call its number: that of the record it continues, else a new one."""
+        """Give a call its number: that of the record it continues, else a new number."""
         if recorded is not None:
             old = recorded.call
             if not recorded.retry:
@@ -382,7 +382,7 @@ class ActiveRun:
         *,
         changed: dict[str, str] | None = None,
     ) -> None:
-        """Record how this attempt ended: ``value`` is what it returned or raised."""
+        """Record how this attempt ended: ``value`` is its result or exception."""
         error, secrets = value if status == "failed" else None, self.secrets
         retry, handled = self.unwinding.end(error)
         record, payload = outcomes.ended(

@@ -1,4 +1,4 @@
-"""The flows of control of one run: what its tasks and threads execute, and who waits for whom.
+"""The flows of control of one run: the calls of its tasks and threads, and their waiting.
 
 A *flow* is an asyncio task or, without one, a thread.
 """
@@ -57,7 +57,7 @@ class Unawaited(NamedTuple):
 
 
 class Flows:
-    """Which calls are being executed, which wait, and a bell for those that wait."""
+    """The calls being executed, the calls that wait, and a bell for the latter."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
@@ -99,7 +99,7 @@ class Flows:
             self._working[number] = flow
 
     def done(self, number: int) -> None:
-        """The body of a call is no longer executed."""
+        """Note that the body of a call is no longer executed."""
         with self._mutex:
             self._working.pop(number, None)
         self.change()
@@ -134,7 +134,7 @@ class Flows:
             self.change()
 
     def blocked(self) -> list[tuple[Any, Any]]:
-        """The calls that wait, and what they wait for."""
+        """Return the calls that wait, and the calls that they wait for."""
         with self._mutex:
             return [(call, match) for _, _, call, match in self._blocked.values()]
 

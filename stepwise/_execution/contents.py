@@ -23,7 +23,7 @@ _OWN = frozenset({"__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_p
 def with_contents(
     encoded: Encoded, around: Surroundings, what: str, deltas: Mapping[str, Delta]
 ) -> Encoded:
-    """Return an encoded outcome together with what the arguments hold now.
+    """Return an encoded outcome together with the current contents of the arguments.
 
     Args:
         what: the call, for the message.
@@ -68,7 +68,7 @@ def take_apart(payload: bytes) -> tuple[bytes, Mapping[str, Any], Mapping[str, D
 
 
 def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
-    """Give the arguments the contents that were recorded.
+    """Restore the recorded contents of the arguments.
 
     Raises:
         UnreadableValueError: they cannot be loaded here; nothing was changed then.
@@ -153,7 +153,7 @@ def _pickles(value: Any) -> bool:
 
 
 def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str) -> Any:
-    """Return what was written: a value, or the content of an instance."""
+    """Return the written object: a value, or the content of an instance."""
     if "tagged" in written:
         return load_tagged(written["tagged"])
     if "typed" in written:
@@ -166,10 +166,10 @@ def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str
         key: _read(each, hints.get(key), around, f"{name}.{key}")
         for key, each in written["state"].items()
     }
-    return _State(held, tuple(written["kept"]), load_tagged(written["items"]))
+    return _InstanceState(held, tuple(written["kept"]), load_tagged(written["items"]))
 
 
-class _State(NamedTuple):
+class _InstanceState(NamedTuple):
     """The content of an instance, as ``refill`` takes it."""
 
     held: dict[str, Any]
@@ -179,12 +179,12 @@ class _State(NamedTuple):
 
 def _put(name: str, held: Any, around: Surroundings) -> None:
     live = around.arguments.get(name)
-    if live is None or (type(held) is not _State and type(held) is not type(live)):
+    if live is None or (type(held) is not _InstanceState and type(held) is not type(live)):
         owner, _, attribute = name.rpartition(".")
         if owner not in around.arguments:
             raise TypeError("the call was given another object now")
         object.__setattr__(around.arguments[owner], attribute, held)
-    elif type(held) is _State:
+    elif type(held) is _InstanceState:
         refill(live, held)
     else:
         refill(live, content_of(name, held, around))

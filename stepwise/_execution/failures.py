@@ -1,4 +1,4 @@
-"""Which failures the workflow is handling right now, and which it has gone on from.
+"""The failures that the workflow is handling now, and those that it has handled.
 
 A recorded failure is an outcome only once the workflow has gone on from it.  That is seen without
 any help from the workflow: at a later call in the same flow of control, the exception is no longer

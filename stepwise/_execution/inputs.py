@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import UnpicklableError, dump_values, load_values
-from stepwise._execution.mutation import record_arguments, surroundings
+from stepwise._execution.outcomes import record_arguments, surroundings
 from stepwise._execution.registry import known_workflow
 from stepwise._journal.journal import read_start
 from stepwise._journal.records import RunFacts
@@ -23,13 +23,13 @@ from stepwise._values.pickling import PYTHON
 from stepwise.errors import ConfigurationError, NotRecordableError, UnreadableValueError
 from stepwise.stores import Store
 
-__all__ = ["JSON", "Inputs", "load_inputs", "record_inputs"]
+__all__ = ["JSON", "RunInputs", "load_inputs", "record_inputs"]
 
 JSON = "json"
 _ABOUT = "@about"  # no parameter has such a name
 
 
-class Inputs(NamedTuple):
+class RunInputs(NamedTuple):
     """The arguments of a run.
 
     Args:
@@ -133,7 +133,7 @@ def _as_data(
 # -- loading -------------------------------------------------------------------------------------
 
 
-def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> Inputs:
+def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
     """Load the arguments of a run.
 
     Raises:
@@ -155,10 +155,10 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> Inputs:
     if _ABOUT not in values:
         raise _unknown(facts, "they do not pickle")
     method, missing = values.pop(_ABOUT)
-    return Inputs(values, method, missing, facts.run_id)
+    return RunInputs(values, method, missing, facts.run_id)
 
 
-def _from_data(payload: bytes, facts: RunFacts) -> Inputs:
+def _from_data(payload: bytes, facts: RunFacts) -> RunInputs:
     about = json.loads(payload)
     try:  # the annotations say what it is
         function = known_workflow(facts.workflow).definition.function
@@ -169,7 +169,7 @@ def _from_data(payload: bytes, facts: RunFacts) -> Inputs:
         name: _codec.decode(text.encode("utf-8", "surrogatepass"), JSON, kinds.get(name, Any))
         for name, text in about["values"].items()
     }
-    return Inputs(values, about["method"], about["missing"], facts.run_id)
+    return RunInputs(values, about["method"], about["missing"], facts.run_id)
 
 
 def _unknown(facts: RunFacts, why: str) -> UnreadableValueError:

@@ -1,4 +1,4 @@
-"""Where in the user's code a call is made: its line, and its place in the workflow function."""
+"""The place of a call in the user's code: its line, and its position in the workflow function."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stepwise._journal.records import Record
 from stepwise._rewrite import Place, Points
-from stepwise._runtime.frames import is_ours
-from stepwise._runtime.messages import file_name
+from stepwise._runtime.messages import file_name, is_ours
 
 __all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
 
@@ -48,7 +47,7 @@ class Helper(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a call is made from.
+    """The place of a call.
 
     Args:
         site: ``file:line`` of the caller.
@@ -95,7 +94,7 @@ class Locator:
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
 
     def origin(self, *, effect: bool, helped: bool) -> Origin:
-        """Where a call is made.
+        """Return the place of the current call.
 
         Args:
             effect: its place is asked for too; without it, this is cheap.
@@ -143,7 +142,7 @@ class Locator:
         return self._spot(frame).site if frame is not None else ""
 
     def _spot(self, frame: FrameType) -> _Spot:
-        """Where a frame is."""
+        """Return the place of a frame."""
         code = frame.f_code
         here = id(code), frame.f_lasti
         spot = self._spots.get(here)

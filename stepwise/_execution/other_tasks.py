@@ -12,7 +12,7 @@ __all__ = ["name_of_another", "others_alive", "others_may_claim", "tasks_of"]
 
 
 def tasks_of(run: ActiveRun) -> list[Any]:
-    """The unfinished tasks of a run and of those that it called, except the one that asks."""
+    """Return the unfinished tasks of a run and of its child runs, except the current task."""
     me = asyncio_state.current()
     if me is None:
         return []

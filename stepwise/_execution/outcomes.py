@@ -1,26 +1,60 @@
-"""Records of how a call or a run ended, or how a call was settled.
+"""The outcome of a call or a run: its record, its way back, and what the call changed.
 
-Each function makes a record with its payload; whoever calls it writes them.
+Each function that makes a record returns it with its payload; the caller writes them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._execution.mutation import Did, encode_changed, replay_changed
-from stepwise._identity.deltas import Delta
+from stepwise._checkpoints.variables import (
+    FrameUnpickler,
+    UnpicklableError,
+    dump_few,
+    dump_values,
+    load_values,
+)
+from stepwise._identity.deltas import WHOLE, Delta, as_data
+from stepwise._identity.parts import shown_part
 from stepwise._journal.counters import Progress
-from stepwise._journal.records import Call, Ended, Outcome, Settled, StepStatus
-from stepwise._runtime.messages import notice, reports
+from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, StepStatus
+from stepwise._matching.subjects import Identity, SubjectChanges, Subjects
+from stepwise._runtime import settings
+from stepwise._runtime.limits import ran_out
+from stepwise._runtime.messages import notice, reports, warn
+from stepwise._values import codec as _codec
+from stepwise._values import digest
 from stepwise._values.buffers import Data
 from stepwise._values.codec import JSON, Codec, Encoded
+from stepwise._values.pickling import PYTHON
 from stepwise._values.secrets import Secrets
+from stepwise._values.trees import few
+from stepwise.errors import ArgumentMutatedWarning, DigestError, NotRecordableError
 
-__all__ = ["ended", "outcome", "reached", "settled"]
+__all__ = [
+    "ArgumentWatch",
+    "Did",
+    "LoadedOutcome",
+    "Watches",
+    "changed_by",
+    "did_to_subject",
+    "encode_changed",
+    "ended",
+    "load_outcome",
+    "outcome",
+    "record_arguments",
+    "settled",
+    "surroundings",
+]
+
+_NOTHING: Mapping[str, Any] = {}
+_SIZED = (list, dict, set, bytearray)
+
+# -- records -------------------------------------------------------------------------------------
 
 
 def outcome(
@@ -36,7 +70,7 @@ def outcome(
     did: Did | None = None,
     kind: Any = Any,
 ) -> tuple[Outcome, Data]:
-    """How a call ended.
+    """The outcome of a call.
 
     Args:
         value: what it returned or raised.
@@ -96,55 +130,6 @@ def _tell_of_secret(call: Call, name: str) -> None:
         )
 
 
-class Reached(NamedTuple):
-    """How a recorded call ended.
-
-    Args:
-        deltas: what it did to attributes and captured variables.
-    """
-
-    value: Any
-    error: BaseException | None
-    deltas: Mapping[str, Delta]
-
-
-_NOTHING: Mapping[str, Delta] = {}
-
-
-def reached(
-    codec: Codec,
-    payload: bytes,
-    form: str | None,
-    *,
-    failed: bool,
-    around: Surroundings | None = None,
-    kind: Any = Any,
-) -> Reached:
-    """Decode how a call ended: what it returned, and what it raised.
-
-    Args:
-        around: the arguments, if the call changed them; they get their contents.
-        kind: the type that its value is annotated with.
-
-    Raises:
-        UnreadableValueError: it cannot be loaded; the arguments are as they were.
-    """
-    codec.check(form)
-
-    def decoded(data: bytes) -> Any:
-        if failed:
-            return codec.decode_error(data, form, whole=True)
-        return codec.decode(data, form, kind)
-
-    if around is None:
-        value, deltas = decoded(payload), _NOTHING
-    else:
-        value, deltas = replay_changed(payload, form, around, decoded)
-        if failed and form != JSON:
-            value = codec.decode_error(*value)
-    return Reached(None, value, deltas) if failed else Reached(value, None, deltas)
-
-
 def _then(call: Call) -> str:
     """Describe the consequence of an exception that cannot be recorded."""
     if call.effect:
@@ -184,7 +169,7 @@ def ended(
     retry: tuple[int, ...],
     spent: tuple[int, ...],
 ) -> tuple[Ended, Data]:
-    """How an attempt of the run ended.
+    """Return how an attempt of the run ended.
 
     Args:
         value: what it returned or raised; ``encoded``, if it can be recorded.
@@ -204,3 +189,285 @@ def ended(
         at=time.time(),
     )
     return record, encoded.data if encoded is not None else b""
+
+
+# -- loading -------------------------------------------------------------------------------------
+
+
+class LoadedOutcome(NamedTuple):
+    """How a recorded call or run ended: what it returned or raised, and what it changed.
+
+    Args:
+        deltas: what it did to attributes and captured variables.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    deltas: Mapping[str, Delta] = _NOTHING
+
+
+def load_outcome(
+    codec: Codec,
+    entry: Entry,
+    around: Surroundings | None = None,
+    kind: Any = Any,
+    viewer: type[FrameUnpickler] | None = None,
+) -> LoadedOutcome:
+    """Load how a call or a run ended, from its record; the only place that takes one apart.
+
+    Args:
+        around: the arguments, if the call changed them; they get their contents.
+        kind: the type that its value is annotated with.
+        viewer: loads what the program may lack, for somebody who only looks: the arguments are
+            stand-ins, and an exception that was recorded as data may be a summary.
+
+    Raises:
+        UnreadableValueError: it cannot be loaded; the arguments are as they were.
+    """
+    record, payload = entry.record, entry.payload
+    form = getattr(record, "form", None)
+    failed = getattr(record, "status", "completed") != "completed"
+    codec.check(form)
+    contents, deltas = None, _NOTHING
+    if getattr(record, "changed", None):
+        assert around is not None
+        if form == JSON:
+            from stepwise._execution.contents import put_back, take_apart  # on use
+
+            payload, contents, deltas = take_apart(payload)
+        else:
+            unpickler = viewer or FrameUnpickler
+            loaded = _codec.decode_with(
+                lambda: load_values(payload, around, unpickler=unpickler), form
+            )
+            deltas = loaded.get("did", _NOTHING)
+            if not failed:
+                return LoadedOutcome(loaded["value"], None, deltas)
+            payload, form = loaded["value"]
+    value = None if failed else codec.decode(payload, form, kind)
+    error = codec.decode_error(payload, form, whole=viewer is None) if failed else None
+    if contents is not None and around is not None and viewer is None:
+        put_back(contents, around)
+    return LoadedOutcome(value, error, deltas)
+
+
+# -- arguments that a call changes ---------------------------------------------------------------
+
+
+def surroundings(
+    bound: Mapping[str, Any],
+    instance: object = None,
+    function: Callable[..., Any] | None = None,
+    secret: Mapping[str, Any] = _NOTHING,
+) -> Surroundings:
+    """The mutable arguments of a call of ``function`` that has these secrets."""
+    arguments = Surroundings.mutable(bound, instance)
+    return Surroundings(arguments=arguments, function=function, secret=secret)
+
+
+def record_arguments(around: Surroundings) -> Data:
+    """The contents of the arguments, as far as they can be recorded."""
+    left = around
+    while left.arguments:
+        try:
+            return dump_values({}, left)
+        except UnpicklableError as error:
+            kept = {n: v for n, v in left.arguments.items() if n not in error.culprits}
+            if len(kept) == len(left.arguments):
+                break
+            left = replace(left, arguments=kept)
+    return b""
+
+
+class Watches(Protocol):
+    """Notices that a call changes its arguments."""
+
+    def changed(self) -> list[str]:
+        """The names of those that are not as they were."""
+
+    @property
+    def around(self) -> Surroundings:
+        """The arguments that may be changed."""
+
+
+def changed_by(watch: Watches, codec: Codec) -> Surroundings | None:
+    """Return the arguments, if the call changed any; where data is recorded, those alone."""
+    changed = watch.changed()
+    if not changed:
+        return None
+    around = watch.around
+    if not codec.data_only:  # the value may share an object with any of them
+        return around
+    held = {name: value for name, value in around.arguments.items() if name in changed}
+    return replace(around, arguments=held)
+
+
+class ArgumentWatch:
+    """Notices changed arguments cheaply: by lengths, or, in strict mode, by digests."""
+
+    def __init__(
+        self, bound: Mapping[str, Any], function: Callable[..., Any] | None = None
+    ) -> None:
+        self._bound = bound
+        self._function = function
+        self._look = _digests if settings.strict() else _lengths
+        self._before = self._look(bound)
+
+    @property
+    def around(self) -> Surroundings:
+        """The arguments that may be changed."""
+        return surroundings(self._bound, function=self._function)
+
+    def changed(self) -> list[str]:
+        """The names of the arguments that are not as they were."""
+        if not self._before:
+            return []
+        now = self._look(self._bound)
+        return [name for name, before in self._before.items() if now.get(name) != before]
+
+
+def _lengths(bound: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: len(v) for n, v in bound.items() if type(v) in _SIZED}
+
+
+def _digests(bound: Mapping[str, Any]) -> dict[str, Any]:
+    digests = {}
+    for name, value in bound.items():
+        try:
+            digests[name] = digest.digest(value)
+        except DigestError:
+            continue  # it is not part of the call's identity either
+    return digests
+
+
+def encode_changed(
+    codec: Codec,
+    told: Any,
+    encoded: Callable[[], Encoded],
+    around: Surroundings,
+    what: str,
+    deltas: Mapping[str, Delta],
+) -> Encoded:
+    """Encode the outcome of a call together with the current contents of its arguments.
+
+    Args:
+        told: what a pickle holds of it: the value, or the pieces of an encoded exception.
+        encoded: the same as data.
+        what: the call, for the message.
+        deltas: what was done to attributes and captured variables.
+
+    Raises:
+        NotRecordableError: that cannot be recorded.
+    """
+    if codec.data_only:
+        from stepwise._execution import (
+            contents as _contents,  # on use: most programs record pickles
+        )
+
+        return _contents.with_contents(encoded(), around, what, deltas)
+    whole = {"value": told, "did": deltas} if deltas else {"value": told}
+    few = dump_few(whole, around)
+    if few is not None:
+        return Encoded(few, PYTHON)
+    try:
+        return Encoded(dump_values(whole, around), PYTHON)
+    except MemoryError as problem:
+        doing = f"what {what} returned and changed was recorded"
+        raise ran_out(doing, problem) from None
+    except UnpicklableError as error:
+        name, (value, reason) = next(iter(error.culprits.items()))
+        kind = type(value).__qualname__
+        raise NotRecordableError(
+            f"{what} changed what it was given, and that cannot be recorded: {name!r} is or holds "
+            f"a {kind} ({reason}). Return the change instead, or leave the argument as it was",
+            path="",
+            type_name=kind,
+        ) from error
+
+
+# -- instances and captured variables ------------------------------------------------------------
+
+
+class HasSubjects(Protocol):
+    """A run in progress."""
+
+    subjects: Subjects
+    codec: Codec
+
+    def is_first(self, about: str) -> bool:
+        """Return whether this is the first report of its kind in this run."""
+
+
+class Did(NamedTuple):
+    """The changes a call made to its subject, as far as they can be recorded.
+
+    Args:
+        deltas: by the name of the attribute (``self.history``) or variable (``closure.seen``).
+        around: the objects that changed inside, which are recorded as a whole.
+        state: names that turned out to be state by it.
+    """
+
+    deltas: Mapping[str, Delta]
+    around: Surroundings
+    state: tuple[str, ...]
+
+
+def did_to_subject(active: HasSubjects, call: Call, identity: Identity) -> Did | None:
+    """Return the changes of a call in flight to its instance or captured variables, or ``None``.
+
+    What cannot be put back when the call is answered is warned about now, not on resume.
+    """
+    effects = active.subjects.effects(identity)
+    if effects is None:
+        return None
+    if call.child:  # its own journal tells what it did
+        return Did({}, Surroundings(), effects.state)
+    if effects.unclear:
+        _warn_lost(active, call, effects.unclear, "while other calls that hold it were in progress")
+    if active.codec.data_only:
+        around = Surroundings()
+        deltas, lost = _as_data(effects)
+    else:
+        around = surroundings(effects.whole)
+        deltas, lost = _recordable(effects.deltas, around)
+    if lost:
+        _warn_lost(active, call, lost, "so that it cannot be recorded")
+    return Did(deltas, around, effects.state)
+
+
+def _as_data(effects: SubjectChanges) -> tuple[dict[str, Delta], list[str]]:
+    """The changes that can be recorded as data, and the names of the others."""
+    from stepwise._execution import contents as _contents  # on use
+
+    deltas = {n: as_data(each, effects.whole.get(n)) for n, each in effects.deltas.items()}
+    lost = [n for n, each in deltas.items() if each == WHOLE or not _contents.is_data(each)]
+    return {name: each for name, each in deltas.items() if name not in lost}, lost
+
+
+def _recordable(
+    deltas: Mapping[str, Delta], around: Surroundings
+) -> tuple[dict[str, Delta], list[str]]:
+    """The changes that can be recorded, and the names of the others."""
+    lost = [n for n, each in deltas.items() if each == WHOLE and n not in around.arguments]
+    kept = {name: each for name, each in deltas.items() if name not in lost}
+    if not around.arguments and few(kept.values()):
+        return kept, lost
+    try:
+        dump_values(kept, around)
+    except UnpicklableError as error:
+        culprits = set(error.culprits) & set(kept)
+        lost += sorted(culprits or kept)
+        around.arguments = {n: v for n, v in around.arguments.items() if n not in lost}
+        kept = {name: each for name, each in kept.items() if name not in lost}
+    return kept, lost
+
+
+@reports
+def _warn_lost(active: HasSubjects, call: Call, parts: Iterable[str], why: str) -> None:
+    what = f"{call.name!r} changed {', '.join(map(shown_part, parts))} {why}"
+    if active.is_first(what):
+        warn(
+            f"{what}. What it did will be missing after a crash, when the call is answered from "
+            "the journal. Return the change, and make it in the workflow",
+            ArgumentMutatedWarning,
+        )

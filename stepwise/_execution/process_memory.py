@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import DigestError
 
-__all__ = ["Given", "Memory", "command", "memory"]
+__all__ = ["Given", "ProcessMemory", "command", "memory"]
 
 _STOPPED = 32  # runs whose objects are held
 _EXECUTED = 1000  # runs whose ids are
@@ -46,7 +46,7 @@ def _same(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) and type(one) in _ATOMS and one == other)
 
 
-class Memory:
+class ProcessMemory:
     """See the module."""
 
     _mutex = process_lock()
@@ -85,14 +85,14 @@ class Memory:
         return self._taken.get((store, run_id), base) != base
 
     def is_first(self, about: str) -> bool:
-        """Return whether this was not said before in this process."""
+        """Return whether this is the first report of its kind in this process."""
         with self._mutex:
             first = about not in self._said
             self._said.add(about)
             return first
 
     def ordinal(self, store: str, base: str) -> int:
-        """How many runs of this derived id have completed here."""
+        """Return how many runs of this derived id have completed here."""
         with self._mutex:
             return self._completed.get((store, base), _NONE)[0]
 
@@ -135,11 +135,11 @@ class Memory:
         return None
 
 
-memory = Memory()
+memory = ProcessMemory()
 
 
 def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
-    """How this process was started, to be started again, and in which folder.
+    """Return the command that started this process, and its folder.
 
     Empty if a command line does not tell: an interpreter at a prompt, a notebook's kernel, a
     process that another one spawned.

@@ -34,7 +34,7 @@ def name_truly(function: Any) -> None:
 
 
 def keep_up_to_date(kind: type, update: Callable[[Any, Any], None]) -> None:
-    """Have the reloader, if there is one, update old objects of a class by those made anew."""
+    """Let the reloader, if any, update old objects of a class from the new ones."""
     reloader = sys.modules.get("IPython.extensions.autoreload")
     rules: list[Any] | None = getattr(reloader, "UPDATE_RULES", None)
     if rules is not None and all(rule[1] is not update for rule in rules):

@@ -15,21 +15,20 @@ from typing import Any
 
 from stepwise import _wire
 from stepwise._checkpoints.checkpoints import Loaded
-from stepwise._checkpoints.chunks import Reader
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import FrameUnpickler, load_values
+from stepwise._execution.outcomes import LoadedOutcome, load_outcome
 from stepwise._journal.journal import read_end
-from stepwise._journal.records import RunFacts
+from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._values import codec
-from stepwise._values.codec import JSON, decode
+from stepwise._values.codec import Codec
 from stepwise._values.pickling import PYTHON, from_module
 from stepwise._values.preview import error_text
 from stepwise._values.secrets import HIDDEN
 from stepwise.errors import UnreadableValueError
 from stepwise.stores import Store
 
-__all__ = ["Placeholder", "error_of", "look_into", "look_into_value", "result_of"]
+__all__ = ["Placeholder", "error_of", "look_into", "result_of", "view"]
 
 _EMPTY: dict[str, Any] = {
     "builtins:list": list,
@@ -38,11 +37,12 @@ _EMPTY: dict[str, Any] = {
     "builtins:bytearray": bytearray,
     "collections:deque": deque,
 }
+_ANY = Codec()  # what is recorded as data says so itself
 _OURS = ("stepwise._values.", "stepwise._checkpoints.")  # what rebuilds values and variables
 
 
 class Placeholder:
-    """Something that this program does not have, with what is known of it."""
+    """A placeholder for an object that this program lacks, with its known facts."""
 
     _stands_for = "?"
 
@@ -75,7 +75,7 @@ def _placeholder(name: str) -> type[Placeholder]:
     return type(name.rpartition(".")[2], (Placeholder,), {"_stands_for": name})
 
 
-class _Unpickler(FrameUnpickler):
+class _ViewingUnpickler(FrameUnpickler):
     def find_class(self, module: str, name: str) -> Any:
         module = _wire.current(module)
         if (module, name) == (from_module.__module__, from_module.__name__):
@@ -152,56 +152,52 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
             f"the checkpoint was written by Python {state.python}, which Python {PYTHON} must not "
             "load; look at it with that one"
         )
-    values = {**_load(loaded.payload, state.arguments, loaded.reader()), **loaded.changes()}
-    return {name: value for name, value in values.items() if not name.startswith("@")}
-
-
-def look_into_value(
-    payload: bytes, form: str | None, kinds: Mapping[str, str], *, failed: bool = False
-) -> Any:
-    """The value of a call that changed its arguments, which are of these kinds.
-
-    If the call raised: the pieces of an encoded exception.
-    """
-    if form == JSON:
-        from stepwise._execution.contents import take_apart
-
-        inner, _, _ = take_apart(payload)
-        return (inner, form) if failed else decode(inner, form)
-    if form not in (None, PYTHON):
-        raise UnreadableValueError(f"the value was recorded by Python {form}")
-    return _load(payload, kinds)["value"]
-
-
-def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
-    """Return the result of a run; ``None`` while it has not completed."""
-    end = read_end(store, seal, facts)
-    if end is None or end[0].status != "completed" or not end[0].recorded:
-        return None
-    ended, payload = end
-    if ended.changed:
-        return look_into_value(payload, ended.form, ended.changed)
-    return codec.decode(payload, ended.form)
-
-
-def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
-    """Return the error that a run raised, if it failed."""
-    end = read_end(store, seal, facts)
-    if end is None or end[0].status != "failed":
-        return None
-    return codec.decode_error(end[1], end[0].form)
-
-
-def _load(payload: bytes, kinds: Mapping[str, str], reader: Reader | None = None) -> dict[str, Any]:
-    arguments = {
-        name: _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
-        for name, kind in kinds.items()
-    }
+    around, reader = _stand_ins(state.arguments), loaded.reader()
     try:
-        return load_values(payload, Surroundings(_Cells(), arguments), reader, _Unpickler)
+        values = load_values(loaded.payload, around, reader, _ViewingUnpickler)
     except MemoryError:
         raise
     except Exception as error:
         raise UnreadableValueError(
             f"the variables cannot be loaded here: {type(error).__name__}: {error_text(error)}"
         ) from error
+    values |= loaded.changes()
+    return {name: value for name, value in values.items() if not name.startswith("@")}
+
+
+def view(entry: Entry, codec: Codec = _ANY) -> LoadedOutcome:
+    """Load how a recorded call or run ended, whatever it changed.
+
+    Raises:
+        UnreadableValueError: it cannot be loaded here.
+    """
+    kinds: Mapping[str, str] = getattr(entry.record, "changed", None) or {}
+    return load_outcome(codec, entry, _stand_ins(kinds), viewer=_ViewingUnpickler)
+
+
+def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
+    """Return the result of a run; ``None`` while it has not completed."""
+    entry = _end(store, seal, facts, "completed")
+    return view(entry).value if entry is not None else None
+
+
+def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
+    """Return the error that a run raised, if it failed."""
+    entry = _end(store, seal, facts, "failed")
+    return view(entry).error if entry is not None else None
+
+
+def _end(store: Store, seal: Seal, facts: RunFacts, status: str) -> Entry | None:
+    """The record of a run that ended so, if that is recorded."""
+    entry = read_end(store, seal, facts)
+    ended = entry.ended if entry is not None else None
+    return entry if ended is not None and ended[:2] == (status, True) else None
+
+
+def _stand_ins(kinds: Mapping[str, str]) -> Surroundings:
+    """Empty objects for the arguments that a recorded call or frame was given."""
+    arguments = {
+        name: _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
+        for name, kind in kinds.items()
+    }
+    return Surroundings(_Cells(), arguments)

@@ -165,7 +165,7 @@ class CallParts(Parts):
         return counted
 
     def digests(self, module: str | None = None) -> Iterator[tuple[str, ...]]:
-        """Yield what a run id may be derived from; the first is what a new run's is.
+        """Yield the possible bases of a run id; the first is that of a new run.
 
         The others are those of runs that began when the workflow had fewer parameters with a
         default or fewer captured variables, or under an older version.
@@ -215,7 +215,7 @@ class CallParts(Parts):
             found.append(digest.combine(*told, *extra) if told[1:] or extra else arguments)
         return list(dict.fromkeys(found))
 
-    # -- what is recorded ------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------
 
     @cached
     def recorded(self) -> dict[str, str]:  # type: ignore[override]
@@ -236,7 +236,7 @@ class CallParts(Parts):
 
     @property
     def is_certain(self) -> bool:
-        """True if equal runs have equal ids: none of the parts is one that never excludes."""
+        """Return whether equal runs have equal ids: all of the parts can exclude."""
         return not (self._momentary or self._defaulted or self._captured)
 
 

@@ -99,7 +99,7 @@ class _Teller:
         self._met: dict[int, Any] = {id(function): function}
 
     def tell(self, value: Any, variable: str = "") -> bytes | None:
-        """Return what stands for a value; ``None`` for code beside the function.
+        """Return the replacement of a value; ``None`` for code beside the function.
 
         Args:
             variable: that holds it; empty if it is part of another value.
@@ -182,7 +182,7 @@ def plain_function(value: Any) -> types.FunctionType | None:
 
 
 def _rebound(function: Callable[..., Any]) -> set[int]:
-    """The cells (by id) that a function, or one that it captured, assigns to."""
+    """Return the ids of the cells that a function, or one that it captured, assigns to."""
     found: set[int] = set()
     for each in _reached(function, set()):
         assigned = assigned_in(each.__code__)

@@ -34,7 +34,7 @@ def copied(value: Any) -> Any:
 
 
 def delta(before: Any, held: Any, now: Any) -> Delta:
-    """How a value that is another now came about.
+    """Return how a value changed into another.
 
     Args:
         held: what it held before, see :func:`copied`.

@@ -72,7 +72,7 @@ class HeldParts(Parts):
 
 
 def _values_of(function: Any) -> Iterator[tuple[str, Any, type | None]]:
-    """Yield what a function holds by name; with the class, if it is an attribute of an instance."""
+    """Yield the values that a function holds, by name; with the class for instance attributes."""
     if isinstance(function, functools.partial):
         yield from ((f"argument {n}", value, None) for n, value in enumerate(function.args, 1))
         yield from ((name, value, None) for name, value in function.keywords.items())

@@ -30,7 +30,7 @@ def _name_of(cls: Any) -> str:
 
 
 class Holder:
-    """Where the parts of a subject are.
+    """The places of a subject's parts.
 
     Args:
         name: of the step.
@@ -79,7 +79,7 @@ class Holder:
         return ("" if part.startswith("self.") else self.family), part
 
     def place(self, part: str) -> object:
-        """Return what a part is an attribute of, or the variable itself."""
+        """Return the object that has a part as attribute, or the variable itself."""
         kind, _, name = part.partition(".")
         return self.cells.get(name) if kind == "closure" else self.instance
 
@@ -122,7 +122,7 @@ class Holder:
         return found
 
     def put(self, part: str, value: Any) -> None:
-        """Give an attribute or a captured variable a value; ``MISSING`` deletes it."""
+        """Set an attribute or a captured variable; ``MISSING`` deletes it."""
         kind, _, name = part.partition(".")
         if kind == "closure" and value is MISSING:
             del self.cells[name].cell_contents
@@ -159,7 +159,7 @@ class Holder:
 _ATOMS = (str, int, float, bool, bytes, complex, tuple, frozenset, type(None))
 
 
-class _Names(dict[str, str]):
+class _PartNames(dict[str, str]):
     """The parts that attributes are, by their names."""
 
     def __missing__(self, name: str) -> str:
@@ -167,7 +167,7 @@ class _Names(dict[str, str]):
         return part
 
 
-_SELF = _Names()
+_SELF = _PartNames()
 
 
 @functools.lru_cache(maxsize=1000)

@@ -188,7 +188,7 @@ def _text(value: str) -> str:
 
 
 class _Lenient(Encoder):
-    """An encoding that never fails for what is in the value.
+    """An encoder that never fails, whatever the value contains.
 
     Args:
         masking: times and UUIDs count by their type.
@@ -253,7 +253,7 @@ class _Lenient(Encoder):
             self.whole = before
 
     def class_(self, cls: type) -> bytes:
-        """A class by its name, and by what it holds if that name does not lead to it.
+        """Encode a class by its name, and by its contents if it cannot be found by that name.
 
         It counts as it was when it was first asked for: what is called may change what it holds.
         """
@@ -273,7 +273,7 @@ class _Lenient(Encoder):
         return encoded
 
     def code(self, function: types.FunctionType) -> bytes:
-        """A function by its name, what it captured, and its defaults; not by its text."""
+        """Encode a function by its name, captured variables and defaults; not by its text."""
         known = self.met.get(id(function))
         if known is not None and known[1] is not None:
             return known[1]

@@ -31,8 +31,8 @@ Raw = tuple[list[Any], list[Any]]
 State = Container[tuple[str, str]]
 
 
-class Part:
-    """The digest of what a subject holds under one name.
+class HeldPart:
+    """The digest of the value that a subject holds under one name.
 
     Args:
         text: see ``parts``; without serial numbers.
@@ -61,21 +61,21 @@ class Part:
         self.looks = 0  # at a value that had this digest before
 
     def stands(self, value: Any) -> bool:
-        """Return whether the digest is still that of a value, as far as known without digesting."""
+        """Return whether the digest is still valid, as far as known without digesting."""
         if self.value is not value:
             return False
         return self.fixed or (self.watch is not None and self.watch.holds())
 
 
 class Holds(Protocol):
-    """Tells whether a value is what it was."""
+    """Checks whether a value has changed."""
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
 
 
 class Sight:
-    """The contents of a subject when it was looked at.
+    """The contents of a subject at one moment.
 
     Args:
         raw: names and values as the subject has them.
@@ -101,7 +101,7 @@ class Sight:
         self,
         raw: Raw,
         values: dict[str, Any],
-        parts: dict[str, Part],
+        parts: dict[str, HeldPart],
         texts: dict[str, str],
         moving: list[str],
     ) -> None:
@@ -134,7 +134,7 @@ class Sights:
 
     def __init__(self, serials: Callable[[Sequence[object]], str]) -> None:
         self._serials = serials
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, HeldPart] = {}
         self._last: dict[object, Sight] = {}  # by what its steps leave out, or captured
 
     def let_go(self) -> None:
@@ -143,7 +143,7 @@ class Sights:
         self._parts.clear()
 
     def look(self, holder: Holder, state: State) -> Sight:
-        """Look at what the subject holds now.
+        """Read the current contents of the subject.
 
         Args:
             state: which parts step bodies change.
@@ -168,21 +168,23 @@ class Sights:
         sight = self._last[holder.view] = Sight(raw, values, parts, texts, moving)
         return sight
 
-    def part(self, name: str, value: Any, holder: Holder, state: State) -> Part:
+    def part(self, name: str, value: Any, holder: Holder, state: State) -> HeldPart:
         """Digest a part if it may be another one."""
         known = self._parts.get(name)
         if known is not None and known.stands(value):
             return known
         cls = type(value)
         if cls in ATOMS and (cls not in _TEXTS or len(value) < _LARGE):
-            found = Part(value, digest_part(value)[0], fixed=True)
+            found = HeldPart(value, digest_part(value)[0], fixed=True)
         else:
             before = known if known is not None and known.value is value else None
             found = self._digest(value, before, holder, state=(holder.key(name) in state))
         self._parts[name] = found
         return found
 
-    def _digest(self, value: Any, before: Part | None, holder: Holder, *, state: bool) -> Part:
+    def _digest(
+        self, value: Any, before: HeldPart | None, holder: Holder, *, state: bool
+    ) -> HeldPart:
         """Digest a value; the same part as ``before`` if that was its digest already."""
         shape, watch = shape_of(value), None
         if before is not None:
@@ -191,13 +193,13 @@ class Sights:
             if shape is None and before.looks == 1:
                 watch = _watch(value, holder.instance)
         if shape is not None and state:
-            return Part(value, shape, shape=shape)
+            return HeldPart(value, shape, shape=shape)
         # One that the workflow changes will be digested again: from the second time on it is known.
         once = shape is not None and before is None
         text, unknown = digest_part(value, holder.instance, once=once)
         if before is None or before.text != text or not _same_objects(before.unknown, unknown):
             itself = len(unknown) == 1 and unknown[0] is value
-            return Part(value, text, unknown, shape, fixed=itself)
+            return HeldPart(value, text, unknown, shape, fixed=itself)
         before.looks = 0 if before.watch is not None else before.looks + 1
         before.watch = watch
         return before

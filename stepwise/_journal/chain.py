@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stepwise._journal import records
 from stepwise._journal.heads import read_head
 from stepwise._journal.projection import start_of
-from stepwise._journal.records import ANNOUNCES, Ended, Entry, RunFacts, Started
+from stepwise._journal.records import ANNOUNCES, Entry, RunFacts, Started
 from stepwise._journal.seal import NO_LINK, DamagedError, ForeignKeyError, Seal
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store
@@ -40,7 +40,7 @@ _SIZE = _MARK.size + 16
 
 
 class Position(NamedTuple):
-    """How far a journal goes: its last number, the link to it, the intents up to it."""
+    """The end of a journal: its last number, the link to it, the intents up to it."""
 
     last: int = 0
     link: bytes | None = NO_LINK  # None: the last record cannot be read
@@ -72,7 +72,7 @@ def read(
         except DamagedError:
             opened = None
         if opened is None and number > at.last + 1:
-            stray = number  # perhaps it is the number that is damaged: it proves no gap
+            stray = number  # the number itself may be damaged, so it does not prove a gap
             continue
         stray = 0
         for missing in range(at.last + 1, number):
@@ -129,10 +129,10 @@ def read_start(
     return start_of([entry]) if entry is not None else None
 
 
-def read_end(store: Store, seal: Seal, facts: RunFacts) -> tuple[Ended, bytes] | None:
-    """The record of a run's end and its payload; see :func:`read_one`."""
+def read_end(store: Store, seal: Seal, facts: RunFacts) -> Entry | None:
+    """The record of a run's end; see :func:`read_one`."""
     entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
-    return (entry.record, entry.payload) if entry and isinstance(entry.record, Ended) else None
+    return entry if entry is not None and entry.ended is not None else None
 
 
 def identity(run_id: str, number: int) -> str:
@@ -149,7 +149,7 @@ def _foreign(store: Store, run_id: str) -> ConfigurationError:
     return ConfigurationError(
         f"run {run_id!r} in {store.url} was written with another key. Bring back the key file "
         "($STEPWISE_HOME/key), or set STEPWISE_KEY to the key it was written with; to start over "
-        "with this key, give another store"
+        "with this key, use another store"
     )
 
 
@@ -163,7 +163,7 @@ def mark(seal: Seal, run_id: str, at: Position) -> bytes:
 
 
 class Mark(NamedTuple):
-    """How far a journal went: its last number, the intents up to it, the link to that record."""
+    """The end of a journal: its last number, the intents up to it, the link to that record."""
 
     last: int = 0
     effects: int = 0
@@ -171,7 +171,7 @@ class Mark(NamedTuple):
 
 
 def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
-    """The newest mark that verifies; zeros if there is none."""
+    """Return the newest mark that verifies, or zeros."""
     newest = Mark()
     for each in store.marks(run_id):
         data, tag = each[: _MARK.size], each[_MARK.size : _SIZE]

@@ -36,12 +36,12 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How many steps are done, whoever did them."""
+        """Return the number of done steps, in all attempts."""
         return self.executed + self.skipped
 
 
 class Ordinals:
-    """How many-th call of its name a call is, and how many-th among equal ones a child workflow.
+    """Return a call's ordinal among calls of its name, and a child workflow's among equals.
 
     A branch of a graph counts its own calls, under names of its own.
     """

@@ -1,4 +1,4 @@
-"""The head of a run: what a listing shows of it, sealed, so that no journal need be read for it.
+"""The head of a run: the sealed facts for listings, so that they need not read the journal.
 
 It is derived: damaged, it is made again from the records; see ``derive_facts``.
 """
@@ -35,5 +35,5 @@ def read_head(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
 
 def is_ready(facts: RunFacts) -> bool:
     """Return whether a run is a fork that nobody has executed yet."""
-    # Whoever executes it writes when that began.
+    # The process that executes the run writes when that began.
     return bool(facts.forked_from) and facts.updated_at <= facts.created_at

@@ -120,11 +120,11 @@ class Journal:
         self._known = True  # whether _at is where the store is
         self._told: set[str] = set()
         self._tolerant = False
-        self._other = False  # the marks tell of another history
+        self._other = False  # the marks belong to another history
 
     @property
     def position(self) -> Position:
-        """Where the journal ends."""
+        """Return where the journal ends."""
         return self._at
 
     def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[Entry]:
@@ -331,12 +331,12 @@ class Journal:
         last, effects, _ = marked
         self.tail = max(0, last - at.last)
         if not self.tail and is_another_history(self.store, self.seal, self.run_id, marked, at):
-            self.tail, self._other = last, True  # none of it is what was acknowledged
+            self.tail, self._other = last, True  # none of these records was acknowledged
             if not self._tolerant:
                 raise self._effects_lost(
                     f"run {self.run_id!r}: {self.store.url} holds another history of it than the "
                     f"one that was acknowledged, up to record {last}: an older copy, perhaps of a "
-                    "run that was deleted since. Nothing tells which side effects are missing"
+                    "run that was deleted since. Nothing shows which side effects are missing"
                 )
         if not self.tail:
             return
@@ -344,12 +344,12 @@ class Journal:
         if effects > at.effects and not self._tolerant:
             raise self._effects_lost(
                 f"{where}, but records up to {last} were acknowledged, and {effects - at.effects} "
-                "of those that are gone announced a side effect"
+                "of the missing ones announced a side effect"
             )
-        self._tell(f"{where}, though {last} were acknowledged; what is gone runs again")
+        self._tell(f"{where}, though {last} were acknowledged; the missing steps run again")
 
     def _assess(self, entries: list[Entry], start: Position) -> None:
-        """Count the lost intents of which no outcome tells, and that nobody has given up."""
+        """Count the lost intents that have no outcome and that nobody has given up."""
         seen = effects_seen(entries)
         marked_last, marked, _ = newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
@@ -378,12 +378,11 @@ class Journal:
 
     def _effects_lost(self, what: str) -> JournalLostError:
         return JournalLostError(
-            f"{what}; running on could repeat it. Look outside what happened; if repeating the "
-            "rest is harmless, go on with what is left: "
+            f"{what}; continuing could repeat it. Find out what happened. If repeating the missing "
+            "steps is harmless, continue with the remaining records: "
             f"stepwise verify {self.run_id} --repair --accept-loss; or start over: "
-            f"stepwise forget {self.run_id}. A backup does not know what was done after it was "
-            "made: put the whole folder back, and say so: stepwise restore; each side effect that "
-            "it does not know is then asked about",
+            f"stepwise forget {self.run_id}. To use a backup: put the whole folder back, then run "
+            "stepwise restore; the run then asks about each side effect that the backup lacks",
             run_id=self.run_id,
             path=self.store.url,
             errno=None,

@@ -1,4 +1,4 @@
-"""One owner per run: take the lease, name who has it instead, give it up."""
+"""One owner per run: take the lease, name its owner, release it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Lease:
             refusal = RunOwnedError if child else RunBusyError
             raise refusal(
                 f"run {self.run_id!r} is being executed {describe_owner(error.owner)}; "
-                "wait for it, or give this one another id: .options(run_id=...)",
+                "wait for it, or give this run another id: .options(run_id=...)",
                 run_id=self.run_id,
                 owner=error.owner,
             ) from None

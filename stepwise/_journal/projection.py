@@ -94,7 +94,7 @@ class Status(enum.Enum):
     COMPLETED = "returned a value"
     FAILED = "raised"
     CANCELLED = "was cancelled"
-    FREE = "did not happen, as somebody who looked said"
+    FREE = "did not happen, as a person settled"
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -130,7 +130,7 @@ class RecordedCall:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, if it did and nobody settled it since."""
+        """Return how the call ended, unless it is open or was settled since."""
         return self.entry.outcome
 
     @property
@@ -212,7 +212,7 @@ class Calls(Projection):
 
     @property
     def in_doubt(self) -> list[RecordedCall]:
-        """The calls of which it is not known whether their side effect happened."""
+        """The calls whose side effect may or may not have happened."""
         return [each for each in self if each.in_doubt]
 
     def on_intent(self, entry: Entry, record: Intent) -> None:
@@ -388,8 +388,8 @@ def undone_in(entries: Iterable[Entry]) -> set[int]:
 def made_again(entries: Iterable[Entry]) -> set[int]:
     """The numbers of the calls that have to be made again, as these records say."""
     before: set[int] = set()
-    tried_again: set[int] = set()  # as the last attempt that ended says
-    gone: set[int] = set()  # for good: made anew, a call gets another number
+    tried_again: set[int] = set()  # named by the last attempt that ended
+    gone: set[int] = set()  # for good: made again, a call gets another number
     for entry in entries:
         record = entry.record
         if isinstance(record, Ended):

@@ -4,7 +4,7 @@ A record has a header (JSON, this module) and at most one payload (an encoded va
 Everything that a listing shows is in the header, so that looking at a run never unpickles.
 """
 
-# No annotations from __future__: as text, each would be compiled for its named tuple at the start.
+# No annotations from __future__: named tuples would compile each text at the start.
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -183,7 +183,7 @@ class Handled(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Somebody who looked settled a call in doubt.  Payload, if it landed: its value."""
+    """A person settled a call in doubt.  Payload, if it landed: its value."""
 
     number: int
     landed: bool
@@ -207,7 +207,7 @@ class Stopped(NamedTuple):
 
 
 class Ruled(NamedTuple):
-    """Somebody said which act a stopped call is.
+    """A person resolved which act a stopped call is.
 
     Args:
         call: as it was when the run stopped at it.
@@ -245,7 +245,7 @@ class Compensated(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The journal was put back from a backup: what was done after it was made is not in it."""
+    """The journal was put back from a backup, which lacks everything recorded since."""
 
     at: float = 0.0
 
@@ -408,6 +408,11 @@ class Entry(NamedTuple):
     def outcome(self) -> Outcome | None:
         """The record, if it is an outcome."""
         return self.record if isinstance(self.record, Outcome) else None
+
+    @property
+    def ended(self) -> Ended | None:
+        """The record, if it is the end of an attempt."""
+        return self.record if isinstance(self.record, Ended) else None
 
     @property
     def landed(self) -> bool:

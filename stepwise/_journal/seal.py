@@ -46,8 +46,8 @@ __all__ = [
     "FORMAT",
     "NO_LINK",
     "DamagedError",
+    "Envelope",
     "ForeignKeyError",
-    "Opened",
     "Seal",
     "ephemeral_seal",
     "load_seal",
@@ -64,9 +64,9 @@ _ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
 _NONCE = 12  # bytes; random, as NIST SP 800-38D 8.2.2 has it: good for 2**32 records under one key
-# A header is a tree of ours: nobody need look for cycles in it.
+# We build the header, which is a tree: no check for cycles is needed.
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
-_from_json = json.JSONDecoder().raw_decode  # there is no white space around to look for
+_from_json = json.JSONDecoder().raw_decode  # headers have no white space around them
 
 
 class DamagedError(Exception):
@@ -77,8 +77,8 @@ class ForeignKeyError(DamagedError):
     """These bytes were sealed with a key that is not at hand."""
 
 
-class Opened(NamedTuple):
-    """A verified envelope: header, payload, what it says of those before it, the link to it."""
+class Envelope(NamedTuple):
+    """A verified envelope: header, payload, its statement about earlier ones, the link to it."""
 
     header: Any
     payload: bytes
@@ -127,7 +127,7 @@ class Seal:
             return payload.after(front + mac + back), mac[:16]
         return b"".join((front, mac, back, payload)), mac[:16]
 
-    def open(self, identity: str, data: bytes) -> Opened:
+    def open(self, identity: str, data: bytes) -> Envelope:
         """Verify sealed bytes, then take them apart.
 
         Raises:
@@ -157,7 +157,7 @@ class Seal:
         start += _BACK.size
         end = start + length
         header, _ = _from_json(data[start:end].decode("utf-8", "surrogatepass"))
-        return Opened(header, data[end:], previous, effects, mac[:16])
+        return Envelope(header, data[end:], previous, effects, mac[:16])
 
     def index(self, name: str) -> str:
         """Return the index key for a name: the name itself, or a tag that does not reveal it."""
@@ -168,7 +168,7 @@ class Seal:
         )
 
     def tag(self, identity: str, data: bytes) -> bytes:
-        """Sixteen bytes that only who has the key can make for ``data``."""
+        """Return sixteen bytes that only an owner of the key can make for ``data``."""
         return _mac(self.keys[0], identity, data)[:16]
 
     def is_tag(self, identity: str, data: bytes, tag: bytes) -> bool:
@@ -181,7 +181,7 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     begun = _begun.get(key)
     if begun is None:
         begun = _begun[key] = hmac.new(key, digestmod="sha256")
-    mac = begun.copy()  # hmac.digest would look the algorithm up each time
+    mac = begun.copy()  # hmac.digest looks the algorithm up each time
     if sum(map(len, parts)) < _SMALL:  # one call, although it copies
         mac.update(b"".join((_named(identity), *parts)))
         return mac.digest()
@@ -211,10 +211,10 @@ def _key_id(key: bytes) -> bytes:
 
 
 _key_ids: dict[bytes, bytes] = {}
-_begun: dict[bytes, hmac.HMAC] = {}  # of nothing yet
+_begun: dict[bytes, hmac.HMAC] = {}  # by key: a MAC without data
 
 
-# -- where the key comes from --------------------------------------------------------------------
+# -- the key -------------------------------------------------------------------------------------
 
 
 def ephemeral_seal() -> Seal:

@@ -51,7 +51,7 @@ _OTHERS = 200  # calls that did not complete; with more it is not worth keeping
 
 
 class _NotFollowedError(Exception):
-    """A record that changes what is known of calls of long ago."""
+    """A record that changes the known state of earlier calls."""
 
 
 @dataclass(eq=False, repr=False)
@@ -74,13 +74,13 @@ class Summary(Projection):
 
     @property
     def start(self) -> Position:
-        """Where in the journal it was made."""
+        """Return the journal position at which it was made."""
         last, link, effects = self.position
         return Position(last, bytes.fromhex(link) or None, effects) if last else Position()
 
     @property
     def total(self) -> int:
-        """How many calls there are."""
+        """Return the number of calls."""
         return sum(last - first + 1 for first, last in self.calls)
 
     def newest(self, count: int) -> set[int]:
@@ -141,7 +141,7 @@ class Summary(Projection):
             self.calls = merged
 
     def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
-        """It goes up to here; these calls with side effects are known."""
+        """Set the last record that it covers, and the known calls with side effects."""
         self.position = [at.last, (at.link or b"").hex(), at.effects]
         self.unclear = [
             [each.origin.number, each.entry.number, *each.flags]
@@ -154,7 +154,7 @@ class Summary(Projection):
         return max(len(self.others), len(self.unclear), len(self.calls)) <= _OTHERS
 
     def header(self) -> dict[str, Any]:
-        """It as JSON-able facts."""
+        """Return the summary as JSON-able facts."""
         return {**asdict(self), "others": [*map(list, self.others.items())]}
 
 

@@ -1,4 +1,4 @@
-"""Which recorded call answers which call.
+"""The match between calls and recorded calls.
 
 The modules, each importing only from those before it::
 

@@ -41,7 +41,7 @@ def differences(recorded: Call, call: Call, state: State) -> list[str]:
             if UNKNOWN in (one, two):
                 continue
             if text == other and not (name + FIRST in mine and name + FIRST in theirs):
-                continue  # an earlier attempt in this process left it as it is now
+                continue  # an earlier attempt in this process left this state
         if one == two:
             continue
         if name == CLASS or not parse(one).same(parse(two)):
@@ -50,13 +50,13 @@ def differences(recorded: Call, call: Call, state: State) -> list[str]:
 
 
 def nearness(recorded: Call, call: Call) -> int:
-    """How many parts of two calls are the same, state, times and all."""
+    """Count the equal parts of two calls, including state and times."""
     theirs = recorded.parts
     return sum(theirs.get(name) == text for name, text in call.parts.items())
 
 
 def of_subject(names: Iterable[str]) -> list[str]:
-    """Those parts that are the subject's, not arguments."""
+    """Return the parts that belong to the subject, not to the arguments."""
     return [name for name in names if name == CLASS or name.startswith(("self.", "closure."))]
 
 
@@ -112,7 +112,7 @@ NOBODY: Asks = _Nobody()
 
 
 class _Other(NamedTuple):
-    """Another live subject: what is recorded of a call that it would make, and what it holds."""
+    """Another live subject: the record of a call that it would make, and its contents."""
 
     call: Call
     defaults: Mapping[str, str]
@@ -220,16 +220,16 @@ class Caller:
         return bool(found)
 
     def twins_text(self) -> str:
-        """Return the text about a call that cannot be told from that of another object."""
+        """Return the text about a call that cannot be distinguished from another object's."""
         held = self._identity.unknown
         kinds = ", ".join(sorted({type(each).__name__ for objs in held.values() for each in objs}))
         names = ", ".join(map(shown_part, held))
         whose = self._holder.cls.__qualname__ if self._holder.cls is not None else "functions"
         return (
-            f"calls of {self._holder.name!r} cannot be told apart: several {whose} are equal but "
-            f"for {names}, which has no digest ({kinds}). A recorded call of one could answer "
-            "another, so plain steps run again and side effects stop and ask. Give each a name as "
-            "an attribute or variable, or say what tells the objects apart: "
+            f"calls of {self._holder.name!r} cannot be told apart: several {whose} are equal "
+            f"except for {names}, which has no digest ({kinds}). A recorded call of one could "
+            "answer another, so plain steps run again and side effects stop and ask. Give each a "
+            "name as an attribute or variable, or declare what distinguishes the objects: "
             f"stepwise.identity({kinds.partition(',')[0]}, fields=(...))"
         )
 

@@ -1,4 +1,4 @@
-"""Which recorded call answers which call of a resumed run.  Pure: no store, no clock, no threads.
+"""The pool: which recorded call answers which call.  Pure: no store, no clock, no threads.
 
 The *pool* holds the recorded calls that may still be met again.  A record answers a call of its
 name if all parts that both know are equal, state aside (see ``parts``); identity is a multiset, so
@@ -31,7 +31,7 @@ class Verdict(enum.Enum):
     ANSWER = "return the recorded outcome"
     CHANGED = "return the recorded outcome, and warn that the arguments changed"
     AGAIN = "run it again under its recorded number and idempotency key"
-    DOUBT = "its side effect may have happened: decide"
+    DOUBT = "its side effect may have happened: in_doubt decides"
     BLOCKED = "it may be a recorded side effect with other arguments"
     FRESH = "run it"
 
@@ -82,12 +82,13 @@ class Pool:
             self._state.update((owner(whose, parts, part), part) for part in made.state)
         self.rulings = calls.rulings
         self._unused = calls.known
-        # Ordered dicts, not lists or dicts: the first of many equal calls leaves in constant time.
+        # Ordered dicts, not lists or dicts: removing the first of many equal calls takes constant
+        # time.
         self._by_key: dict[tuple[str, str], OrderedDict[int, None]] = {}
         self._by_ordinal: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
         self._by_turn: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
         self._by_name: dict[str, set[int]] = {}
-        # By all arguments, defaults too, for calls that another default tells from their record.
+        # By all arguments, defaults included, for calls whose default has changed since.
         self._by_arguments: dict[str, dict[Any, OrderedDict[int, None]]] = {}
         self.highest = 0  # serial number of a subject, or of what has no digest
         self._made: dict[tuple[str, str], list[Call]] = {}  # by subjects with parts of no digest
@@ -254,7 +255,7 @@ class Pool:
                 other = recorded.call
                 near = caller.owns(other.serial), other.ordinal == call.ordinal
                 if all(near) or not (call.serial or other.serial):
-                    return recorded  # those without a subject come in the right order
+                    return recorded  # records without a subject are in the right order
                 order = *near, nearness(other, call)
                 if best is None or order > best:
                     best, found = order, recorded
@@ -263,7 +264,7 @@ class Pool:
         return None
 
     def _equal(self, call: Call) -> Iterator[int]:
-        """The recorded calls with the same arguments, those of the same ordinal first."""
+        """Yield the recorded calls with the same arguments, those of the same ordinal first."""
         yield from self._by_ordinal.get((call.name, call.digest, call.ordinal), ())
         yield from self._by_key.get((call.name, call.digest), ())
         arguments = _arguments(call)
@@ -283,7 +284,7 @@ class Pool:
     def _is_same(self, recorded: Call, call: Call, caller: Asks) -> bool:
         """Return whether all parts that both calls know are equal, state aside."""
         if not recorded.parts and CLASS in call.parts:
-            return caller.is_only()  # a version that knew no parts made it
+            return caller.is_only()  # made by a version without parts
         return caller.accepts(recorded.serial) and not differences(recorded, call, self._state)
 
     def _fits(self, recorded: RecordedCall, call: Call) -> bool:
@@ -301,8 +302,8 @@ class Pool:
         other = recorded.call
         if other.branch != call.branch or self._is_of_other_code(other, call):
             return False
-        # What was called inside a completed step answers only inside a step of that name, unless
-        # the code was rearranged around it.
+        # A call made inside a completed step answers only inside a step of that name, unless the
+        # code around it was rearranged.
         return other.scope == call.scope or other.number not in self._covered
 
     def _is_of_other_code(self, other: Call, call: Call) -> bool:
@@ -339,11 +340,11 @@ class Pool:
                 return False
             if recorded.may_have_happened and caller.another_fits(other, call):
                 return False
-        # Settled, it is like what the clean-up completed: it answers its own call only.
+        # A settled call is like a completed call of the clean-up: it answers its own call only.
         return recorded.may_have_happened and not recorded.over
 
     def instead(self, call: Call) -> int:
-        """The number of the unused record of this very turn, which differs; 0 if there is none."""
+        """Return the number of the unused record of this turn, which differs; 0 if missing."""
         numbers = self._by_turn.get((call.name, call.branch, call.ordinal), ())
         return next((each for each in numbers if each not in self._covered), 0)
 

@@ -25,7 +25,7 @@ def ruling_on(call: Call, rulings: Rulings) -> tuple[int, Ruled] | None:
 
 
 def made_since(number: int, ruled: Ruled, among: Iterable[RecordedCall]) -> RecordedCall | None:
-    """Return the record that a call made after it was said to be another act.
+    """Return the record of a call that was made because it was resolved as another act.
 
     Args:
         number: of the record that says so.

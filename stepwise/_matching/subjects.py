@@ -27,9 +27,9 @@ from stepwise._journal.records import Call
 __all__ = [
     "FIRST",
     "UNKNOWN",
-    "Effects",
     "Held",
     "Identity",
+    "SubjectChanges",
     "Subjects",
     "attempt_of",
     "complete",
@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 FIRST = "@"
-"""Behind the name of a part: what it was when the run first saw the subject."""
+"""Suffix of a part's name: the value when the run first saw the subject."""
 UNKNOWN = "."
 """The first value is not known: the subject came back from a checkpoint."""
 
 _SIZED = (list, dict, set)
-_NUMBERS = 1_000_000  # that one attempt may give
+_NUMBERS = 1_000_000  # serial numbers that one attempt may give out
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -75,7 +75,7 @@ class Identity:
         self.noted: list[str] = []  # parts found to be state when it began
         self.holder: Holder | None = None
         self.subject: Subject | None = None
-        # Digest and parts by an older rule: classes of the started file were those of ``__main__``.
+        # Digest and parts by an older rule: classes of the started file counted as ``__main__``'s.
         self.older: Callable[[], tuple[str, dict[str, str]]] | None = None
         self.sight: Sight | None = None  # when the call was made
 
@@ -131,7 +131,7 @@ class Subject:
         self.sights = sights
 
 
-class _Group:
+class _Sharing:
     """Calls in flight that hold one object."""
 
     __slots__ = ("members", "overlapped")
@@ -153,14 +153,14 @@ class Held:
 
     def __init__(self, holder: Holder, sight: Sight) -> None:
         self.number = 0
-        self.looked = False  # at what it did
+        self.looked = False  # whether the changes of the call were determined
         self.holder = holder
         self.sight = sight
         self.copies = sight.copies
         if sight.large:
             fresh = {name: copied(sight.values[name]) for name in sight.large}
             self.copies = {**sight.copies, **fresh}
-        self.groups: dict[int, _Group] | None = None  # once another call is in flight
+        self.groups: dict[int, _Sharing] | None = None  # once another call is in flight
 
     def ids(self) -> set[int]:
         """Return the ids of the subject and of everything mutable that it holds."""
@@ -180,7 +180,7 @@ class Held:
         return any(group is not None and group.overlapped for group in groups)
 
 
-class Effects(NamedTuple):
+class SubjectChanges(NamedTuple):
     """The changes that a call made to its subject.
 
     Args:
@@ -196,7 +196,7 @@ class Effects(NamedTuple):
     state: tuple[str, ...]
 
 
-class Called(Protocol):
+class HasParameters(Protocol):
     """The callee: a step, or a workflow as a child."""
 
     name: str
@@ -242,7 +242,7 @@ class Subjects:
         self._serials: dict[int, tuple[Callable[[], object], int]] = {}  # of what has no digest
         self._in_flight: list[Held] = []
         self._alive: dict[int, Callable[[], object]] = {}
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, _Sharing] = {}
         self._lock = threading.RLock()
 
     def go_on_after(self, highest: int) -> None:
@@ -390,7 +390,7 @@ class Subjects:
         with self._lock:
             if around:
                 self._note_others(identity, around)
-            if self._in_flight:  # mostly there is none
+            if self._in_flight:  # usually empty
                 for other in self._in_flight:
                     if other.groups is None:
                         self._join(other, ())
@@ -400,7 +400,7 @@ class Subjects:
     def _join(self, held: Held, around: Collection[int]) -> None:
         held.groups = {}
         for here in held.ids():
-            group = held.groups[here] = self._groups.setdefault(here, _Group())
+            group = held.groups[here] = self._groups.setdefault(here, _Sharing())
             if not group.overlapped:
                 group.overlapped = any(each.number not in around for each in group.members)
             group.members.append(held)
@@ -430,7 +430,7 @@ class Subjects:
         held = identity.held
         if held is None:
             return
-        if not held.looked:  # it has no outcome: what it did may stay in this process
+        if not held.looked:  # no outcome: its changes may stay in this process
             self.effects(identity)
         identity.held = None
         with self._lock:
@@ -440,7 +440,7 @@ class Subjects:
                 if not group.members and self._groups.get(here) is group:
                     del self._groups[here]
 
-    def effects(self, identity: Identity) -> Effects | None:
+    def effects(self, identity: Identity) -> SubjectChanges | None:
         """Return the changes of a call in flight to its subject so far, or ``None``."""
         held = identity.held
         if held is None:
@@ -470,10 +470,10 @@ class Subjects:
             deltas[part] = delta(before, content, after)
             if deltas[part] == ("whole",):
                 whole[part] = after
-        return Effects(deltas, whole, tuple(unclear), tuple(state))
+        return SubjectChanges(deltas, whole, tuple(unclear), tuple(state))
 
     def _changed(self, held: Held, sights: Sights) -> tuple[list[str], Mapping[str, Any]]:
-        """The names of the parts that are not as they were, and what the subject holds now."""
+        """Return the names of the changed parts, and the current contents of the subject."""
         holder, sight = held.holder, held.sight
         if sight.is_of(holder.raw()):
             now, names = sight.values, sight.moving
@@ -553,12 +553,14 @@ class Subjects:
 def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Callable[[], object]:
     try:
         return weakref.ref(obj, gone)
-    except TypeError:  # it takes none, so it is held as long as the run
+    except TypeError:  # no weak references: hold the object as long as the run
         return lambda: obj
 
 
-def complete(subjects: Subjects, identity: Identity, called: Called, instance: object) -> None:
-    """Add to an identity the parts of what a call is made on.
+def complete(
+    subjects: Subjects, identity: Identity, called: HasParameters, instance: object
+) -> None:
+    """Add the parts of the call's subject to an identity.
 
     Args:
         instance: the object or class that a method is bound to.

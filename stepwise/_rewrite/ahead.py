@@ -204,7 +204,7 @@ def _opened(stmt: ast.stmt, key: str | int) -> Ahead:
 
 
 def _of(nodes: Iterable[ast.AST]) -> Ahead:
-    found = _Names()
+    found = _NamesAhead()
     for node in nodes:
         found.visit(node)
     unknown = found.unknown or not found.bound.isdisjoint(
@@ -224,7 +224,7 @@ def _dotted(node: ast.AST) -> str | None:
     return ".".join([node.id, *reversed(names)])
 
 
-class _Names(ast.NodeVisitor):
+class _NamesAhead(ast.NodeVisitor):
     """Gathers what is called and named; a lambda counts, since what gets it may call it."""
 
     def __init__(self) -> None:

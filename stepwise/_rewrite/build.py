@@ -47,7 +47,7 @@ class UnsupportedError(Exception):
 
 @dataclass(eq=False, repr=False)
 class Rewritten:
-    """A function that can be entered at its points, and what is known of them.
+    """A function that can be entered at its points, and the facts about them.
 
     Attributes:
         assigned: the globals that it or a function inside it declares.
@@ -347,7 +347,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _check_same(original: types.CodeType, code: types.CodeType) -> None:
-    """The source may be that of another version of the file: then rewrite nothing."""
+    """Rewrite nothing if the source may belong to another version of the file."""
 
     def shape(code: types.CodeType) -> tuple[Any, ...]:
         count = code.co_argcount + code.co_kwonlyargcount + _stars(code)

@@ -59,7 +59,7 @@ def parse_cell(source: str) -> Cell:
         SyntaxError: it is not.
     """
     tree = ast.parse(source)
-    names = _Names()
+    names = _BoundNames()
     names.all(tree.body)
     code = compile(tree, "<cell>", "exec", flags=AWAIT, dont_inherit=True)
     defined = {name for each in tree.body for name in _defined(each)}
@@ -79,7 +79,7 @@ def _defined(node: ast.stmt) -> list[str]:
     return [node.name] if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) else []
 
 
-class _Names(ast.NodeVisitor):
+class _BoundNames(ast.NodeVisitor):
     """Walks the statements in the order in which they are executed.
 
     A name that is bound in the body of a loop or a ``with`` is bound after it; one that is bound

@@ -1,4 +1,4 @@
-"""The statement that comes after a position, which is where a function goes on."""
+"""The statement after a position, where a function resumes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _line(node: ast.stmt) -> int:
 def function_like(
     text: str, name: str, position: str, prefix: str, visited: Iterable[str]
 ) -> FunctionNode | None:
-    """The function of that name in a file whose code before a position is what it was.
+    """Return the function of that name in a file whose code before a position is unchanged.
 
     Args:
         prefix: the fingerprint of that code; see ``prefix_fingerprint``.

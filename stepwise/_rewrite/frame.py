@@ -100,7 +100,7 @@ class Frame:
         return False
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
-        """An iterator that could be made again of what the head of the loop calls and names.
+        """An iterator that can be made again from the calls and names in the head of the loop.
 
         Args:
             name: of the hidden variable.

@@ -1,4 +1,4 @@
-"""The nodes that a rewritten function is made of, beside those of the user."""
+"""The nodes that the rewrite adds to a function."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
 
 
 def _heads(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a statement without those of the statements inside it."""
+    """Return the nodes of a statement without those of the statements inside it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.stmt):
             yield child

@@ -151,7 +151,7 @@ def attributes_stored(node: FunctionNode) -> frozenset[str]:
     )
 
 
-class _Part(ast.NodeTransformer):
+class _Comprehensions(ast.NodeTransformer):
     """Comprehensions become generator expressions, which are scopes of their own everywhere."""
 
     found = False
@@ -174,6 +174,6 @@ class _Part(ast.NodeTransformer):
 
 def part_comprehensions(node: FunctionNode) -> bool:
     """Give each comprehension in a function a scope of its own; return whether there is one."""
-    part = _Part()
+    part = _Comprehensions()
     part.visit(node)
     return part.found

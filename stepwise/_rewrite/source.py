@@ -22,7 +22,7 @@ FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 @dataclass(eq=False, repr=False)
 class Source:
-    """Where a function was defined, and the lines of that file as they were then."""
+    """The file and lines of a function's definition, as they were then."""
 
     filename: str
     name: str
@@ -62,13 +62,13 @@ class Source:
 
 
 def remove_docstring(node: FunctionNode) -> None:
-    """It does nothing, and a position must not depend on whether there is one."""
+    """Drop the docstring: it does nothing, and positions must not depend on it."""
     if ast.get_docstring(node, clean=False) is not None:
         node.body[:1] = [] if len(node.body) > 1 else [ast.copy_location(ast.Pass(), node.body[0])]
 
 
 def capture(function: Callable[..., Any]) -> Source:
-    """Take the source of a function now; its ``lines`` are empty where there is none."""
+    """Take the source of a function now; without source, its ``lines`` are empty."""
     code = function.__code__
     linecache.checkcache(code.co_filename)  # the module may have been edited and reloaded
     lines = linecache.getlines(code.co_filename, function.__globals__)

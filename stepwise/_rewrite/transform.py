@@ -365,7 +365,7 @@ class _Rewriter:
         return [*begin, node, store(iterator, ast.Constant(None))]
 
     def begin(self, node: ast.For | ast.AsyncFor, iterator: str, waits: str) -> ast.stmt:
-        """Make the iterator of a loop whose body was rewritten; on resume, if it is to be anew."""
+        """Make the iterator of a rewritten loop; on resume only if it must be made again."""
         within, iterable = None, copy.deepcopy(node.iter)
         if node in self._opened:
             within, name, opening = self._opened[node]

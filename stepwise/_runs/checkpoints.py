@@ -1,4 +1,4 @@
-"""The checkpoints of a run, for who looks at them: as a list, or the newest."""
+"""The checkpoints of a run, for display: as a list, or the newest."""
 
 from __future__ import annotations
 

@@ -55,6 +55,6 @@ def current_run() -> Run | None:
     scope = current_scope()
     if scope is None:
         return None
-    from stepwise._runs.run import Run  # on use: who asks for its step looks at no run
+    from stepwise._runs.run import Run  # on use: current_step() needs no Run
 
     return Run(scope.run.journal.store, scope.run.run_id)

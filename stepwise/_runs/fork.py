@@ -74,13 +74,13 @@ class Change:
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
     """Write a run that resumes from a point of another one; gives its id."""
-    source = Source(store, seal, run_id)
+    source = ForkedRun(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
     taken = facts_of(store, seal, new_id)
     if taken is not None:
         recorded = f"{taken.label}({taken.arguments})"
         raise RunConflictError(
-            f"run id {new_id!r} is taken by {recorded}; give the fork another one",
+            f"run id {new_id!r} is taken by {recorded}; give the fork another id",
             run_id=new_id,
             recorded=recorded,
             given=f"a fork of {run_id}",
@@ -94,7 +94,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
 # -- the point from which it goes on ---------------------------------------------------------------
 
 
-class Source:
+class ForkedRun:
     """The run that is forked.
 
     Attributes:
@@ -117,8 +117,8 @@ class Source:
         lost -= given_up(self.entries)
         if lost:
             raise CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. Put "
-                f"right what can be, and try again: stepwise verify {run_id} --repair",
+                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. "
+                f"Repair what can be repaired, and try again: stepwise verify {run_id} --repair",
                 run_id=run_id,
             )
         self.calls = {each.step: each for each in self.entries if each.step}
@@ -128,7 +128,7 @@ class Source:
         calls = (each.call for each in self.entries if each.call is not None)
         found = {call.number for call in calls if step in (call.number, call.name)}
         if len(found) != 1:
-            why = "names more than one step; give its number" if found else "is no step of it"
+            why = "names more than one step; give its number" if found else "is not a step of it"
             raise self.no_step(step, why)
         return found.pop()
 
@@ -142,14 +142,14 @@ class Source:
         )
 
     def checkpoints(self, cut: int) -> list[Loaded]:
-        """Those that were taken up to a record, the newest first."""
+        """Return the checkpoints taken up to a record, the newest first."""
         found = checkpoints_of(self.store, self.seal, self.facts.run_id)
         verified = [loaded for _, loaded in found if loaded is not None]
         return [each for each in reversed(verified) if each.state.journal[0] <= cut]
 
 
 def point_of(
-    source: Source, change: Change, results: Mapping[int, Any]
+    source: ForkedRun, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
     """The last record to share, and the checkpoint to go on at, if not from the top."""
     run_id, at = source.facts.run_id, change.at
@@ -159,14 +159,14 @@ def point_of(
         places = source.checkpoints(source.entries[-1].number)
         if not places:
             raise source.no_step(
-                "the newest checkpoint", "is not there; say from which step it goes on (at=)"
+                "the newest checkpoint", "is missing; give the step at which it resumes (at=)"
             )
         return places[0].state.journal[0], places[0]
     late = [number for number in results if number > at]
     if late:
         raise source.no_step(late[0], f"comes after step {at}, up to which records are shared")
     if at < 0 or at > max(source.calls, default=0):
-        raise source.no_step(at, "is no step of it")
+        raise source.no_step(at, "is not a step of it")
     cut = _end_of(source, at)
     for loaded in source.checkpoints(cut):
         if not _has_used(source, loaded.state, results):
@@ -187,7 +187,7 @@ def point_of(
     return cut, None
 
 
-def _end_of(source: Source, at: int) -> int:
+def _end_of(source: ForkedRun, at: int) -> int:
     """The last record that belongs to the steps up to ``at``."""
     known = [number for number in source.calls if number <= at]
     if known:
@@ -195,7 +195,7 @@ def _end_of(source: Source, at: int) -> int:
     return source.entries[0].number if start_of(source.entries[:1]) else 0
 
 
-def _has_used(source: Source, state: State, results: Mapping[int, Any]) -> bool:
+def _has_used(source: ForkedRun, state: State, results: Mapping[int, Any]) -> bool:
     """Return whether the variables at a checkpoint already depend on one of these steps."""
     unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
     waiting = {each.step for each in source.entries if each.number in unused and each.call}
@@ -206,7 +206,7 @@ def _has_used(source: Source, state: State, results: Mapping[int, Any]) -> bool:
 
 
 def _write(
-    source: Source,
+    source: ForkedRun,
     new_id: str,
     cut: int,
     loaded: Loaded | None,
@@ -226,7 +226,7 @@ def _write(
         end=numbers.get(facts.end, 0) if parent else 0,
         error="",
         undoing=False,
-        pruned=1 if facts.pruned else 0,  # the record that says how it began is made anew
+        pruned=1 if facts.pruned else 0,  # the record of its beginning is made anew
         created_at=now,
         updated_at=now,
     )
@@ -245,7 +245,7 @@ def _write(
                 [numbers[origin], numbers[end], *flags] for origin, end, *flags in state.unused
             ],
             changed=changed,
-            before=None if state.before is None else "",  # it is the only one
+            before=None if state.before is None else "",  # the only checkpoint
         )
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 
@@ -281,7 +281,7 @@ def _with_changes(
 
 
 def _items(
-    source: Source, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
+    source: ForkedRun, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
 ) -> tuple[list[tuple[Record, Data]], dict[int, int]]:
     """The records of the fork, and where each shared one of the source stands in it."""
     items: list[tuple[Record, Data]] = []
@@ -303,7 +303,7 @@ def _items(
             if again is not None:
                 record = record._replace(call=call._replace(key=again.key, child=again.child))
             if isinstance(record, Intent) and (again is None or again.key == call.key):
-                record, payload = record._replace(form=None), b""  # not this run's to undo
+                record, payload = record._replace(form=None), b""  # the fork does not undo it
         elif isinstance(record, Quarantined):
             continue
         items.append((record, payload))
@@ -314,7 +314,7 @@ def _items(
     return items, numbers
 
 
-def _started(source: Source, started: Started | None, now: float) -> Started:
+def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
     facts = source.facts
     command, cwd, _ = how_started(source.store, source.seal, facts) or ((), "", "")
     if started is None:
@@ -327,7 +327,7 @@ def _started(source: Source, started: Started | None, now: float) -> Started:
     )
 
 
-def _call_in_fork(source: Source, new_id: str, recorded: RecordedCall) -> Call:
+def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Call:
     """Return a shared call for the fork, under a new key if it will be made again."""
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
@@ -338,11 +338,11 @@ def _call_in_fork(source: Source, new_id: str, recorded: RecordedCall) -> Call:
     return call._replace(key=key_of(new_id, call) if call.effect else "", child=child)
 
 
-def _fork_child(source: Source, new_id: str, child: str) -> str:
-    """A child run that has not answered yet goes on in the fork, in a run of its own."""
+def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
+    """Fork a child run that has not answered yet, as a run of its own."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
-    whole = Source(source.store, source.seal, child)
+    whole = ForkedRun(source.store, source.seal, child)
     name = f"{new_id}{child[len(source.facts.run_id) :]}"
     if not child.startswith(f"{source.facts.run_id}/") or len(name) > 160:
         name = f"{new_id}/{random_id(whole.facts.label)}"
@@ -353,7 +353,7 @@ def _fork_child(source: Source, new_id: str, child: str) -> str:
 
 
 def _changed_results(
-    source: Source, shared: list[Entry], results: Mapping[int, Any]
+    source: ForkedRun, shared: list[Entry], results: Mapping[int, Any]
 ) -> Iterator[tuple[Record, Data]]:
     codec = Codec(source.facts.codec)
     for number, value in results.items():

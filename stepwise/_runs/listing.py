@@ -81,7 +81,7 @@ def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = 
 
 @dataclass(frozen=True)
 class Listed:
-    """A run, and what is known of it from one look."""
+    """A run, with the facts from one look."""
 
     run: Run
     facts: RunFacts

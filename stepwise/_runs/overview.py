@@ -43,7 +43,7 @@ SHOWN = 50  # steps of a long run
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How the program that executed a run was started.
+    """Return how the program that executed a run was started.
 
     Args:
         command: as an operating system would get it; empty if it cannot be started again.
@@ -188,13 +188,13 @@ def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Ite
 
 
 def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
-    """Where a run resumes, and the line of source that is there, if it is known.
+    """Return where a run resumes, and the line of source there, if it is known.
 
     It names the statement that is executed next, or else the one that was done last.
     """
     loaded = newest_checkpoint(store, seal, facts.run_id)
     if loaded is None or not Codec(facts.codec).trusting:
-        return "from the top, answered by its journal", ""
+        return "from the top, answered by the journal", ""
     state = loaded.state
     how = how_started(store, seal, facts)
     file = how[2] if how is not None else ""

@@ -1,4 +1,4 @@
-"""Looking at a run: :class:`Run`, and settling what is in doubt.
+"""Looking at a run: :class:`Run`, and settling calls in doubt.
 
 A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
 unless a result or an exception is asked for.
@@ -74,7 +74,7 @@ class Run:
         return shown(self._facts(), self.owner, seen)
 
     def _seen(self, count: int | None = SHOWN) -> Overview:
-        """A look at its newest steps; at all of them, if there is no ``count``."""
+        """Read its newest steps; all of them, if there is no ``count``."""
         owned = self.owner is not None
         seen = overview(self.store, self._seal, self._facts(), owned=owned, count=count)
         for active in list(live_runs):
@@ -85,12 +85,12 @@ class Run:
         return seen
 
     def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
-        """Read all of its steps, one after the other; only what is read next is in memory."""
+        """Read all of its steps, one after the other, with only the next one in memory."""
         doubtful = {step.number for step in seen.in_doubt}
         return each_step(self.store, self._seal, self._facts(), doubtful)
 
     def _goes_on(self) -> tuple[str, str]:
-        """Where it resumes, and the line of source that is there, if it is known."""
+        """Return where the run resumes, and the line of source there, if it is known."""
         return goes_on(self.store, self._seal, self._facts())
 
     def __eq__(self, other: object) -> bool:
@@ -99,7 +99,7 @@ class Run:
     def __hash__(self) -> int:
         return hash(self.id)
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------
 
     def _facts(self) -> RunFacts:
         facts = facts_of(self.store, self._seal, self.id)
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The names of the arguments that are stored nowhere: who resumes the run gives them."""
+        """The names of the arguments that are never stored: a resume has to supply them."""
         return tuple(self._facts().secrets.split())
 
     @property
@@ -139,7 +139,7 @@ class Run:
 
     @property
     def program(self) -> Program | None:
-        """How the program that executes it was started the last time, if that is known."""
+        """The command that started its program the last time, if it is known."""
         how = how_started(self.store, self._seal, self._facts())
         return Program(*how) if how is not None else None
 
@@ -179,7 +179,7 @@ class Run:
         """
         return load_inputs(self.store, self._seal, self._facts()).whole()
 
-    # -- what happened ---------------------------------------------------------------------------
+    # -- history ---------------------------------------------------------------------------------
 
     def _entries(self) -> Iterator[Entry]:
         start = Position(self._facts().pruned, None)
@@ -252,7 +252,7 @@ class Run:
         """How many steps its last attempt did not execute, since they were done."""
         return self._seen(1).course.skipped
 
-    # -- going on, settling and forgetting -------------------------------------------------------
+    # -- resuming, settling and forgetting -------------------------------------------------------
 
     def resume(self, /, **inputs: Any) -> Any:
         """Continue the run in this process, with the arguments that it was called with.
@@ -282,7 +282,7 @@ class Run:
         another: bool = False,
         stop: int | None = None,
     ) -> None:
-        """Settle a step in doubt, or say which act a stopped call is, for the next call to go on.
+        """Settle a step in doubt, or resolve which act a stopped call is, for the next call.
 
         The run stops at a call that could be a recorded side effect with other arguments.  What is
         said of such a call is bound to its call site and to how many-th call of its name it is, so
@@ -412,7 +412,7 @@ class Run:
 
     @contextmanager
     def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
-        self._facts()  # a run that is not there is not made by looking at it
+        self._facts()  # raises for a missing run, which must not be created here
         lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
         try:
             journal = Journal(self.store, self._seal, self.id, lease.epoch, fsync=True)

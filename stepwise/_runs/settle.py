@@ -29,7 +29,7 @@ def choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -
     if len(found) == 1:
         return found[0]
     listed = ", ".join(f"{each.call.number} ({each.call.name})" for each in among[:20])
-    problem = f"is no step {what}" if not found else "names more than one; give its number"
+    problem = f"is not a step {what}" if not found else "names more than one; give its number"
     raise StepNotFoundError(
         f"{step!r} of run {run_id!r} {problem}. Steps {what}: {listed or 'none'}",
         run_id=run_id,
@@ -55,7 +55,7 @@ class Said(NamedTuple):
 def said_of(
     answer: Any, landed: Any, did_not_happen: bool, same: bool, another: bool, stop: int | None
 ) -> Said:
-    """Return what the arguments of ``resolve`` say.
+    """Return the answer in the arguments of ``resolve``.
 
     Raises:
         ConfigurationError: not exactly one thing is said.
@@ -63,15 +63,15 @@ def said_of(
     given = [answer is not None, landed is not UNSET, did_not_happen, same, another]
     if sum(map(bool, given)) != 1:
         raise ConfigurationError(
-            "give exactly one answer: of a step in doubt, resolve(step, landed=value) or "
-            "resolve(step, did_not_happen=True); of the call that the run stopped at because of a "
+            "give exactly one answer: for a step in doubt, resolve(step, landed=value) or "
+            "resolve(step, did_not_happen=True); for a call at which the run stopped because of a "
             "step, resolve(step, same=True) or resolve(step, another=True)"
         )
     if same or another:
         return Said(same=bool(same), stop=stop)
     if stop is not None:
         raise ConfigurationError(
-            "stop= says which stopped call is meant, for same=True and another=True only"
+            "stop= chooses a stopped call, for same=True and another=True only"
         )
     if isinstance(answer, Landed):
         return Said(happened=True, value=answer.value)
@@ -116,7 +116,7 @@ def _ruling(
     if not stops:
         raise StepNotFoundError(
             f"run {run_id!r} has not stopped at a call that could be a recorded one. Run the "
-            "program again: if it stops at one, it names the step to resolve",
+            "program again: if it stops at such a call, it names the step to resolve",
             run_id=run_id,
             step=step,
         )
@@ -127,7 +127,7 @@ def _ruling(
     for other in stops:
         if same and other is not chosen and (other.ruled or ())[1:3] == ((number,), True):
             raise ConfigurationError(
-                f"step {number} of run {run_id!r} is said to be the call of stop {other.number}, "
+                f"step {number} of run {run_id!r} was resolved as the call of stop {other.number}, "
                 f"{_text(other)}, and a recorded call answers one call only. To take that back: "
                 f"stepwise resolve {run_id} {number} --another --stop {other.number}"
             )
@@ -141,9 +141,9 @@ def _stop_at(run_id: str, number: int, stops: list[Stop], wanted: int | None) ->
         return found[0]
     listed = "; ".join(f"{each.number} is {_text(each)}" for each in stops if number in each.steps)
     raise StepNotFoundError(
-        f"stop {wanted} of run {run_id!r} is no call that could be step {number}: {listed}"
+        f"stop {wanted} of run {run_id!r} is not a call that could be step {number}: {listed}"
         if wanted is not None
-        else f"several stopped calls of run {run_id!r} could be step {number}; say which, with "
+        else f"several stopped calls of run {run_id!r} could be step {number}; choose one with "
         f"stop= or --stop: {listed}",
         run_id=run_id,
         step=number,

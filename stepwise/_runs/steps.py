@@ -12,20 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._display.render import step_html
-from stepwise._execution.viewer import look_into_value
+from stepwise._execution.viewer import view
 from stepwise._journal.counters import key_of
 from stepwise._journal.journal import Position, read, read_entries, read_one
 from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._matching.rulings import differing
-from stepwise._values import codec
 from stepwise.stores import Store
 
 __all__ = ["StepRecord", "each_step", "step_record", "steps_of", "steps_with"]
 
-_NEAR = 256  # records that are kept, since tasks end in another order than they begin
-_LARGE = 10_000  # bytes; a record with more is read again where it is needed again
+_NEAR = 256  # records that are kept, since tasks do not end in the order in which they begin
+_LARGE = 10_000  # bytes; a larger record is read again when it is needed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +77,14 @@ class StepRecord:
         Raises:
             UnreadableValueError: it needs a class that this program does not have.
         """
-        if self.status != "completed":
-            return None
-        outcome, payload = self._entry.outcome, self._entry.payload
-        if outcome is not None and outcome.changed:
-            return look_into_value(payload, outcome.form, outcome.changed)
-        return codec.decode(payload, getattr(self._entry.record, "form", None))
+        return view(self._entry).value if self.status == "completed" else None
 
     @property
     def error(self) -> BaseException | None:
         """The exception that a failed step raised."""
         outcome = self._entry.outcome
-        if outcome is None or outcome.status == "completed":
-            return None
-        told = (self._entry.payload, outcome.form)
-        if outcome.changed:
-            told = look_into_value(*told, outcome.changed, failed=True)
-        return codec.decode_error(*told)
+        failed = outcome is not None and outcome.status != "completed"
+        return view(self._entry).error if failed else None
 
     def _repr_html_(self) -> str:
         return step_html(self)
@@ -200,7 +190,7 @@ class _Entries:
         self._recent: dict[int, Entry] = {}
 
     def get(self, number: int) -> Entry | None:
-        """One that verifies."""
+        """Return a record that verifies, or ``None``."""
         if number > self._at + _NEAR and 0 <= number - self._far <= _NEAR:  # so is the one before
             self._reading = read(*self._place, Position(number - 1, None))
             self._at = number - 1

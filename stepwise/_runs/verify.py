@@ -26,7 +26,7 @@ from stepwise.stores import Batch, Store
 __all__ = ["QUARANTINE", "Verification", "note_restored", "repair", "verify"]
 
 QUARANTINE = "quarantine/"
-_MARKS = 4  # appends after which no older mark is left, whatever a store does with its two
+_MARKS = 4  # appends that overwrite both marks, however a store uses its two slots
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class Verification:
             found.append(f"{count(self.tail, 'acknowledged record')} gone from the end")
         if self.effects:
             found.append(
-                f"{count(self.effects, 'announcement')} of side effects among them: look outside "
+                f"{count(self.effects, 'announcement')} of side effects among them: find out "
                 "whether they happened"
             )
         if self.damaged_checkpoints:
             found.append(
-                f"{count(len(self.damaged_checkpoints), 'checkpoint')} unreadable: it resumes at "
-                "an older one, or by replay"
+                f"{count(len(self.damaged_checkpoints), 'checkpoint')} unreadable: the run resumes "
+                "at an older one, or by replay"
             )
         if not self.listing:
             found.append("its entry in the listing is damaged")
@@ -94,7 +94,7 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     journal = Journal(store, seal, run_id, 0, fsync=True)
     entries = journal.load(Position(facts.pruned if facts else 0, None), tolerant=True)
     if facts is None and not entries and not journal.lost and not journal.tail:
-        raise RunNotFoundError(f"there is nothing of run {run_id!r} in {store.url}", run_id=run_id)
+        raise RunNotFoundError(f"run {run_id!r} has no records in {store.url}", run_id=run_id)
     found = [checkpoint for checkpoint, _ in checkpoints_of(store, seal, run_id)]
     return Verification(
         run_id,

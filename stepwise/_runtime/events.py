@@ -55,7 +55,7 @@ def heard() -> bool:
 
 @reports
 def emit(kind: Kind, run_id: str, workflow: str, **facts: Any) -> None:
-    """Tell everybody who listens; see :class:`Event`."""
+    """Notify all listeners; see :class:`Event`."""
     from stepwise._runtime.event import Event  # on use: most programs have no listener
 
     event = Event(kind, run_id, workflow, **facts)

@@ -1,4 +1,4 @@
-"""Files that nobody else can have written: what they hold is trusted, so they are looked at first.
+"""Files whose contents are trusted, after a check that no other user can have written them.
 
 As ssh does: the file and its folder belong to this user or to root, and others may not write there.
 """

@@ -18,7 +18,7 @@ Self = TypeVar("Self", bound="cached[Any]")
 
 
 def process_lock() -> AbstractContextManager[bool]:
-    """Return a lock for what a whole process shares; a fork waits until nobody holds it.
+    """Return a lock for state that a whole process shares; a fork waits until it is free.
 
     So the child finds the lock free and what it guards complete.  It is for short moments, in which
     no other such lock is taken.

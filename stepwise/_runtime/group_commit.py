@@ -52,7 +52,7 @@ class Share:
         self.thread = threading.get_ident() if future is None else _ELSEWHERE
 
     def ring(self) -> None:
-        """It is done, or is to lead."""
+        """Wake the thread of a share that is done, or that is to lead."""
         if self.bell is not None and self.bell.locked():
             self.bell.release()
 
@@ -63,7 +63,7 @@ _NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
 
 
 class Group(Generic[ShareT]):
-    """The shares that wait, and who writes them: the *leader*, of whom there is one at a time.
+    """The waiting shares, and the one thread that writes them: the *leader*.
 
     What is given to :meth:`write` and :meth:`submit` writes shares in one transaction.  If it stops
     the run, each of them gets the error; anything else that it raises is for who called it, and the
@@ -112,7 +112,7 @@ class Group(Generic[ShareT]):
             raise share.error
 
     def submit(self, share: ShareT, write: Callable[[list[ShareT]], None]) -> None:
-        """Have a share written in another thread; its future is told."""
+        """Write a share in another thread, which then resolves its future."""
         with Uninterrupted():
             self._join(share)
             if share.leads:
@@ -190,7 +190,7 @@ def _end(shares: Sequence[Share], error: BaseException | None) -> None:
 
 
 def _tell(shares: Sequence[Share]) -> None:
-    """Tell the event loops that wait, each once."""
+    """Notify the event loops that wait, each once."""
     loops: dict[Any, list[Any]] = {}
     for share in shares:
         if share.future is not None:

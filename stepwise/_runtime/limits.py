@@ -1,4 +1,4 @@
-"""Limits of the system that were met, reported as what they are, with what helps.
+"""Limits of the system, reported by name, with the remedy.
 
 Memory that ran out is never a property of the value at hand.  A run that continued after it could
 repeat what it did not get recorded, so it stops.
@@ -45,7 +45,7 @@ def met(code: int | None) -> str:
 
 
 def ran_out(doing: str, error: MemoryError) -> MemoryError:
-    """Return an error that says what was being done when memory ran out.
+    """Return an error that names the activity during which memory ran out.
 
     The frames of ``error`` are let go, and with them what they hold.
     """

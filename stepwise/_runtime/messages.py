@@ -23,13 +23,13 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from stepwise._runtime import settings
-from stepwise._runtime.frames import is_ours
 from stepwise.errors import RunStopped, StepwiseWarning
 
 __all__ = [
     "caller",
     "count",
     "file_name",
+    "is_ours",
     "notice",
     "printable",
     "publisher",
@@ -50,7 +50,14 @@ _STYLE = (
     "font:13px/1.5 system-ui,sans-serif;overflow-wrap:anywhere;"
     "color:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#757575))"
 )
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_EXAMPLES = _PACKAGE + "examples" + os.sep
 _logger = logging.getLogger("stepwise")
+
+
+def is_ours(file: str) -> bool:
+    """Return whether a file of code belongs to stepwise; its examples are code of a user."""
+    return file.startswith(_PACKAGE) and not file.startswith(_EXAMPLES)
 
 
 def reports(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -75,7 +82,7 @@ def reports(function: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def _failed(what: str, error: BaseException) -> None:
-    """Say that a report failed, as far as that can be said."""
+    """Report that a report failed, as far as possible."""
     with contextlib.suppress(Exception, RunStopped):  # the log itself may have failed
         _logger.debug("the report %s failed", what, exc_info=error)
     with contextlib.suppress(Exception, RunStopped):
@@ -136,7 +143,7 @@ def publisher() -> Any:
 
 @reports
 def notice(text: str) -> None:
-    """Tell ``text`` once, now."""
+    """Show ``text`` once, now."""
     try:
         _put(text)
     finally:

@@ -37,7 +37,9 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
             )
         allowed = known[option]
         if allowed is not None and not allowed[0](value):
-            raise ConfigurationError(f"{option}={value!r} of {kind} {name!r}: it is {allowed[1]}")
+            raise ConfigurationError(
+                f"{option}={value!r} of {kind} {name!r}: it must be {allowed[1]}"
+            )
     if kind == "tool":
         _check_effect(name, given)
     if kind != "workflow":
@@ -73,7 +75,7 @@ def check_values(what: str, **given: Any) -> None:
     for name, value in given.items():
         allows, meaning = _OF_CLASSIC[name]
         if not allows(value):
-            raise ConfigurationError(f"{name}={value!r} of {what}: it is {meaning}")
+            raise ConfigurationError(f"{name}={value!r} of {what}: it must be {meaning}")
 
 
 def check_kind(what: str, value: object, kind: Any, way: str) -> None:
@@ -96,7 +98,7 @@ def check_takes(what: str, function: Any, argument: str) -> None:
     if not callable(function):
         given = reprlib.repr(function)
         raise ConfigurationError(f"{what} is a function of {argument}, not {given}")
-    with contextlib.suppress(TypeError, ValueError):  # a builtin may have no signature
+    with contextlib.suppress(TypeError, ValueError):  # some builtins have no signature
         signature = inspect.signature(function)
         try:
             signature.bind(None)
@@ -127,19 +129,19 @@ def _check_effect(name: str, given: Mapping[str, Any]) -> None:
     needing = sorted(_OF_EFFECTS.keys() & given.keys())
     if needing and not given.get("side_effect"):
         raise ConfigurationError(
-            f"{needing[0]}= of tool {name!r} says what is done about a side effect: write "
+            f"{needing[0]}= of tool {name!r} is an option for side effects: write "
             f"@tool(side_effect=True, {needing[0]}=...)"
         )
     repeatable = given.get("idempotent") or given.get("fails_cleanly") or not given.get("retries")
     if given.get("side_effect") and not repeatable:
         raise ConfigurationError(
-            f"retries={given['retries']} of tool {name!r} would never be made: a side effect that "
-            "fails may have happened. Say fails_cleanly=(...) with the exceptions that prove that "
+            f"retries={given['retries']} of tool {name!r} would never be used: a side effect that "
+            "fails may have happened. Give fails_cleanly=(...), the exceptions that prove that "
             "nothing happened, or idempotent=True if current_step().idempotency_key is sent along"
         )
 
 
-# -- what each option takes ----------------------------------------------------------------------
+# -- the values of each option -------------------------------------------------------------------
 
 
 def _is_text(value: Any) -> bool:
@@ -182,7 +184,7 @@ _RETENTION: Allowed = (
     "'latest_only', 'prune_old' or 'all'",
 )
 
-# None: looked at where it is used, with other options or with the function's parameters.
+# None: checked where the option is used, with other options or the function's parameters.
 _OF_ALL: dict[str, Allowed | None] = {
     "name": _NAME,
     "key": None,

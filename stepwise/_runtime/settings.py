@@ -90,7 +90,7 @@ def configure(
     volatile: ClassFields | None = None,
     references: ClassFields | None = None,
 ) -> None:
-    """Set defaults for this process; what is not given stays as it is.
+    """Set defaults for this process; omitted settings stay as they are.
 
     Args:
         store: a URL (``"disk:/path"``, ``"memory:"``), a path, or a store object.  Runs in
@@ -207,7 +207,7 @@ def fresh() -> bool:
 
 
 def start() -> str:
-    """Which run a call means by default: ``same``, ``unfinished``, ``new``; or empty."""
+    """Return the default of ``start=``: ``same``, ``unfinished``, ``new``; or empty."""
     text = os.environ.get("STEPWISE_START", "").strip().lower()
     if text not in ("", "same", "unfinished", "new"):
         raise ConfigurationError(

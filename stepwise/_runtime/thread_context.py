@@ -45,7 +45,7 @@ def call_at_exit(callback: Callable[[], None]) -> None:
 
 @functools.cache
 def works_for_a_run() -> bool:
-    """Return whether this is a worker process that was started anew while a run was in progress."""
+    """Return whether this worker process was freshly started while a run was in progress."""
     processes = sys.modules.get("multiprocessing.process")
     parent = processes.parent_process() if processes is not None else None
     return parent is not None and _handed_down().get(_IN_RUN) == parent.pid

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from stepwise._runtime import settings
-from stepwise._runtime.frames import is_ours
+from stepwise._runtime.messages import is_ours
 
 __all__ = ["fold"]
 

@@ -63,7 +63,7 @@ JSON = "json"
 
 
 class Codec(NamedTuple):
-    """How the values of one run are recorded, and which records of it are believed.
+    """The rules by which one run records values, and which of its records are trusted.
 
     Args:
         name: ``""``: as pickles.  ``"json"``: as data only.  ``"data"``: the same, and nothing is

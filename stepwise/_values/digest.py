@@ -20,9 +20,13 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import enum
 import functools
 import hashlib
 import io
+import pathlib
+import re
+import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -31,6 +35,7 @@ from stepwise._values.digest_atoms import (
     ATOMS,
     UndigestibleError,
     atom,
+    called,
     class_name,
     fold,
     framed,
@@ -40,9 +45,8 @@ from stepwise._values.digest_atoms import (
     noun,
     string,
 )
-from stepwise._values.digest_builtins import BASES, named, namedtuple_form
 from stepwise._values.list_digest import LONG, digest_grown
-from stepwise._values.message_fields import EACH, Mark, Numbering, Rule, rules_of
+from stepwise._values.message_fields import EACH, FieldKind, Numbering, Rule, rules_of
 from stepwise.errors import DigestError
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ __all__ = [
     "form_of",
     "framed",
 ]
+
 
 T = TypeVar("T")
 
@@ -90,7 +95,7 @@ def combined(parts: Iterable[bytes]) -> str:
 
 
 def encode(value: object, numbering: Numbering | None = None) -> bytes:
-    """The canonical bytes of ``value``, at most 64, of which :func:`digest` is the hash.
+    """Return the canonical bytes of ``value``, at most 64; :func:`digest` is their hash.
 
     Args:
         numbering: of the references in what makes one identity; what frameworks make up anew at
@@ -214,7 +219,7 @@ class Encoder:
     def numbered(
         self, numbering: Numbering | None, encode: Callable[..., T], value: Any, *more: Any
     ) -> T:
-        """Encode with another numbering; what was met has another encoding then."""
+        """Encode with another numbering; values already met have another encoding then."""
         before = self.numbering, self.met
         self.numbering, self.met = numbering, {} if numbering is not self.numbering else self.met
         try:
@@ -279,7 +284,7 @@ class Encoder:
     # -- objects -------------------------------------------------------------------------------
 
     def rules(self, value: Any) -> dict[str, Rule] | None:
-        """How those of its fields count that do not count as they are."""
+        """Return how those fields count that do not count unchanged."""
         return rules_of(type(value)) if self.numbering is not None else None
 
     def fields(self, value: Any, names: Iterable[str]) -> list[bytes]:
@@ -291,7 +296,7 @@ class Encoder:
                 rule = rules.get(name) if rules is not None else None
                 if rule is None:
                     parts += [string(name), self.encode(held)]
-                elif rule is not Mark.VOLATILE:
+                elif rule is not FieldKind.VOLATILE:
                     parts += [string(name), self.ruled(held, rule)]
             except UndigestibleError as error:
                 error.path.append(f".{name}")
@@ -300,15 +305,15 @@ class Encoder:
 
     def ruled(self, value: Any, rule: Rule) -> bytes:
         """A value of which some parts do not count, or by the order of their appearance."""
-        if isinstance(rule, Mark):
-            refers = rule is Mark.REFERENCE and class_name(type(value)) in _REFERENCES
+        if isinstance(rule, FieldKind):
+            refers = rule is FieldKind.REFERENCE and class_name(type(value)) in _REFERENCES
             numbering = self.numbering if refers else None
             return numbering.of(value) if numbering is not None else self.encode(value)
         if type(value) is list and EACH in rule:
             return join(b"l", [self.ruled(each, rule[EACH]) for each in value])
         if type(value) is not dict:
             return self.encode(value)
-        kept = {key: item for key, item in value.items() if rule.get(key) is not Mark.VOLATILE}
+        kept = {key: item for key, item in value.items() if rule.get(key) is not FieldKind.VOLATILE}
         apart = {key: kept.pop(key) for key in sorted(rule) if key in kept}
         pairs = [(string(key), self.ruled(item, rule[key])) for key, item in apart.items()]
         return join(b"d", [part for pair in sorted([*pairs, *self.pairs(kept)]) for part in pair])
@@ -325,7 +330,7 @@ class Encoder:
         """Class and state of an ordinary object, as pickle protocol 2 would take it apart."""
         form = _reduce(value)
         if isinstance(form, str):
-            return named(value, form)
+            return _named(value, form)
         cls = type(value)
         make, args, state, items, pairs = form
         if isinstance(value, (io.StringIO, io.BytesIO)) and not state[-1]:
@@ -385,6 +390,90 @@ def _text(error: Exception) -> str:
         return type(error).__name__
 
 
+# -- the kinds of the interpreter ----------------------------------------------------------------
+
+
+def _enum(encoder: Any, value: enum.Enum) -> bytes:
+    cls = type(value)
+    if value.name in cls.__members__:
+        return join(b"e", [string(class_name(cls)), string(value.name)])
+    return join(b"E", [string(class_name(cls)), encoder.encode(value.value)])  # READ | WRITE
+
+
+def _namedtuple(encoder: Any, value: Any) -> bytes:
+    name = string(class_name(type(value)))
+    if encoder.rules(value) is not None:
+        return join(b"o", [name, *encoder.fields(value, value._fields)])
+    return join(b"o", [name, *encoder.items(value)])
+
+
+def _function(_: Any, value: Any) -> bytes:
+    return _named(value, value.__qualname__)
+
+
+def _named(value: Any, name: str) -> bytes:
+    """Encode a value by its own name, if that name leads back to it."""
+    from stepwise._values.digest_types import leads_to
+
+    # Functions know their module; singletons live beside their class.
+    for module in (getattr(value, "__module__", None) or "builtins", type(value).__module__):
+        if leads_to(module, name, value):
+            return fold(f"c{name if module == 'builtins' else f'{called(module)}.{name}'}".encode())
+    raise UndigestibleError(
+        f"no importable name leads to {noun(value)} named {name!r}, so that two of them "
+        "cannot be told apart",
+        class_name(type(value)),
+    )
+
+
+def _method(encoder: Any, value: types.MethodType) -> bytes:
+    name = value.__name__
+    if getattr(value.__self__, name, None) == value:
+        return join(b"M", [string(name), encoder.encode(value.__self__)])
+    return join(b"m", encoder.items((value.__func__, value.__self__)))  # of a parent class
+
+
+def _partial(encoder: Any, value: functools.partial[Any]) -> bytes:
+    return join(b"P", encoder.fields(value, ("func", "args", "keywords")))
+
+
+def _pattern(encoder: Any, value: re.Pattern[Any]) -> bytes:
+    return join(b"R", encoder.items((value.flags, value.pattern)))
+
+
+def _slice(encoder: Any, value: slice) -> bytes:
+    return join(b":", encoder.fields(value, ("start", "stop", "step")))
+
+
+def _memory(encoder: Any, value: memoryview) -> bytes:
+    content = hashlib.sha256(value if value.contiguous else value.tobytes()).digest()
+    return join(b"v", [*encoder.items((value.format, value.shape)), content])
+
+
+def _path(_: Any, value: pathlib.PurePath) -> bytes:
+    windows = isinstance(value, pathlib.PureWindowsPath)
+    return (
+        join(b"\\", [string(str(value).lower())]) if windows else join(b"/", [string(str(value))])
+    )
+
+
+def _module(_: Any, value: types.ModuleType) -> bytes:
+    return fold(b"L" + value.__name__.encode())
+
+
+_BASES: tuple[tuple[Any, Any], ...] = (
+    (enum.Enum, _enum),
+    (pathlib.PurePath, _path),
+    (types.ModuleType, _module),
+    (re.Pattern, _pattern),
+    (slice, _slice),
+    (memoryview, _memory),
+    (functools.partial, _partial),
+    (types.MethodType, _method),
+    ((types.FunctionType, types.BuiltinFunctionType), _function),
+)
+"""Classes, and how the values of these and of their subclasses are encoded."""
+
 _CONTAINERS: dict[type, Form] = {
     list: Encoder.list_,
     tuple: Encoder.tuple_,
@@ -409,10 +498,10 @@ _SUBCLASSED: tuple[tuple[type, Form], ...] = (
 
 @functools.lru_cache(maxsize=1000)
 def form_of(cls: type) -> Form:
-    """How the values of a class that is neither an atom nor a container are taken apart."""
+    """Return how to encode the values of a class that is neither an atom nor a container."""
     base: Any
     form: Form
-    for base, form in BASES:
+    for base, form in _BASES:
         if issubclass(cls, base):
             return form
     from stepwise._values.digest_types import form_for  # on use: plain data needs none of these
@@ -421,7 +510,7 @@ def form_of(cls: type) -> Form:
     if known is not None:
         return known
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return namedtuple_form
+        return _namedtuple
     if issubclass(cls, tuple(base for base, _ in _SUBCLASSED)):
         return Encoder.subclass
     return Encoder.reduced

@@ -50,7 +50,7 @@ class UndigestibleError(Exception):
 
 
 def fold(encoded: bytes) -> bytes:
-    """The encoding itself, or what stands for it if it is long."""
+    """Return the encoding itself, or its hash if it is long."""
     return encoded if len(encoded) <= _FOLD else b"#" + hashlib.sha256(encoded).digest()
 
 
@@ -220,7 +220,7 @@ _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
 
 
 def atom(cls: type) -> Callable[[Any], bytes] | None:
-    """How the values of a type are encoded, if it is one of these.
+    """Return how the values of a type are encoded, if it is one of these.
 
     Those whose modules take long to import are known by name, and join the rest when one is met.
     """

@@ -1,4 +1,4 @@
-"""How values of particular kinds are taken apart for their digest: models, types, arrays, tables.
+"""Encodings of particular kinds of values for their digest: models, types, arrays, tables.
 
 One function per kind, from a value to its canonical bytes; :mod:`stepwise._values.digest` explains
 what those are.  A library is imported only here, and only when the value is one of its own.
@@ -31,7 +31,7 @@ __all__ = ["Form", "description", "form_for", "leads_to"]
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not set for classes compiled into the interpreter
 
 
-class Encoder(Protocol):
+class PartEncoder(Protocol):
     """The encoder as the forms of values see it, to encode their parts."""
 
     def encode(self, value: Any) -> bytes: ...
@@ -42,7 +42,7 @@ class Encoder(Protocol):
 
 
 Form = Callable[[Any, Any], bytes]
-"""Takes an :class:`Encoder` and a value."""
+"""Takes an :class:`PartEncoder` and a value."""
 
 
 @contextlib.contextmanager
@@ -94,12 +94,12 @@ def _object(value: Any, parts: Iterable[bytes]) -> bytes:
     return join(b"o", [string(class_name(type(value))), *parts])
 
 
-def _dataclass(encoder: Encoder, value: Any) -> bytes:
+def _dataclass(encoder: PartEncoder, value: Any) -> bytes:
     names = [f.name for f in dataclasses.fields(value) if f.compare]
     return _object(value, encoder.fields(value, names))
 
 
-def _attrs(encoder: Encoder, value: Any) -> bytes:
+def _attrs(encoder: PartEncoder, value: Any) -> bytes:
     compared = [a for a in value.__attrs_attrs__ if a.eq]
     parts = encoder.fields(value, [a.name for a in compared if a.eq_key is None])
     for field in compared:
@@ -109,11 +109,11 @@ def _attrs(encoder: Encoder, value: Any) -> bytes:
     return _object(value, parts)
 
 
-def _msgspec(encoder: Encoder, value: Any) -> bytes:
+def _msgspec(encoder: PartEncoder, value: Any) -> bytes:
     return _object(value, encoder.fields(value, value.__struct_fields__))
 
 
-def _pydantic(encoder: Encoder, value: Any) -> bytes:
+def _pydantic(encoder: PartEncoder, value: Any) -> bytes:
     # Its __dict__ holds the cached properties as well, which are not compared.
     names = set(type(value).model_fields)
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
@@ -124,8 +124,8 @@ def _pydantic(encoder: Encoder, value: Any) -> bytes:
 # -- classes and annotations ---------------------------------------------------------------------
 
 
-def _class(encoder: Encoder, value: Any) -> bytes:
-    """A class is its name, if that name leads back to it; else the fields of what it describes.
+def _class(encoder: PartEncoder, value: Any) -> bytes:
+    """Encode a class by its name, if it can be found by that name; else by its fields.
 
     So that the output type of an agent may be made on the fly.
     """
@@ -161,7 +161,7 @@ def description(cls: Any) -> list[Any] | None:
     return None
 
 
-def _annotation(encoder: Encoder, value: Any) -> bytes:
+def _annotation(encoder: PartEncoder, value: Any) -> bytes:
     """``list[int]``, ``str | None``: the same on every Python."""
     origin = typing.get_origin(value)
     if origin is None:
@@ -186,7 +186,7 @@ def _annotation(encoder: Encoder, value: Any) -> bytes:
 # -- numpy ---------------------------------------------------------------------------------------
 
 
-def _array(encoder: Encoder, value: Any) -> bytes:
+def _array(encoder: PartEncoder, value: Any) -> bytes:
     """A numpy array or scalar."""
     import numpy as np
 
@@ -198,7 +198,7 @@ def _array(encoder: Encoder, value: Any) -> bytes:
     return join(b"n" if isinstance(value, np.generic) else b"a", _elements(encoder, value))
 
 
-def _elements(encoder: Encoder, value: Any) -> list[bytes]:
+def _elements(encoder: PartEncoder, value: Any) -> list[bytes]:
     """Element type, shape, and elements in C order, little-endian."""
     import numpy as np
 
@@ -254,7 +254,7 @@ def _hash_of_elements(array: Any, little: Any) -> bytes:
 # -- pandas --------------------------------------------------------------------------------------
 
 
-def _table(encoder: Encoder, value: Any) -> bytes:
+def _table(encoder: PartEncoder, value: Any) -> bytes:
     """A DataFrame, Series, Index or array of pandas: cell by cell, with its labels."""
     import pandas as pd
 
@@ -272,13 +272,13 @@ def _table(encoder: Encoder, value: Any) -> bytes:
     return join(b"p", [type(value).__name__.encode(), *_labels(encoder, value.index), *parts])
 
 
-def _labels(encoder: Encoder, index: Any) -> list[bytes]:
+def _labels(encoder: PartEncoder, index: Any) -> list[bytes]:
     levels = [index.get_level_values(n).array for n in range(index.nlevels)]
     columns = [join(b"p", _column(encoder, level)) for level in levels]
     return [*encoder.items(index.names), *columns]
 
 
-def _column(encoder: Encoder, array: Any) -> list[bytes]:
+def _column(encoder: PartEncoder, array: Any) -> list[bytes]:
     import pandas as pd
 
     dtype = array.dtype
@@ -293,13 +293,13 @@ def _column(encoder: Encoder, array: Any) -> list[bytes]:
     return [name, *_elements(encoder, array.to_numpy())]
 
 
-def _timestamp(_: Encoder, value: Any) -> bytes:
+def _timestamp(_: PartEncoder, value: Any) -> bytes:
     """A Timestamp of pandas, whatever its unit and zone: equal ones are the same instant."""
     instant = value if value.tzinfo is None else value.tz_convert("UTC")
     return _object(value, [string(instant.isoformat(timespec="nanoseconds"))])
 
 
-def _timedelta(_: Encoder, value: Any) -> bytes:
+def _timedelta(_: PartEncoder, value: Any) -> bytes:
     return _object(value, [string(value.isoformat())])
 
 

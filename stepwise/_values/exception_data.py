@@ -151,7 +151,7 @@ def _facts(
 
 
 def _fields(cls: type) -> dict[str, Any]:
-    """The attributes that have a place of their own in an exception: slots, those of builtins."""
+    """Return the attributes with a place of their own in an exception: slots, builtins'."""
     group = getattr(builtins, "BaseExceptionGroup", ())
     skipped = _NOT_FIELDS | _OF_GROUPS if group and issubclass(cls, group) else _NOT_FIELDS
     return {

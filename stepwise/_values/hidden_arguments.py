@@ -65,7 +65,7 @@ class Hiding:
         return {name: value for name, value in bound.items() if name not in self.secret}
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """Return the arguments of a call as text, without what is not to be shown."""
+        """Return the arguments of a call as text, without hidden values."""
         instead = self.instead if self._instead or self._redact is not None else None
         return preview_arguments(bound, instead=instead, mask=secrets.mask if secrets else None)
 
@@ -74,7 +74,7 @@ class Hiding:
         return tuple(name for name, value in bound.items() if self.instead(name, value) is not None)
 
     def instead(self, name: str, value: Any) -> str | None:
-        """Return what is shown instead of an argument; ``None`` for the usual text."""
+        """Return the text shown instead of an argument; ``None`` for the usual text."""
         text = self._instead.get(name)
         if text is not None or self._redact is None:
             return text
@@ -90,7 +90,7 @@ NO_HIDING = Hiding(frozenset(), frozenset(), frozenset(), {})
 
 
 class _NotShown:
-    """Stands for the variable of a parameter that is not shown."""
+    """The placeholder for the variable of a hidden parameter."""
 
     def __repr__(self) -> str:
         return "<not shown>"

@@ -1,4 +1,4 @@
-"""Long lists that only grew, so that what was digested of them is not digested again.
+"""Long lists that only grew: digested items are not digested again.
 
 A list of messages is an argument of every step of an agent.  Its digest is a SHA-256 over the
 encodings of its items, so that of a list that grew goes on from that of the list before; that no
@@ -93,7 +93,7 @@ def digest_grown(
 
 
 def held(value: list[Any]) -> int:
-    """How often a list is held here."""
+    """Count how often a list is held here."""
     return sum(each.value is value for each in _grown.values())
 
 

@@ -18,37 +18,37 @@ from typing import Any, NamedTuple, Union
 
 from stepwise._runtime import settings
 
-__all__ = ["EACH", "Mark", "Numbering", "Rule", "rules_of"]
+__all__ = ["EACH", "FieldKind", "Numbering", "Rule", "rules_of"]
 
 EACH = "[]"
 
 
-class Mark(enum.Enum):
-    """How a field counts."""
+class FieldKind(enum.Enum):
+    """The way in which a field counts."""
 
     VOLATILE = "not at all"
     REFERENCE = "by the order in which it first appears"
     PLAIN = "as it is"
 
 
-Rule = Union[Mark, "dict[str, Rule]"]
+Rule = Union[FieldKind, "dict[str, Rule]"]
 """How a value counts, or how its parts do: by field or key, ``[]`` for each item."""
 
 
-class _Fields(NamedTuple):
+class _FieldPaths(NamedTuple):
     volatile: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
 
 
-def _of(volatile: str = "", references: str = "", plain: str = "") -> _Fields:
-    return _Fields((*volatile.split(),), (*references.split(),), (*plain.split(),))
+def _of(volatile: str = "", references: str = "", plain: str = "") -> _FieldPaths:
+    return _FieldPaths((*volatile.split(),), (*references.split(),), (*plain.split(),))
 
 
 _TIME, _ID, _CALL = _of("timestamp"), _of("", "id"), _of("", "tool_call_id id")
 _TIME_AND_CALL, _RUN = _of("timestamp", "tool_call_id"), "run_id conversation_id"
 
-_KNOWN: dict[str, dict[str, _Fields]] = {
+_KNOWN: dict[str, dict[str, _FieldPaths]] = {
     "pydantic_ai": {
         "SystemPromptPart": _TIME,
         "UserPromptPart": _TIME,
@@ -115,7 +115,7 @@ _KNOWN: dict[str, dict[str, _Fields]] = {
 
 
 def rules_of(cls: type) -> dict[str, Rule] | None:
-    """How the fields of a class count that do not count as they are; ``None`` if it has none."""
+    """Return how the fields of a class count that do not count unchanged, or ``None``."""
     return _rules(cls, settings.fields())
 
 
@@ -123,19 +123,20 @@ def rules_of(cls: type) -> dict[str, Rule] | None:
 def _rules(cls: type, given: settings.Fields) -> dict[str, Rule] | None:
     rules: dict[str, Rule] = {}
     for base in reversed(cls.__mro__):
-        known = _KNOWN.get(base.__module__.partition(".")[0], {}).get(base.__qualname__, _Fields())
+        of_package = _KNOWN.get(base.__module__.partition(".")[0], {})
+        known = of_package.get(base.__qualname__, _FieldPaths())
         name = f"{base.__module__}.{base.__qualname__}"
         fields = known._replace(
             volatile=given.volatile.get(name, known.volatile),
             references=given.references.get(name, known.references),
         )
-        for mark, paths in zip(Mark, fields, strict=True):
+        for mark, paths in zip(FieldKind, fields, strict=True):
             for path in paths:
                 _add(rules, path.replace(EACH, f".{EACH}").split("."), mark)
     return rules or None
 
 
-def _add(rules: dict[str, Rule], path: Iterable[str], mark: Mark) -> None:
+def _add(rules: dict[str, Rule], path: Iterable[str], mark: FieldKind) -> None:
     *around, last = path
     for each in around:
         inner = rules.get(each)
@@ -146,7 +147,7 @@ def _add(rules: dict[str, Rule], path: Iterable[str], mark: Mark) -> None:
 
 
 class Numbering:
-    """The order in which references first appear in what is digested as one.
+    """The order in which references first appear in one digest.
 
     A long list numbers its own, so that its digest goes on from one call to the next; where its
     references are those of something before it, *links* say so.
@@ -159,7 +160,7 @@ class Numbering:
         self.lists: tuple[dict[Any, int], ...] = ()
 
     def of(self, reference: object) -> bytes:
-        """Return the token that stands for a reference."""
+        """Return the token that replaces a reference."""
         number = self.numbers.get(reference)
         if number is None:
             for place, table in enumerate(self.lists):

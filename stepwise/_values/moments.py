@@ -1,4 +1,4 @@
-"""Values that are made anew at each start, and so tell no runs apart: times and random ids.
+"""Values that differ at each start, and so cannot distinguish runs: times and random ids.
 
 Imports nothing of ours.
 """

@@ -61,7 +61,7 @@ def from_module(module: str, name: str) -> Any:
 
 
 class Reducers:
-    """How objects are taken apart; a subclass adds :meth:`special`."""
+    """The reduction of objects for a pickle; a subclass adds :meth:`special`."""
 
     forms: Forms
 
@@ -244,7 +244,7 @@ class _TreePickler(pickle.Pickler):
 def dump_tree(
     tree: object, refer: Callable[[Any], Any] | None, places: dict[int, int] | None = None
 ) -> Data:
-    """Pickle a tree; ``refer`` is asked for each object what stands for it, if anything.
+    """Pickle a tree; ``refer`` may return a reference that replaces an object.
 
     Args:
         places: is given the place of each object in the pickle, by its id.

@@ -39,7 +39,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
 class Forms:
-    """How the objects of one value are taken apart."""
+    """The reduction of the objects of one value."""
 
     def __init__(self) -> None:
         self._views: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Values that must not be stored or shown: what is known of them, and how texts are masked.
+"""Values that must not be stored or shown: the known secrets, and the masking of texts.
 
 A value is a secret from the moment at which it is passed as one.  Its texts are the value itself,
 if that is a text, bytes or a number, and the texts inside it, if it is a container or an instance.
@@ -16,7 +16,7 @@ from typing import Any
 from stepwise._values.buffers import Data
 from stepwise._values.preview import preview
 
-__all__ = ["HIDDEN", "NO_SECRETS", "REFERENCE", "References", "Secrets", "restored"]
+__all__ = ["HIDDEN", "NO_SECRETS", "REFERENCE", "SecretReferences", "Secrets", "restored"]
 
 HIDDEN = "<secret>"
 """The mark in place of the text of a secret."""
@@ -32,7 +32,7 @@ _MARKS_OF_DATA = (
 
 
 def texts_in(value: Any, depth: int = 0) -> Iterator[str]:
-    """Yield the texts of a value: its own, or those of what it holds as data.
+    """Yield the texts of a value: its own, or those in the data that it holds.
 
     A client or another object that is no data holds too much that is no secret (``utf-8``).
     """
@@ -116,7 +116,7 @@ class Secrets:
         return isinstance(value, str) and value in self._texts
 
     def found_in(self, data: Data) -> str:
-        """The parameter of a secret whose text is in these bytes; empty if there is none."""
+        """Return the parameter whose secret text is in these bytes, or an empty text."""
         if not self._texts:
             return ""
         whole = bytes(data)
@@ -150,7 +150,7 @@ REFERENCE = "?"
 _Reference = tuple[str, str, Any]
 
 
-class References:
+class SecretReferences:
     """Placeholders for the secrets of one call in a pickle: the names of their parameters.
 
     Args:
@@ -169,7 +169,7 @@ class References:
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest))})") if longest else None
 
     def of(self, obj: Any) -> _Reference | None:
-        """Return what stands for an object that is a secret, or a text that contains one."""
+        """Return the reference that replaces a secret, or a text that contains one."""
         cls = type(obj)
         if cls in (str, int, float):
             name = self._atoms.get((cls, obj))
@@ -189,7 +189,7 @@ class References:
 
 
 def restored(reference: _Reference, secret: Mapping[str, Any]) -> Any:
-    """Return what a reference stands for, made of the secrets of the call of today.
+    """Return the object for a reference, made from the secrets of the current call.
 
     Raises:
         LookupError: the call has no such secret.

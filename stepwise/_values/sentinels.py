@@ -121,7 +121,7 @@ def _in_class(value: object) -> tuple[str, str] | None:
 
 
 def _leading_to(module: str, name: str) -> object:
-    """Return the object that a dotted name in a module stands for, or ``None``."""
+    """Return the object that a dotted name in a module denotes, or ``None``."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -163,7 +163,7 @@ def form_of(value: Any) -> Any:
 
 
 def _sentinel(module: str, name: str, cls: Any, state: dict[str, Any]) -> Any:
-    """The object of that name, or a copy of what was stored under it."""
+    """Return the object of that name, or a copy of the stored one."""
     try:
         importlib.import_module(module)
         today = _leading_to(module, name)

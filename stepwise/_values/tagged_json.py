@@ -95,7 +95,7 @@ def load_tagged(written: Any) -> Any:
 
 
 def imported(module: str, name: str) -> Any:
-    """Return what a dotted name means in a module that is imported already; ``None`` for nothing.
+    """Return the object of a dotted name in an imported module, or ``None``.
 
     Only the namespaces of the module and of classes in it are read: a module's ``__getattr__``
     and descriptors may execute anything.

@@ -1,4 +1,4 @@
-"""Trees of data: what is in them, and whether that is still so.
+"""Trees of data: their contents, and whether these are unchanged.
 
 A *tree* is made of lists, dicts, tuples, sets and atoms of the exact builtin types (*plain data*),
 of instances and of constants (see ``instances``).  Its *nodes* are what can be referred to from
@@ -60,7 +60,7 @@ def walk(
     refused: Container[int] = _NOTHING,
     most: int = 1_000_000,
 ) -> Tree | None:
-    """The tree at ``root``; ``None`` if it is none.
+    """Return the tree at ``root``, or ``None`` if the data is not a tree.
 
     Args:
         known: ids of objects that are nodes of other trees: neither they nor what they hold belong
@@ -284,7 +284,7 @@ _MANY = 32
 
 
 class _Slowly:
-    """How many objects are still to be compared one by one.
+    """Return how many objects are still to be compared one by one.
 
     To read their addresses is several times faster, but needs an import that takes as long as many
     comparisons: it is made once so many were.

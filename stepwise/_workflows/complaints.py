@@ -1,4 +1,4 @@
-"""Why a run could not resume inside a statement: said once for each reason."""
+"""The reasons why a run could not resume inside a statement, each reported once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepwise.errors import RunWarning
 
 __all__ = ["Complaints", "why_shut"]
 
-_PATIENCE = 3  # boundaries skipped in a row before somebody is told
+_PATIENCE = 3  # boundaries skipped in a row before a warning
 _LARGE = 100_000  # bytes that a variable takes
 
 
@@ -29,10 +29,10 @@ def why_shut(manager: Any, *, calls: bool) -> str:
     cls = type(manager)
     is_function = cls.__module__ == "contextlib" and hasattr(manager, "gen")  # @contextmanager
     kind = f"{manager.gen.__name__}()" if is_function else cls.__name__
-    why = f"this {kind}, entered again, would not be what it was"
+    why = f"entering this {kind} again would not restore its state"
     return (
         f"{'its head calls a step' if calls else why}. It would go back to before the block. If a "
-        f"{kind} can simply be made and entered again, write `with stepwise.reenterable(...)`"
+        f"{kind} can safely be made and entered again, write `with stepwise.reenterable(...)`"
     )
 
 
@@ -56,7 +56,7 @@ class Complaints:
         self.in_a_row = 0
 
     def first(self, about: str) -> bool:
-        """Return whether nothing was said about this before."""
+        """Return whether this is the first report of its kind."""
         first = about not in self._said
         self._said.add(about)
         return first
@@ -76,19 +76,19 @@ class Complaints:
                 f"{calls} steps were called in {helper.place} by one statement of the workflow "
                 f"({self._where(helper.line)}). Run {self._active.run_id!r} cannot resume inside "
                 "it: it would be called again, and its steps answered from the journal. Decorate "
-                f"{helper.code.co_name}() with @workflow to have the run resume inside",
+                f"{helper.code.co_name}() with @workflow to make the run resume inside",
                 RunWarning,
             )
 
     @reports
     def no_entry(self, number: int, why: str) -> None:
-        """Tell of steps in a ``with`` block that cannot be entered again; see :func:`why_shut`."""
+        """Report steps in a ``with`` block that cannot be entered again; see :func:`why_shut`."""
         where = self._where(self._rewritten.withs[number].line)
         self._tell(f"with {number}", f"a run cannot resume inside the with block at {where}: {why}")
 
     @reports
     def within_handler(self, function: FunctionNode | None, code: CodeType) -> None:
-        """Tell of several steps in an ``except`` or ``finally`` block, if they are in one.
+        """Report several steps in an ``except`` or ``finally`` block, if they are in one.
 
         Args:
             code: of the workflow function, which is being executed below.
@@ -104,13 +104,13 @@ class Complaints:
             self._tell(
                 f"handler {begin}",
                 f"a run cannot resume inside the {kind} block at {self._where(begin)}. It would go "
-                "back to before the block, and the steps in there be answered from the journal. "
-                "Call them after the try statement to have it resume between them",
+                "back to before the block, and the journal would answer the steps inside. "
+                "Call them after the try statement to make it resume between them",
             )
 
     @reports
     def dear(self, share: float, name: str, size: int) -> None:
-        """Tell that checkpoints take much of a run's time, and which variable weighs most."""
+        """Report that checkpoints take much of a run's time, and the heaviest variable."""
         is_large, most, rest = size >= _LARGE, "", ""
         if is_large or (size and name[0] != "@"):
             told = f"{size / 1e6:.1f} MB" if is_large else f"{size / 1e3:.1f} kB"
@@ -132,24 +132,24 @@ class Complaints:
 
     @reports
     def skipping(self, name: str, items: int) -> None:
-        """Tell of a loop that is begun again, behind the items that it had given."""
+        """Report a loop that is begun again, behind the items that it had yielded."""
         where = self._where(self._rewritten.loops[name])
         notice(f"{self._active.run_id}: skips {count(items, 'item')} of the loop at {where}")
 
     @reports
     def changed(self, name: str, variables: str) -> None:
-        """Tell of a loop that could be begun again if the variables in its head had not changed."""
+        """Report a loop that could be begun again if the variables in its head had not changed."""
         self._tell(
             name,
-            "a run cannot resume any more inside the loop at "
+            "a run can no longer resume inside the loop at "
             f"{self._where(self._rewritten.loops[name])}: {variables} changed since it began, so "
-            "its items could be others. It would go back to before the change. Iterate over a "
+            "its items could differ. It would go back to before the change. Iterate over a "
             "copy, in a variable of its own",
         )
 
     @reports
     def unpicklable(self, error: UnpicklableError, line: int) -> None:
-        """Tell of variables that cannot be recorded."""
+        """Report variables that cannot be recorded."""
         for name, (value, reason) in error.culprits.items():
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             if name in self._rewritten.loops:
@@ -158,7 +158,7 @@ class Complaints:
                     name,
                     f"a run cannot resume inside the loop at {where}: the {kind} that it iterates "
                     f"over cannot be recorded ({reason}). It would go back to before the loop. "
-                    "Iterate over a list of plain data to have it resume inside",
+                    "Iterate over a list of plain data to make it resume inside",
                 )
                 continue
             self.culprits[name] = value
@@ -180,7 +180,7 @@ class Complaints:
             warn(
                 f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: memory ran "
                 "out while its variables were recorded. The run would resume at the checkpoint "
-                "before it. Let go (`del`) what is no longer used, or give the program more memory",
+                "before it. Delete (`del`) unused variables, or give the program more memory",
                 RunWarning,
             )
 
@@ -193,7 +193,7 @@ class Complaints:
             warn(
                 f"no checkpoint of run {self._active.run_id!r} at {self._where(line)} and "
                 f"the {_PATIENCE - 1} boundaries before it: {another} is "
-                "still running, and what it would do is not in the local variables. Await it, or "
-                "start what is not part of the run under `with stepwise.background():`",
+                "still running, and its pending work is not in the local variables. Await it, or, "
+                "if it is not part of the run, start it under `with stepwise.background():`",
                 RunWarning,
             )

@@ -35,8 +35,8 @@ __all__ = [
     "BoundCall",
     "Callee",
     "Definition",
+    "HostProgram",
     "Options",
-    "Program",
     "Start",
     "TakesOptions",
     "class_of",
@@ -72,7 +72,7 @@ class Options:
     on_owned: Literal["raise", "wait", "skip"] = "raise"
 
     def recording(self, outer: str) -> str:
-        """How values are recorded; see :class:`stepwise._values.codec.Codec`.
+        """The codec of the run; see :class:`stepwise._values.codec.Codec`.
 
         Args:
             outer: how the run that calls it as a child workflow does.
@@ -99,13 +99,13 @@ class Options:
         chosen = replace(self, **changes)
         if chosen.trust == "data" and chosen.codec == "pickle":
             raise ConfigurationError(
-                "trust='data' loads no pickle, so that codec='pickle' could never be read again: a "
-                "workflow has one or the other"
+                "trust='data' loads no pickle, so it could never read records of codec='pickle': "
+                "choose one of them"
             )
         if chosen.compensate_on_failure and chosen.prune_journal:
             raise ConfigurationError(
-                "compensate_on_failure=True needs the records that prune_journal=True deletes: a "
-                "workflow has one or the other"
+                "compensate_on_failure=True needs the records that prune_journal=True deletes: "
+                "choose one of them"
             )
         return chosen
 
@@ -145,13 +145,13 @@ class TakesOptions:
 
 
 def _with_start(before: Options, changes: dict[str, Any]) -> dict[str, Any]:
-    """The short form ``fresh=`` as what it is short for."""
+    """Replace the short form ``fresh=`` by its long form."""
     changes = dict(changes)
     fresh, start = changes.pop("fresh"), changes.get("start")
     if start is not None and fresh != (start == "new"):
         raise ConfigurationError(
             f"fresh={fresh} and start={start!r} contradict each other: fresh=True is short for "
-            "start='new'; say one of them"
+            "start='new'; give one of them"
         )
     if start is None and (fresh or before.start == "new"):
         changes["start"] = "new" if fresh else None
@@ -167,7 +167,7 @@ def is_defined(module: str, label: str) -> bool:
 
 
 class Definition:
-    """A workflow function and what is known of it when its decorator runs.
+    """A workflow function and the facts known when its decorator runs.
 
     Args:
         like: the same function with other options, whose source is taken over.
@@ -204,7 +204,7 @@ class Definition:
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self.is_generator = inspect.isgeneratorfunction(function)
         self.is_async_generator = inspect.isasyncgenfunction(function)
-        # What captured variables held when it was called first.
+        # The contents of captured variables at the first call.
         self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
         self._rewritten: Rewritten | None = None
         self._tried = False
@@ -212,7 +212,7 @@ class Definition:
             self.__dict__.pop(computed, None)
 
     def become(self, other: Definition) -> None:
-        """Be what the edited module defines now."""
+        """Take over the definition of the edited module."""
         self.options = other.options
         self._take(other.function)
 
@@ -249,7 +249,7 @@ class Definition:
     def _tell_replay(self, error: UnsupportedError) -> None:
         warn(
             f"workflow {self.label!r} cannot be resumed in the middle: {error}. After a crash it "
-            "runs from the top, answered by its journal; the code between its steps must then do "
+            "runs from the top, and its journal answers; the code between its steps must then do "
             "the same again",
             RunWarning,
         )
@@ -266,7 +266,7 @@ class Definition:
 
     @cached
     def code(self) -> str:
-        """Fingerprint of what it executes; empty without source."""
+        """Fingerprint of the code that it executes; empty without source."""
         node = self.source.node()
         return fingerprint(node) if node is not None else ""
 
@@ -302,7 +302,7 @@ def class_of(function: Callable[..., Any]) -> Any:
 # -- calls ---------------------------------------------------------------------------------------
 
 
-class Program(NamedTuple):
+class HostProgram(NamedTuple):
     """The code of a run that is no workflow function: a step loop, a graph, a notebook's cells.
 
     Args:
@@ -347,7 +347,7 @@ class Callee:
 
     def __init__(
         self,
-        workflow: Definition | Program,
+        workflow: Definition | HostProgram,
         bound: Mapping[str, Any],
         digest: str,
         parts: Parts | None = None,
@@ -397,8 +397,8 @@ class BoundCall(Callee):
         if parts.left_out and told not in _told:
             _told.add(told)
             notice(
-                f"attributes of {type(self.instance).__name__} that cannot be part of a run's "
-                f"identity count there by their class only: {', '.join(parts.left_out)}"
+                f"attributes of {type(self.instance).__name__} without a digest count only by "
+                f"their class in a run's identity: {', '.join(parts.left_out)}"
             )
         return parts
 

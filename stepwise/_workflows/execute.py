@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 
-class _Attempt:
-    """A run, from the moment it is taken up to the moment its lease is given up."""
+class _Ownership:
+    """A run, from its takeover to the release of its lease."""
 
     def __init__(self, active: ActiveRun) -> None:
         self.active = active
@@ -70,7 +70,7 @@ def execute(opened: OpenedRun) -> Any:
     """Run a plain workflow function to its end."""
     active = opened.active
     active.executor = sys._getframe()
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
         attempt.enter_scope()
@@ -99,7 +99,7 @@ async def execute_async(opened: OpenedRun) -> Any:
     from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
 
     active = opened.active
-    with _Attempt(active):
+    with _Ownership(active):
         (await adrive(opened.undo_first())).unwrap()
         try:
             value = await (_in_task(opened) if active.parent is None else _inline(opened))
@@ -143,7 +143,7 @@ async def _in_task(opened: OpenedRun) -> Any:
         task.set_name(caller.get_name())
 
     def ended(_: object) -> None:
-        # ``asyncio.run`` cancels what is left while the exception that ends it is on its way.
+        # ``asyncio.run`` cancels the remaining tasks while the exception that ends it propagates.
         active.ending = sys.exc_info()[1]
         if not waiter.done():
             waiter.set_result(None)
@@ -156,9 +156,9 @@ async def _in_task(opened: OpenedRun) -> Any:
         await _until_done(task)
         if active.detached:
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)  # until the callback above was called
+                await asyncio.sleep(0)  # lets the callback above run
         raise
-    except BaseException:  # the caller's coroutine is closed: nothing can be awaited any more
+    except BaseException:  # the caller's coroutine is closed, so nothing can be awaited
         task.cancel()
         raise
     value, interrupt = task.result()
@@ -170,7 +170,7 @@ async def _in_task(opened: OpenedRun) -> Any:
 async def _held(opened: OpenedRun) -> tuple[Any, BaseException | None]:
     """Run the call and return its result, or the exception that ends the process, unraised."""
     try:
-        # Made in here: a task that is cancelled before it begins would leave it unawaited.
+        # Made in here, since a task that is cancelled before it begins would leave it unawaited.
         return await _inline(opened), None
     except (KeyboardInterrupt, SystemExit) as interrupt:
         return None, interrupt
@@ -186,7 +186,7 @@ async def _until_done(task: Any) -> None:
         except asyncio.CancelledError:
             task.cancel()
     if not task.cancelled():
-        task.exception()  # seen: asyncio must not report it as never retrieved
+        task.exception()  # retrieved, so that asyncio does not report it as never retrieved
 
 
 async def _end_others(active: ActiveRun, *, tell: bool) -> None:
@@ -210,8 +210,8 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
         names = ", ".join(task.get_name() for task in forgotten[:5])
         warn(
             f"run {active.run_id!r} ended while {len(forgotten)} of its tasks were still running "
-            f"({names}); they were cancelled. Await them, or start what is not part of the run "
-            "under `with stepwise.background():`",
+            f"({names}); they were cancelled. Await them, or, if they are not part of the run, "
+            "start them under `with stepwise.background():`",
             RunWarning,
         )
 
@@ -223,7 +223,7 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     """Run a generator workflow function; its scope is entered for each piece of it."""
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
         generator = opened.run()
@@ -256,7 +256,7 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
 
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
-    with _Attempt(active) as attempt:
+    with _Ownership(active) as attempt:
         active.unwinding.enter()
         (await adrive(opened.undo_first())).unwrap()
         generator = opened.run()
@@ -302,7 +302,7 @@ def record_interruption(active: ActiveRun, error: BaseException) -> None:
     try:
         active.written(active.journal.append(item, durable=False, head=facts), item)
     except RunStopped:
-        return  # the store cannot be written: the run is taken for crashed, which loses nothing
+        return  # without a writable store the run counts as crashed, which loses nothing
     active.facts = facts
     active.tell("run_interrupted", detail=why)
 
@@ -314,30 +314,30 @@ def _what_interrupted(active: ActiveRun, error: BaseException) -> str:
         return ""
     if asyncio_state.is_cancellation(error):
         root = active.root
-        if root.detached and root.interrupted:  # its event loop ends: nobody else cancels it
+        if root.detached and root.interrupted:  # its event loop ends: nothing else cancels it
             return "Ctrl-C" if isinstance(root.ending, KeyboardInterrupt) else ""
         return "a cancellation"
     if isinstance(error, GeneratorExit) and active.task is None:
         return "a caller that takes no more items"
-    return ""  # an exit; or the event loop is gone, and with it whoever waited
+    return ""  # an exit; or the event loop is gone, and its waiters with it
 
 
 @reports
 def report_unused(active: ActiveRun) -> None:
-    """Tell of the recorded calls that a completed run did not meet again."""
+    """Report the recorded calls that a completed run did not call again."""
     unused = active.pool.unused
     effects = [each.call for each in unused if each.may_have_happened]
     plain = Counter(each.call.name for each in unused if not each.may_have_happened)
     if plain:
         told = ", ".join(f"{name} x{count}" for name, count in plain.most_common(6))
         notice(
-            f"{active.run_id}: recorded steps that were not met again: {told}. The code did not "
-            "call them this time; their results were not used"
+            f"{active.run_id}: recorded steps that were not called again: {told}. Their results "
+            "were not used"
         )
     if effects:
         told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in effects[:6])
         warn(
-            f"run {active.run_id!r} completed without meeting these recorded side effects again, "
-            f"which have happened or may have: {told}",
+            f"run {active.run_id!r} completed without calling these recorded side effects again, "
+            f"which happened or may have happened: {told}",
             UnusedRecordWarning,
         )

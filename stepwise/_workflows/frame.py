@@ -1,4 +1,4 @@
-"""The frame of a workflow function: when checkpoints are taken, and what they hold."""
+"""The frame of a workflow function: the times and the contents of its checkpoints."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = ["RestoreFailedError", "WorkflowFrame"]
 
 _MANY = 20  # steps in one statement, by one helper
 _SEVERAL = 3  # steps without a boundary
-_ALLOWED = 0.05  # seconds for checkpoints before what only may call a step; more in a long run
-_GUESSES = 0.05  # of the run's time, for those
-_SHARE, _COST, _SETTLED = 0.1, 0.002, 30.0  # of the run's time; seconds each; seconds of running
+_ALLOWED = 0.05  # seconds for checkpoints before statements that only may call a step
+_GUESSES = 0.05  # share of the run's time for such checkpoints, in a long run
+_SHARE, _COST, _SETTLED = 0.1, 0.002, 30.0  # share of the run's time; seconds each; seconds run
 _NO_ITERATORS = ("generator", "async_generator", "coroutine")
 
 
@@ -125,20 +125,22 @@ class WorkflowFrame(Frame):
         self.known = checkpoints.known_values(active.secrets)
         self.references = References(self.known)
         self.module = ModuleState(active, rewritten.function, rewritten.assigned)
-        self.managers: dict[int, tuple[int, str]] = {}  # steps done before it; why it stays shut
+        self.managers: dict[
+            int, tuple[int, str]
+        ] = {}  # steps done before; why it cannot be entered
         self.complaints = Complaints(active, self.file, rewritten)
         self.prefixes: dict[tuple[int, int], str | None] = {}
         self.asking = rewritten.ahead.keys() - {0}
         self.asked = 0  # the last point before which something may have called a step
         self.seen: set[int] = set()  # points after which a step was called
-        self.tried: set[int] = set()  # points after which one might have been
+        self.tried: set[int] = set()  # points after which a step might have been called
         self.refused: set[int] = set()
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
         self.outlooks = Outlooks(rewritten, self.entered)
-        self.shut: set[int] = set()  # blocks of which nothing was said yet
+        self.shut: set[int] = set()  # blocks that were not reported yet
         self.reopened: dict[int, Any] = {}  # the files of ``with`` statements to be entered again
         self.guesses = False
-        self.drawn = False  # whether something executed may come to other values the next time
+        self.drawn = False  # whether an executed statement may produce other values next time
         self.count = self.taken = self.without = 0
         self.cost = self.guessed = self.last = 0.0
         self.wanted = False  # a checkpoint, at the next boundary where one can be taken
@@ -146,7 +148,7 @@ class WorkflowFrame(Frame):
         self.started = time.perf_counter()
 
     def begin(self, captured: Callable[[], Any] | None = None) -> int:
-        """Make the frame what it was; see the base class.
+        """Restore the frame; see the base class.
 
         Raises:
             RestoreFailedError: the variables cannot be loaded.
@@ -186,7 +188,7 @@ class WorkflowFrame(Frame):
             blocks = rewritten.blocks
             self.visited.update(blocks.index(path) for path in state.visited if path in blocks)
             self.loaded, values = None, self.values
-        first = rewritten.ahead.get(self.target)  # no checkpoint is asked for before it
+        first = rewritten.ahead.get(self.target)  # no checkpoint is requested before it
         if first is not None:
             self.drawn = outlook(first, values, rewritten, ()).drawn
         self.begun()
@@ -213,7 +215,7 @@ class WorkflowFrame(Frame):
             reading = rewritten.files.get(name)
             known = head is not None and names_of(head, named, rewritten) is not None
             if not known or (reading is None) != (before.file is None):
-                raise LookupError(f"the loop at line {rewritten.loops[name]} is another one")
+                raise LookupError(f"the loop at line {rewritten.loops[name]} is a different one")
             if reading is not None:
                 assert head is not None
                 try:
@@ -228,7 +230,7 @@ class WorkflowFrame(Frame):
         for name in rewritten.made.keys() & named.keys():
             value = named[name]
             if type(value) is Remade and remade(name, value.cls, named, rewritten) != value:
-                raise LookupError(f"what makes {name!r} is not what it was")
+                raise LookupError(f"the code that makes {name!r} has changed")
         return named
 
     def look(self, result: object) -> Looked | None:
@@ -236,9 +238,9 @@ class WorkflowFrame(Frame):
         return self.known.look(result)
 
     def recorded(self, number: int, record: Record, looked: Looked | None) -> None:
-        """A result that was looked at is in the journal."""
+        """Note that an examined result is in the journal."""
         if self.shut:
-            self.due = True  # an answered step is one of the block, too
+            self.due = True  # an answered step belongs to the block, too
         if looked is not None and holds_plainly(record):
             self.known.recorded(number, looked)
 
@@ -271,9 +273,9 @@ class WorkflowFrame(Frame):
         if self.shut:
             self._tell_shut(self.rewritten.points[number], values)
         began = time.perf_counter()
-        tells = self.wanted  # not of a checkpoint that nobody waits for
+        tells = self.wanted  # an event is for due checkpoints only
         if self.active.stopped is not None or not self._wants(number, values):
-            # What stopped the run may have been swallowed, in a thread: nothing after it counts.
+            # A thread may have swallowed what stopped the run: nothing after it counts.
             self.due = self.wanted and self.active.stopped is None
             values.clear()
             return
@@ -391,12 +393,12 @@ class WorkflowFrame(Frame):
                 if tells:
                     self.complaints.unpicklable(error, point.line)
                 return False
-        # What did not pickle the last time and is still there will not now.
+        # A value that did not pickle the last time and is still there will not pickle now.
         culprits = self.complaints.culprits
         return all(values.get(name) is not value for name, value in culprits.items())
 
     def _referring(self, values: dict[str, Any]) -> Data:
-        """The variables, without what is stored already or is put into chunks now."""
+        """Return the variables without values that are stored already or put into chunks now."""
         few = dump_few(values, self.around)
         if few is not None:
             self.references.prepare_none()
@@ -425,7 +427,7 @@ class WorkflowFrame(Frame):
         try:
             return dump_values(values, self.around)
         except UnpicklableError as error:
-            # What a ``with`` bound that is over by now (a closed file, a client) is let go.
+            # Values bound by a ``with`` that has ended (a closed file, a client) are dropped.
             over = {name for each in self.rewritten.withs for name in each.released}
             found = error.culprits.items()
             culprits = {n: each for n, each in found if n not in over and not is_global(n)}
@@ -465,7 +467,7 @@ class WorkflowFrame(Frame):
 
     def anew(self, iterator: Any) -> bool:
         """Return whether the iterator of a resumed loop has to be made again."""
-        if isinstance(iterator, Counted):  # the loop alone holds its file
+        if isinstance(iterator, Counted):  # only the loop holds its file
             self.values = {n: value for n, value in self.values.items() if value is not iterator}
         return isinstance(iterator, Skipped)
 
@@ -511,18 +513,18 @@ class WorkflowFrame(Frame):
         return manager
 
     def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
-        """Tell of the blocks around a point in which a step was done and no checkpoint can be."""
+        """Report blocks around a point in which a step was done and no checkpoint is possible."""
         for number in self.shut.intersection(point.withs) - self._files_read(point, values):
             done, why = self.managers[number]
             if self.active.progress.done > done:
                 self.shut.discard(number)
                 self.complaints.no_entry(number, why)
 
-    # -- what it costs ---------------------------------------------------------------------------
+    # -- costs -----------------------------------------------------------------------------------
 
     @reports
     def _weigh(self, values: dict[str, Any]) -> None:
-        """Say once that checkpoints cost more than they should, and which variable weighs most.
+        """Report once that checkpoints cost too much, and the heaviest variable.
 
         In a notice: a warning could be made an error, and a busy machine would fail the run.
         """
@@ -534,10 +536,10 @@ class WorkflowFrame(Frame):
         self.complaints.dear(self.cost / elapsed, *self._heaviest(values))
 
     def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
-        """The variable that takes most of a checkpoint, and its bytes; 0 if there is none."""
+        """Return the variable that takes most of a checkpoint, and its bytes; 0 for none."""
         whole, found = replace(self.around, references=None, arguments={}), ("", 0)
         for name, value in values.items():
-            with contextlib.suppress(UnpicklableError):  # it was let go
+            with contextlib.suppress(UnpicklableError):  # the object was released
                 found = max(
                     found, (name, len(dump_values({name: value}, whole))), key=itemgetter(1)
                 )

@@ -1,4 +1,4 @@
-"""``start()``: a run that goes on beside its caller, and the handle that waits for it.
+"""``start()``: a run beside its caller, and the handle that waits for it.
 
 A run is taken up before its handle is given: whoever is told its id can rely on it.  A plain
 workflow executes in a thread that the interpreter waits for at its end, an asynchronous one in a
@@ -43,7 +43,7 @@ _threads_held: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class StartedRun(abc.ABC):
-    """A run that goes on beside its caller.
+    """A run that executes beside its caller.
 
     Args:
         run: what is recorded of it.
@@ -96,7 +96,7 @@ class Handle(StartedRun, Generic[R]):
         return self._ended.wait(timeout)
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the run, and return its result, or raise what it raised.
+        """Wait for the run, and return its result, or raise its exception.
 
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds; it continues.
@@ -134,7 +134,7 @@ class AsyncHandle(StartedRun, Generic[R]):
         return bool(done)
 
     async def result(self, timeout: float | None = None) -> R:
-        """Wait for the run, and return its result, or raise what it raised.
+        """Wait for the run, and return its result, or raise its exception.
 
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds; it continues.
@@ -179,8 +179,8 @@ def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
 def _refuse(workflow: Definition) -> None:
     if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
-            f"{workflow.label}.start(): nobody would take the items of a generator workflow; "
-            "iterate over it where they are wanted"
+            f"{workflow.label}.start(): nothing would consume the items of a generator workflow; "
+            "iterate over it where you need them"
         )
     refuse_inside(f"{workflow.label}.start()")
 
@@ -191,13 +191,13 @@ def refuse_inside(what: str) -> None:
     if scope is not None:
         raise ConfigurationError(
             f"{what} was called inside run {scope.run.run_id!r}, which would not record it: call "
-            "the workflow, as a child run; or, if it is none of that run's business, put it under "
+            "the workflow, as a child run; or, if it is not part of that run, put it under "
             "`with stepwise.background():`"
         )
 
 
 def start_thread(top: TopLevel) -> Handle[Any]:
-    """Execute a run in a thread of its own; comes back when the run is taken up, or waits."""
+    """Execute a run in a thread of its own; return when the run is taken over, or waits."""
     handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
     began, refused = threading.Event(), list[BaseException]()
 
@@ -213,7 +213,7 @@ def start_thread(top: TopLevel) -> Handle[Any]:
     began.wait()
     if refused:
         raise refused[0]
-    if handle.id != top.run_id:  # another process was faster to take up the one that was meant
+    if handle.id != top.run_id:  # another process took over the intended run first
         handle.run = run_of(top.store, top.run_id)
     return handle
 
@@ -228,7 +228,7 @@ def begin_thread(name: str, target: Callable[[], None]) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Wait for what was started; after Ctrl-C, only for the steps that are being executed."""
+    """Wait for the started runs; after Ctrl-C, only for the steps in progress."""
     ending.begin()
     for thread in list(_threads_held):
         while thread.is_alive():
@@ -275,7 +275,7 @@ def execute_here(
 
 
 def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHandle[Any]:
-    """Execute a run in a task of the running loop; it is taken up at once.
+    """Execute a run in a task of the running loop; it is taken over at once.
 
     Args:
         limit: it is taken up when that lets it pass.
@@ -287,7 +287,7 @@ def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHa
     handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
     task = asyncio.get_running_loop().create_task(_execute_task(top, limit), name=top.run_id)
     if isinstance(top.taken, WorkflowRun):
-        # It is neither over, though it has not begun, nor executed by who starts it.
+        # The run is neither finished nor executed by the thread that starts it.
         top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
     _tasks_held.add(task)
     task.add_done_callback(lambda _: _ended(top, task))
@@ -308,7 +308,7 @@ async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
 def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
     _tasks_held.discard(task)
     if isinstance(top.taken, WorkflowRun) and not top.taken.active.ended:
-        # Its task was cancelled before it began: by the end of the loop, perhaps by a Ctrl-C.
+        # Its task was cancelled before it began: by the end of the loop, or by a Ctrl-C.
         ambient = sys.exc_info()[1]
         if isinstance(ambient, KeyboardInterrupt):
             record_interruption(top.taken.active, ambient)
@@ -328,6 +328,6 @@ def _detach(opened: Recall | WorkflowRun) -> None:
 
 @reports
 def tell_failure(top: TopLevel, error: BaseException) -> None:
-    """Tell that a run ended by raising: perhaps nobody asks its handle."""
+    """Report that a run ended by raising, since nobody may ask its handle."""
     if top.opened:
         notice(f"{top.run_id}, which was started, ended with {preview(error)}")

@@ -38,7 +38,7 @@ from stepwise._runtime.messages import count, notice
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise._workflows import execute, opening, other_runs
-from stepwise._workflows.definition import Callee, Program
+from stepwise._workflows.definition import Callee, HostProgram
 from stepwise._workflows.opening import Invocation, Recall
 from stepwise._workflows.takeover import (
     go_on_at,
@@ -53,9 +53,9 @@ from stepwise.stores import Store
 __all__ = [
     "DamagedError",
     "HeldParts",
+    "HostProgram",
     "HostStore",
     "HostedRun",
-    "Program",
     "Recall",
     "Retention",
     "State",
@@ -86,7 +86,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 def program_of(
     function: Callable[..., Any], label: str, *, module: str = "", code: str = ""
-) -> Program:
+) -> HostProgram:
     """A program of a module, by whatever name its file is started or imported.
 
     Args:
@@ -97,7 +97,7 @@ def program_of(
     module = module or function.__module__
     file = file_of(module)
     name, others = f"{place_of(module)}:{label}", other_names(module, label)
-    return Program(name, label, function, Source(file, "", 0, []), code, file, others)
+    return HostProgram(name, label, function, Source(file, "", 0, []), code, file, others)
 
 
 def completed_here(store: Store, base: str) -> int:
@@ -111,7 +111,7 @@ def count_completed(store: Store, base: str) -> None:
 
 
 def open_run(
-    program: Program,
+    program: HostProgram,
     store: Store,
     run_id: str,
     bound: Mapping[str, Any],
@@ -316,7 +316,7 @@ async def call(
     core = step.core(scope._replace(branch=branch) if branch else scope, args, kwargs, instance)
     operation = start(core)
     if only_recorded and not isinstance(operation, Result):
-        core.close()  # the journal has been asked, and nothing was done
+        core.close()  # the journal was queried; nothing was done
         return None
     return (await aresume(core, operation)).unwrap()
 
@@ -347,7 +347,7 @@ class HostStore:
 
     @cached
     def _seal(self) -> Seal:
-        # At first use: the key of a persistent store is made then, and not before.
+        # At first use, which also creates the key of a persistent store.
         return seal_for(self.store)
 
     def facts(self, run_id: str) -> RunFacts | None:

@@ -1,6 +1,6 @@
 """Calls of a workflow: inside a run, a child run that is a step; outside of any, a run of its own.
 
-From outside, a call means a run (``starts``), which is taken up when it is free (``turns``).
+From outside, a call means a run (``starts``), which is taken over when it is free (``turns``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._display.activity import Doing
 from stepwise._display.progress import Display
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.mutation import surroundings
+from stepwise._execution.outcomes import surroundings
 from stepwise._execution.process_memory import Given, memory
 from stepwise._identity import identity as _identity
 from stepwise._identity.identity import Parameters
@@ -87,7 +87,7 @@ class ChildCall(WorkflowCall):
         return _ChildWatch(self)
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """The arguments as text, without what is not to be shown."""
+        """Return the arguments as text, without hidden values."""
         return self.hiding.shown(bound, secrets)
 
     def prepare(self, scope: Scope) -> Core:
@@ -225,7 +225,7 @@ class _ChildWatch:
 
 
 def run_of(store: Store, run_id: str) -> Run:
-    """A run, to be looked at."""
+    """Return the run, for looking at it."""
     from stepwise._runs.run import Run  # on use: most programs look at no run
 
     return Run(store, run_id)
@@ -234,8 +234,8 @@ def run_of(store: Store, run_id: str) -> Run:
 def no_id_yet(label: str) -> ConfigurationError:
     """Return the error for a caller that asks for the id of a run that will be a new one."""
     return ConfigurationError(
-        f"the next call of {label!r} will be a new run, whose id is made up when it starts: give "
-        "it one, .options(run_id=...), or ask the Run that execute() gives"
+        f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
+        "it an id, .options(run_id=...), or use the Run that execute() returns"
     )
 
 
@@ -250,7 +250,7 @@ class TopLevel(WorkflowCall):
     """
 
     display: Display | None = None
-    run_id = ""  # until it is chosen
+    run_id = ""  # empty until chosen
     taken: Recall | WorkflowRun | None = None
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
@@ -307,7 +307,7 @@ class TopLevel(WorkflowCall):
         return self.taken
 
     def starting(self) -> Starting:
-        """Which run it means."""
+        """Return the run that it means."""
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
@@ -341,7 +341,7 @@ class TopLevel(WorkflowCall):
             waited=waited,
         )
         self.opened = True
-        # The result of the run that was waited for is its own call's: no other one counts it.
+        # The result of a run that was waited for belongs to that run's call: not counted here.
         self.joined = waited and isinstance(opened, Recall)
         return opened
 
@@ -351,7 +351,7 @@ class TopLevel(WorkflowCall):
         self._starting.remember(meant.run_id)
         if meant.told and not meant.generated:
             notice(meant.told)
-        # What a generator gave is not recalled, but made again.
+        # The items of a generator are made again, not recalled.
         is_over = isinstance(opened, Recall) or opened.active.facts.status == "completed"
         again = is_over and meant.later and not self.joined
         if again and not memory.has_executed(store, meant.run_id):
@@ -388,7 +388,7 @@ def next_run_id(
     scope = current_scope()
     if scope is not None:
         if workflow.is_generator or workflow.is_async_generator:
-            return scope.run.run_id  # its steps belong to the caller's run
+            return scope.run.run_id  # the steps of this workflow belong to the caller's run
         return ChildCall(workflow, instance, args, kwargs).next_id(scope.run)
     starting = TopLevel(workflow, instance, args, kwargs).starting()
     meant = next(starting.runs())
@@ -411,7 +411,7 @@ def invoke(
     """Call a workflow: its result, or its ``Run``; awaitable or iterable as its function is."""
     if workflow.is_generator or workflow.is_async_generator:
         if current_scope() is not None:
-            # What it yields cannot be recorded as an outcome: its steps belong to the caller's run.
+            # Its items cannot be recorded as an outcome, so its steps belong to the caller's run.
             return WorkflowCall(workflow, instance, args, kwargs).run_function()
         top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
         if workflow.is_generator:
@@ -421,7 +421,7 @@ def invoke(
         return _plain(workflow, instance, args, kwargs, want_run)
     made_by.add(_coroutine.__code__)
     coroutine: Any = _coroutine(workflow, instance, args, kwargs, want_run)
-    # "coroutine 'agent' was never awaited", says Python, who looks here.
+    # Python reads the name here for "coroutine 'agent' was never awaited".
     coroutine.__name__ = coroutine.__qualname__ = workflow.label
     return coroutine
 
@@ -471,8 +471,8 @@ async def _awaited(
     await top.begin()
     with top as opened:
         value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
-        # A Ctrl-C during the last piece comes only now.  Were it to come after the end, nobody
-        # would get the result, and the next call would be a new run.
+        # A Ctrl-C during the last piece is raised now.  Raised after the end, it would lose the
+        # result, and the next call would be a new run.
         await asyncio.sleep(0)
     return run_of(top.store, top.run_id) if want_run else value
 
@@ -480,7 +480,7 @@ async def _awaited(
 def _generate(top: TopLevel) -> Generator[Any, Any, Any]:
     with top as opened:
         if isinstance(opened, Recall):
-            return None  # it is skipped; nothing is recalled of a generator
+            return None  # skipped; a generator recalls nothing
         return (yield from execute_generator(opened))
 
 
@@ -488,7 +488,7 @@ async def _agenerate(top: TopLevel) -> AsyncGenerator[Any, None]:
     await top.begin()
     with top as opened:
         if isinstance(opened, Recall):
-            return  # it is skipped
+            return  # skipped
         async for item in execute_async_generator(opened):
             yield item
 

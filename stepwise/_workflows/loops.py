@@ -45,9 +45,9 @@ _CALLS = {
     "tqdm": ("tqdm", "tqdm_asyncio", "tqdm_notebook", "trange"),
     "rich": ("track",),
 }
-"""By root package: they give what they are given, in an order that depends on nothing else."""
+"""By root package: functions that return their inputs in an order that depends on nothing else."""
 
-_INSIDE = ("accumulate", "compress", "reader", "sorted")  # they look into the items
+_INSIDE = ("accumulate", "compress", "reader", "sorted")  # these read the contents of items
 _ATOMS = (str, bytes, int, float, bool, type(None))
 _FILES = (io.TextIOWrapper, io.BufferedReader)
 _MODES = ("r", "rt", "rb")
@@ -78,7 +78,7 @@ class FileState(NamedTuple):
         return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
 
     def other(self, now: FileState) -> str:
-        """Say what is another by now; empty for nothing."""
+        """Return what has changed; empty for nothing."""
         if self[:2] != now[:2]:
             return "it is another file"
         if self.size != now.size:
@@ -100,7 +100,7 @@ class Skipped(NamedTuple):
 
 
 class Counted:
-    """An iterator that counts what it gives.
+    """An iterator that counts its items.
 
     Args:
         held: by name, the variables that the head of the loop names, and what they held.
@@ -122,7 +122,7 @@ class Counted:
     def __next__(self) -> Any:
         item = next(self.iterator)
         self.given += 1
-        if self.file is not None:  # its items are made of texts and numbers
+        if self.file is not None:  # items of a file are texts and numbers
             self._digest.update(f"{item!r}\n".encode())
         return item
 
@@ -131,12 +131,14 @@ class Counted:
         for _ in itertools.islice(self, before.items):
             pass
         if self.given != before.items:
-            raise RuntimeError(f"a loop that had given {before.items} items has only {self.given}")
+            raise RuntimeError(
+                f"a loop that had yielded {before.items} items has only {self.given}"
+            )
         if before.file is not None and before.digest != self._digest.digest():
             raise FileChangedError("the part that was read is different")
 
     def changed(self, values: Mapping[str, Any]) -> str:
-        """Name the variables that are not what they were when the loop began."""
+        """Return the names of the variables that have changed since the loop began."""
         names = [
             repr(name)
             for name, (value, held) in self._held.items()
@@ -174,7 +176,7 @@ def reopened(
     values: Mapping[str, Any],
     rewritten: Rewritten,
 ) -> Counted:
-    """Open the file of a loop again, and skip what the loop had been given.
+    """Open the file of a loop again, and skip the items that the loop had received.
 
     Args:
         code: the head of the loop, as an expression.
@@ -229,9 +231,9 @@ def _file_of(iterator: Any) -> Any:
         return None
     file = found[0]
     try:
-        named = isinstance(file.name, (str, bytes, os.PathLike))  # not a descriptor
+        named = isinstance(file.name, (str, bytes, os.PathLike))  # a number is a descriptor
         status = os.fstat(file.fileno())
-        regular = stat.S_ISREG(status.st_mode) and status.st_size  # those of /proc have none
+        regular = stat.S_ISREG(status.st_mode) and status.st_size  # files in /proc have no size
         again = named and regular and file.mode in _MODES and file.tell() == 0
     except (AttributeError, OSError, ValueError):
         return None

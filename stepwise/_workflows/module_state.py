@@ -78,8 +78,8 @@ class ModuleState:
         return {**kept, _CHANGED: changed} if changed else kept
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Give the globals the values of a checkpoint, and tell what cannot be given back."""
-        again = self._active.run_id in memory.runs  # what this process changed is as it left it
+        """Give the globals the values of a checkpoint, and report those that cannot be restored."""
+        again = self._active.run_id in memory.runs  # globals are as this process left them
         self._changed = list(values.get(_CHANGED, ()))
         mine = memory.runs.get(self._active.run_id, {})
         others = live_runs - set(_with_callers(self._active))
@@ -98,18 +98,18 @@ class ModuleState:
         told = []
         if left:
             why = "another run of this process is alive" if others else "this process changed it"
-            told.append(f"these globals are left as they are: {', '.join(left)}, since {why}")
+            told.append(f"these globals are not restored: {', '.join(left)}, since {why}")
         if self._changed and not again:
             told.append(
-                f"what was changed in {_spoken(self._changed)} is not restored: "
-                "keep what a run changes in its local variables, or in arguments"
+                f"changes in {_spoken(self._changed)} are not restored: "
+                "keep the state of a run in its local variables, or in arguments"
             )
         if told:
             notice(f"{self._active.run_id}: {'; '.join(told)}")
 
     @reports
     def replayed(self) -> None:
-        """Tell that the function begins again with globals that were assigned meanwhile."""
+        """Report that the function begins again with globals that were assigned meanwhile."""
         changed = [
             n for n in self._assigned if memory.globals[self._key(n)] != _mark(self._value(n))
         ]
@@ -132,7 +132,7 @@ def _with_callers(run: ActiveRun | None) -> Iterator[ActiveRun]:
 
 
 class _Same:
-    """Stands for a value that has no digest: equal for the very same object."""
+    """The placeholder for a value without digest: equal for the very same object."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -160,7 +160,7 @@ def _content(value: Any) -> Any:
     cls = type(value)
     if not cls.__flags__ & _HEAP_TYPE or issubclass(cls, (type, types.ModuleType)):
         return None
-    try:  # what a proxy stands for is not asked
+    try:  # the target of a proxy is not touched
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
@@ -177,7 +177,7 @@ def _spoken(names: Collection[str]) -> str:
 def _held(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it has no value yet
+    except ValueError:  # an empty cell
         return _MISSING
 
 

@@ -11,8 +11,12 @@ from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._execution.inputs import record_inputs
 from stepwise._execution.location import Locator
-from stepwise._execution.mutation import encode_changed, record_arguments, surroundings
-from stepwise._execution.outcomes import reached
+from stepwise._execution.outcomes import (
+    encode_changed,
+    load_outcome,
+    record_arguments,
+    surroundings,
+)
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import spoken
@@ -130,7 +134,7 @@ class OpenedRun:
     def changed_arguments(self) -> dict[str, str]:
         """Their kinds by name, if they do not hold what they held before; else nothing."""
         around = self.arguments()
-        # ``before`` knows nothing of what an attempt before did to the same objects.
+        # ``before`` does not cover changes that an earlier attempt made to the same objects.
         changed = self.call.arguments_changed or record_arguments(around) != self.before
         return around.kinds() if changed else {}
 
@@ -151,7 +155,7 @@ class OpenedRun:
         return Result()
 
     def undo_after(self) -> Core:
-        """Undo what a run that failed did, if its workflow is to."""
+        """Undo the side effects of a failed run, if its workflow asks for that."""
         active = self.active
         if self.call.callee.compensates and active.facts.status == "failed":
             from stepwise._calls.compensation import compensate  # on use
@@ -159,8 +163,8 @@ class OpenedRun:
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
                 warn(
-                    f"run {active.run_id!r} failed, and undoing its side effects did too: "
-                    f"{preview(result.error)}. To undo what is left: "
+                    f"run {active.run_id!r} failed, and undoing its side effects failed too: "
+                    f"{preview(result.error)}. To undo the others: "
                     f"stepwise.get_run({active.run_id!r}).compensate()",
                     RunWarning,
                 )
@@ -200,9 +204,9 @@ class OpenedRun:
             active.finish("completed", value, encoded, changed=changed)
         elif isinstance(error, Exception) and active.begun and not active.interrupted:
             active.finish("failed", error, active.codec.encode_error(error))
-            if active.parent is not None:  # answered with this error, it has done to them the same
+            if active.parent is not None:  # an answer with this error repeats its changes to them
                 changed = self.changed_arguments()
-        # Else it was interrupted (Ctrl-C, exit, cancelled from outside): there is no end to record.
+        # Otherwise it was interrupted (Ctrl-C, exit, cancelled from outside): no end to record.
         return changed
 
     def _encode(self, value: Any) -> tuple[Encoded | None, dict[str, str]]:
@@ -253,7 +257,7 @@ def open_run(
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        recall = _recall(call, seal)  # its owner may have completed it a moment ago
+        recall = _recall(call, seal)  # the owner may have completed the run a moment ago
         if recall is None:
             return kind(call, *_take_up(call, seal, lease))
     except BaseException:
@@ -267,7 +271,7 @@ def _acquire(lease: Lease, *, child: bool) -> None:
     try:
         lease.acquire(child=child)
     except (RunBusyError, RunOwnedError):
-        # A Ctrl-C in the very moment in which an attempt began or ended may have kept its lease.
+        # A Ctrl-C just as an attempt began or ended may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
@@ -290,23 +294,16 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
     if facts.status != "completed":
         return None
     end = read_end(call.store, seal, facts)
-    if end is None or not end[0].recorded:
-        return None  # the result could not be recorded, or read: its journal makes it again
+    ended = end.ended if end is not None else None
+    if end is None or ended is None or not ended.recorded:
+        return None  # the result could not be recorded or read: a replay computes it again
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
-        return None  # an older database: its journal says what is lost
-    ended, payload = end
+        return None  # an older database: loading its journal reports the loss
     callee = call.callee
     function = callee.workflow.function
     around = surroundings(callee.bound, callee.instance, function, callee.secret)
-    value = reached(
-        Codec(call.codec),
-        payload,
-        ended.form,
-        failed=False,
-        around=around if ended.changed else None,
-        kind=callee.workflow.returns,
-    ).value
+    value = load_outcome(Codec(call.codec), end, around, callee.workflow.returns).value
     if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
@@ -315,7 +312,7 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
             ways = "another run_id"
         first = memory.is_first(f"recalled {callee.workflow.full_name}")  # of a loop over calls
         notice(
-            f"{call.run_id} already completed at {when}{change}; here is its recorded result"
+            f"{call.run_id} already completed at {when}{change}; this is its recorded result"
             f"{f'. To run it afresh: {ways}, or: {_forget(call.run_id)}' if first else ''}"
         )
     return Recall(value, bool(ended.changed))
@@ -329,7 +326,7 @@ def _has_changed(call: Invocation, recorded: str) -> bool:
 def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     callee, workflow = call.callee, call.callee.workflow
     is_call = is_call_of(call.store, seal, facts, callee)
-    # A list that the instance holds may have grown since; what else it is was chosen.
+    # A list that the instance holds may have grown since; the run id chose everything else.
     parts = callee.parts
     differing = parts.differing(facts.parts, growing=False) if parts is not None else []
     if is_call and not differing:
@@ -339,13 +336,13 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     other = is_call or facts.workflow == workflow.full_name
     detail = "" if other else f" of {facts.workflow}"
     option = parts.left_out_by(differing) if parts is not None else ""
-    leave = f"leave out of the identity what may differ ({option}), " if option else ""
+    leave = f"leave the differing parts out of the identity ({option}), " if option else ""
     raise RunConflictError(
         f"run id {call.run_id!r} belongs to another call{detail}:\n"
         f"  recorded  {recorded}\n"
         f"  given     {given}\n"
         f"{f'  differing {spoken(differing)}{chr(10)}' if differing else ''}"
-        f"Give this one another run id, {leave}or delete that run: {_forget(call.run_id)}",
+        f"Give this call another run id, {leave}or delete that run: {_forget(call.run_id)}",
         run_id=call.run_id,
         recorded=recorded,
         given=given,
@@ -359,7 +356,7 @@ def _forget(run_id: str) -> str:
     return f"stepwise forget {shlex.quote(run_id)}"
 
 
-# -- taking a run up -----------------------------------------------------------------------------
+# -- taking a run over ---------------------------------------------------------------------------
 
 
 def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, bytes, bool]:
@@ -372,7 +369,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, byt
     before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
-        journal.load()  # there is nothing, or it says what is lost
+        journal.load()  # an empty run, or an error that names the loss
         facts, began = _start(call, journal, secrets)
     node = callee.workflow.source.node()
     function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
@@ -390,7 +387,7 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, byt
 
 
 def _secrets_of(call: Invocation) -> Secrets:
-    """The secrets of the runs of which it is one."""
+    """Return the secrets of the runs that contain it."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
     secrets.add(call.callee.secret)
     return secrets
@@ -431,6 +428,6 @@ def _start(
         tell_of_unfinished(call.store, journal.seal, facts, module, callee.parts)
     if secrets.found_in(payload):
         payload = b""
-    # Mostly not durable: nothing is lost with it, and the first step's commit takes it along.
+    # Usually not durable: losing it costs nothing, and the first step's commit includes it.
     journal.append((started, payload), durable=callee.promised, head=facts)
     return facts, (started, payload)

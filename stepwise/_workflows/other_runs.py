@@ -83,8 +83,8 @@ def _was_renamed(old: RunFacts, digest: str, module: str) -> bool:
     """
     if (_place_of_run(old), old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
         return False
-    # Only the names are looked at: a module may hold anything, and what it holds, asked for an
-    # attribute, may do anything (a proxy outside of its request raises).
+    # Only names are compared: reading an attribute of an arbitrary object in a module may run
+    # arbitrary code (a proxy outside of its request raises).
     names = vars(sys.modules[module]) if module in sys.modules else {}
     return old.label.partition(".")[0] not in names and not is_defined(module, old.label)
 
@@ -127,8 +127,8 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
         return f"Its arguments differ{edited}; called with them, it resumes"
     if old.parts is None and parts is not None and parts.has_instance:
         return (
-            f"Its arguments are equal{edited}; what its instance held is not recorded. To go on "
-            f"with it: .options(run_id={old.run_id!r})"
+            f"Its arguments are equal{edited}; its instance's attributes are not recorded. To "
+            f"resume it: .options(run_id={old.run_id!r})"
         )
     return (
         f"Its arguments are equal{edited}. To resume it: .options(run_id={old.run_id!r}), or "
@@ -136,20 +136,20 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
     )
 
 
-_looked_for: set[str] = set()  # workflows, under another name
-_MOST = 300  # unfinished runs that are looked at for that
+_looked_for: set[str] = set()  # workflows that were searched under another name
+_MOST = 300  # unfinished runs that the search examines
 
 
 def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
     for old in _unfinished(store, seal, None, _MOST):
         if _was_moved(old, new.workflow, new.digest, new.code):
             told = (
-                f"the same code in {_place_of_run(old)}, which is there no more. To resume that "
+                f"the same code in {_place_of_run(old)}, which no longer exists. To resume that "
                 f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
             )
         elif _was_renamed(old, new.digest, module):
             told = (
-                f"a workflow {old.label!r}, which is not in {_place_of_run(old)} any more. If "
+                f"a workflow {old.label!r}, which is no longer in {_place_of_run(old)}. If "
                 f"{new.label!r} is the same one, to resume that run instead: "
                 f"@workflow(name={old.label!r})"
             )

@@ -21,7 +21,7 @@ from stepwise._calls.perform import perform
 from stepwise._calls.steps import Step, known_steps
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.location import Locator, Origin
-from stepwise._execution.mutation import Watch
+from stepwise._execution.outcomes import ArgumentWatch, load_outcome
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
 from stepwise._journal.projection import Calls
@@ -29,13 +29,14 @@ from stepwise._journal.records import Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Identity
 from stepwise._runtime.messages import count
-from stepwise._values import codec, digest
+from stepwise._values import digest
+from stepwise._values.codec import Codec
 from stepwise._workflows import execute
-from stepwise._workflows.definition import Callee, Program
+from stepwise._workflows.definition import Callee, HostProgram
 from stepwise._workflows.opening import Invocation, OpenedRun, Recall, open_run
 from stepwise.stores import Store
 
-__all__ = ["Entry", "Piece", "PieceRun", "Pieces"]
+__all__ = ["Entry", "Piece", "PieceRun", "RunPieces"]
 
 
 class Piece(NamedTuple):
@@ -55,7 +56,7 @@ class Piece(NamedTuple):
     body: Callable[[], Any]
 
 
-class Pieces:
+class RunPieces:
     """The pieces of one run, as this process knows them.
 
     Args:
@@ -69,7 +70,7 @@ class Pieces:
         begun: it has executed one.
     """
 
-    def __init__(self, program: Program, run_id: str, module: str, noun: str) -> None:
+    def __init__(self, program: HostProgram, run_id: str, module: str, noun: str) -> None:
         self._program, self._run_id, self._module, self._noun = program, run_id, module, noun
         self.progress = Progress()
         self.begun = False
@@ -106,8 +107,7 @@ class Pieces:
         Raises:
             UnreadableValueError: it cannot be loaded here.
         """
-        assert entry.outcome is not None
-        value = codec.decode(entry.payload, entry.outcome.form)
+        value = load_outcome(Codec(), entry).value
         self.progress.skipped += 1
         return value
 
@@ -144,7 +144,7 @@ class Pieces:
             journal.count(entry)
         for each in recorded:
             if each.call.module == self._module:
-                pool.take(each)  # and with it, if it is done, what was called inside
+                pool.take(each)  # and the calls inside it, if it is done
         loose = {each.call.number for each in pool.all}
         used = [each.call for each in recorded if each.call.number not in loose]
         active.pool = pool
@@ -179,16 +179,16 @@ class Pieces:
 class PieceRun(OpenedRun):
     """The run while one piece of it is executed."""
 
-    def begin_with(self, pieces: Pieces, piece: Piece) -> None:
+    def begin_with(self, pieces: RunPieces, piece: Piece) -> None:
         """Execute this piece."""
         self._pieces, self._piece = pieces, piece
         code = self.call.callee.workflow.function.__code__
-        self.active._locator = _Locator(code, piece.site)
+        self.active._locator = _PieceLocator(code, piece.site)
 
     def run(self) -> None:
         """Execute the piece."""
         drive(self._begin()).unwrap()
-        self.active.pool = Pool()  # what is left is the business of other pieces
+        self.active.pool = Pool()  # the remaining records belong to other pieces
 
     async def arun(self) -> None:
         """Execute a piece that awaits."""
@@ -215,19 +215,19 @@ class PieceRun(OpenedRun):
     def conclude(
         self, value: Any, error: BaseException | None = None, *, again: bool = False
     ) -> None:
-        """Record how it ended; the run is never over, so that there is no result to recall."""
+        """Record the outcome; the run never completes, so that there is no result to recall."""
         super().conclude(value, error, again=True)
 
 
 class _PieceStep(Step):
     """A piece, as the step that it is."""
 
-    def watch(self, bound: Mapping[str, Any]) -> Watch:
-        """Nothing: what it changes is among its outputs."""
-        return Watch({})
+    def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
+        """Return nothing: the changes are among the cell's outputs."""
+        return ArgumentWatch({})
 
 
-class _Locator(Locator):
+class _PieceLocator(Locator):
     """Where calls are made: the piece itself at its site, those inside it at their line."""
 
     def __init__(self, code: CodeType, site: str) -> None:

@@ -31,7 +31,7 @@ class Reach(enum.IntEnum):
 
     NOTHING = 0
     UNSURE = 1
-    """No step, but what comes of it may not be recordable."""
+    """No step, but the result may not be recordable."""
     PERHAPS = 2
     STEP = 3
     EFFECT = 4
@@ -64,7 +64,7 @@ _SAME = frozenset(
         *("statistics", "string", "textwrap", "typing", "unicodedata"),
     )
 )
-"""Modules whose results depend on the arguments alone, but for the functions below."""
+"""Modules whose results depend on the arguments alone, except for the functions below."""
 
 _DRAWING = frozenset(("frozenset", "getattr", "globals", "hash", "id", "input", "open", "set"))
 
@@ -75,7 +75,7 @@ _PLAIN = _SAME - {"itertools"} | frozenset(
         *("warnings", "zoneinfo"),
     )
 )
-"""Modules whose results can be recorded, but for those that open or iterate."""
+"""Modules whose results can be recorded, except for functions that open or iterate."""
 
 _OPEN = frozenset(
     (
@@ -93,7 +93,7 @@ _PURE = _PLAIN | frozenset(
         *("subprocess", "tempfile", "traceback", "urllib", "zlib"),
     )
 )
-"""They call only what they are given; that is looked at as well."""
+"""Functions that call only their arguments, which are examined as well."""
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, bytearray, range, deque)
 _SCALARS = (int, float, bool, type(None), complex, *_CONTAINERS)
@@ -104,7 +104,7 @@ _SUSPENDED: tuple[type, ...] = (
     *(map, filter, zip, enumerate, functools.partial),
     *(each for each in vars(itertools).values() if isinstance(each, type)),
 )
-"""They go on with somebody's code when they are asked for the next item, awaited or called."""
+"""Objects that run user code when they are iterated, awaited or called."""
 
 _ITERABLES: tuple[Any, ...] = (
     *([], (), {}, {}.values(), {}.items(), set(), "", b"", bytearray(), deque()),
@@ -156,7 +156,7 @@ class Outlooks:
         self._namespace = rewritten.function.__globals__
         self._entered = entered
         self._known: dict[int, tuple[tuple[_Seen, ...], Outlook]] = {}
-        self._open: set[int] = set()  # points where more matters than what is remembered
+        self._open: set[int] = set()  # points whose answer depends on more than is remembered
 
     def at(self, number: int, ahead: Ahead, values: Mapping[str, Any]) -> Outlook:
         """Return the outlook at the point of this number."""
@@ -266,7 +266,7 @@ class _Look:
         return getattr(builtins, name, _MISSING) if value is _MISSING else value
 
     def name(self, dotted: str, *, called: bool) -> None:
-        """Look at what a dotted name stands for."""
+        """Examine the object that a dotted name denotes."""
         root, *attributes = dotted.split(".")
         if root[0] == "@":  # the iterator of a loop
             cls = type(self.values.get(root))
@@ -278,7 +278,7 @@ class _Look:
             if _is_workflow(type(value)):
                 break
             owner, value = value, _attribute(value, name)
-            if value is _MISSING:  # it is made when it is asked for
+            if value is _MISSING:  # created on first access
                 self.found(Reach.PERHAPS if called else Reach.UNSURE, drawn=True)
                 return
             cls = type(owner)
@@ -304,7 +304,7 @@ class _Look:
             self.found(Reach.PERHAPS, drawn=True)
             self.held(value.func, called=True, attribute=False)
         elif _is_workflow(cls):
-            self.found(Reach.EFFECT)  # a run of its own, which is announced like a side effect
+            self.found(Reach.EFFECT)  # a child run, which is announced like a side effect
         elif cls is types.FunctionType and (step := step_of(value)) is not None:
             self.found(Reach.EFFECT if step.effect else Reach.STEP)
         elif _perhaps(value, cls, called=called):

@@ -1,4 +1,4 @@
-"""Continue runs in this process from what is recorded of them: one, or all that were cut off."""
+"""Resume runs in this process from their records: one, or all that crashed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwise._execution.inputs import Inputs, load_inputs
+from stepwise._execution.inputs import RunInputs, load_inputs
 from stepwise._execution.registry import known_workflow, known_workflows
 from stepwise._runs.listing import listed
 from stepwise._runtime import asyncio_state, settings
@@ -38,7 +38,7 @@ _SHOWN = 5  # runs that a notice names
 
 
 class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
-    """The handles of the runs that go on.
+    """The handles of the resumed runs.
 
     Args:
         left: the runs that were left alone, each with the reason.
@@ -72,14 +72,14 @@ def _call_again(
         )
     if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
-            f"run {run.id!r} is of a generator workflow, whose items somebody must take: call it"
+            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: call it"
         )
     try:
         inputs = load_inputs(run.store, run._seal, facts)
     except UnreadableValueError:
         if not given:
             raise
-        inputs = Inputs({}, "self" if "self" in given else "")
+        inputs = RunInputs({}, "self" if "self" in given else "")
     values = inputs.whole(given)
     signature = inspect.signature(workflow.function)
     unknown = sorted(values.keys() - signature.parameters.keys())
@@ -132,7 +132,7 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
     """
     refuse_inside("stepwise.recover()")
     if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
-        raise ConfigurationError(f"recover(max_workers={max_workers!r}): it is 1 or more")
+        raise ConfigurationError(f"recover(max_workers={max_workers!r}): it must be 1 or more")
     wanted = getattr(workflow, "full_name", workflow)
     known = [each.definition for each in known_workflows()]
     names = {each.full_name for each in known if wanted in (None, each.full_name, each.label)}
@@ -175,7 +175,7 @@ def _cut_off(
             try:
                 definition = known_workflow(facts.workflow).definition
                 found.append(_call_again(definition, each.run, {}, on_owned="raise"))
-            except Exception as error:  # of classes that are loaded, too
+            except Exception as error:  # classes of loaded values may raise, too
                 left.append((each.run, error_text(error) or type(error).__name__))
     return found, left
 
@@ -185,7 +185,7 @@ def _tell(found: list[TopLevel], left: list[tuple[Run, str]]) -> None:
     if found:
         ids = ", ".join(each.run_id for each in found[:_SHOWN])
         more = ", ..." if len(found) > _SHOWN else ""
-        notice(f"recover: {count(len(found), 'run')} cut off before, continued here: {ids}{more}")
+        notice(f"recover: {count(len(found), 'run')} that crashed, continued here: {ids}{more}")
     reasons = Counter(why for _, why in left)
     for why, many in reasons.most_common(_SHOWN):
         ids = ", ".join([run.id for run, each in left if each == why][:_SHOWN])

@@ -37,7 +37,7 @@ class Remade(NamedTuple):
 
 
 def remade(name: str, cls: type, values: Mapping[str, Any], rewritten: Rewritten) -> Remade | None:
-    """Return what stands for a client in a checkpoint; ``None`` if it cannot be made again.
+    """Return the replacement of a client in a checkpoint; ``None`` if it cannot be remade.
 
     Args:
         name: of the variable.
@@ -51,7 +51,7 @@ def remade(name: str, cls: type, values: Mapping[str, Any], rewritten: Rewritten
     root, *attributes = made.called.split(".")
     for each in made.read | {root}:
         if each in rewritten.variables:
-            value = values.get(each, function)  # those of enclosing functions are not restored
+            value = values.get(each, function)  # variables of enclosing functions are not restored
         else:
             value = function.__globals__.get(each, getattr(builtins, each, function))
             if type(value) in _ATOMS:

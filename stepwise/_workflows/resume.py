@@ -88,7 +88,7 @@ class WorkflowRun(OpenedRun):
         )
         self.active.frame = frame
         pending.set(frame)
-        del loaded  # it is large
+        del loaded  # large
         return self._rewritten.function(*callee.args, **callee.kwargs)
 
     def _restore_failed(self, error: RestoreFailedError) -> None:
@@ -101,7 +101,7 @@ class WorkflowRun(OpenedRun):
     # -- choosing --------------------------------------------------------------------------------
 
     def _choose(self) -> Loaded | None:
-        """The newest checkpoint that verifies, fits the code, and lies before what is to be redone.
+        """Return the newest checkpoint that verifies, fits the code, and precedes all redone calls.
 
         With it, the journal after it is loaded and the pool filled.
         """
@@ -118,7 +118,7 @@ class WorkflowRun(OpenedRun):
                 )
                 continue
             if self._rewritten.number(state.position) is None or not self._prefix_holds(state):
-                # The oldest checkpoint with other code before it tells best where the edit is.
+                # The oldest checkpoint with other code before it locates the edit best.
                 self._changed = f"the code before {state.where} has changed"
                 continue
             journal = self.active.journal
@@ -182,7 +182,7 @@ class WorkflowRun(OpenedRun):
             self._put_arguments_back(entries)
 
     def _in_children(self) -> str:
-        """Say in which child runs, that were stopped too, it goes on."""
+        """Name the stopped child runs in which it resumes, too."""
         left = [each for each in self.active.pool.all if not (each.answers or each.over)]
         children = [each.call.child for each in left if each.call.child]
         more = f" and {len(children) - 1} more" if children[1:] else ""
@@ -192,13 +192,13 @@ class WorkflowRun(OpenedRun):
         """Say why no step is answered."""
         active = self.active
         if active.facts.undone:
-            return ": what it did was undone"
-        if active.journal.lost or active.journal.tail:  # which is said, with the place
+            return ": its side effects were undone"
+        if active.journal.lost or active.journal.tail:  # another notice reports the loss
             return ""
         if active.facts.status == "failed" or any(
             each.status is not Status.OPEN for each in active.pool.all
         ):
-            return ": no step of it had been done"
+            return ": none of its steps had been done"
         return ": it was stopped before its first step ended"
 
     def _put_arguments_back(self, entries: list[Entry]) -> None:
@@ -209,8 +209,8 @@ class WorkflowRun(OpenedRun):
             load_values(start[1], around)
         else:
             notice(
-                f"{self.active.run_id}: its arguments could not be recorded when it began, so what "
-                "the stopped attempt did to them stays"
+                f"{self.active.run_id}: its arguments could not be recorded when it began, so "
+                "changes by the stopped attempt stay"
             )
 
     # -- beginning -------------------------------------------------------------------------------
@@ -231,5 +231,5 @@ class WorkflowRun(OpenedRun):
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
 
     def _why(self) -> str:
-        """Why it does not resume at the newest checkpoint."""
+        """Return why the run does not resume at the newest checkpoint."""
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))

@@ -1,4 +1,4 @@
-"""Which run a call from outside of any run means.
+"""The choice of the run that a call from outside of any run means.
 
 A run id that the user gave names it.  Otherwise ``start=`` says what is meant: the run of these
 arguments (``"same"``), the one that is unfinished (``"unfinished"``), or a new one (``"new"``).
@@ -29,7 +29,7 @@ from stepwise.stores import Store
 
 __all__ = ["Meant", "Starting"]
 
-_MOST = 300  # unfinished runs of a name that are looked at
+_MOST = 300  # unfinished runs of one name that are examined
 
 
 class Meant(NamedTuple):
@@ -74,7 +74,7 @@ class Starting:
     def _seal(self) -> Seal:
         return seal_for(
             self._store
-        )  # it makes the key, which who only asks for an id does not need
+        )  # it creates the key, which a caller that only asks for an id does not need
 
     @property
     def base(self) -> str:
@@ -83,7 +83,7 @@ class Starting:
 
     @property
     def mode(self) -> Start:
-        """Which run is meant where no id is given."""
+        """Choose the run for a call without a run id."""
         if settings.fresh():
             return "new"
         said: Start = self._workflow.options.start or settings.start() or "same"  # type: ignore[assignment]
@@ -95,7 +95,7 @@ class Starting:
         return bool(self._workflow.options.start or settings.start())
 
     def runs(self) -> Iterator[Meant]:
-        """The run that is meant; then what is, if that one is no longer unfinished or free."""
+        """Return the intended run; the next one, if that run is no longer unfinished or free."""
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
         if run_id is not None:
@@ -118,7 +118,7 @@ class Starting:
         return Meant(
             run_id,
             generated=True,
-            told=f"a fresh run: {run_id}; should it stop: "
+            told=f"a fresh run: {run_id}; if it stops, "
             f".options(run_id={run_id!r}) with the same arguments resumes it",
         )
 
@@ -167,13 +167,13 @@ class Starting:
         warn(
             f"a later call of {label!r} with equal arguments was answered by {run_id}, which "
             "another process completed: the n-th equal call of a process is the n-th such run, so "
-            "that a script that stopped can go on. If each call is to be made: start='new'. If "
-            "only what is unfinished is to be resumed: start='unfinished'. A run for each request: "
-            ".options(run_id=...). If this is what you want: start='same'",
+            "that a script that stopped can resume. To make every call a new run: start='new'. To "
+            "resume unfinished runs only: start='unfinished'. For one run per request: "
+            ".options(run_id=...). To keep this behaviour: start='same'",
             RunWarning,
         )
 
-    # -- the run of these arguments --------------------------------------------------------------
+    # -- the run with these arguments ------------------------------------------------------------
 
     def _same(self) -> Iterator[Meant]:
         first = self._bases[0]
@@ -218,7 +218,9 @@ class Starting:
             modules = ["__main__"] if place == workflow.file else ["__main__", place]
             for module in modules if parts.of_instance_of(workflow.function.__module__) else [None]:
                 of_name = parts.bases(name, workflow.label, module)
-                found += of_name[:1] + of_name[-1:]  # as now, and as an older version had it
+                found += (
+                    of_name[:1] + of_name[-1:]
+                )  # the current rule, and that of an older version
         return [base for base in dict.fromkeys(found) if base not in self._bases]
 
     def _nearly_same(self) -> Iterator[Meant]:
@@ -238,12 +240,12 @@ class Starting:
         if not differing:
             return ""
         return (
-            f"{facts.run_id} is taken up, although it began with another {spoken(differing)}: a "
-            "time or a random id tells no unfinished runs apart. If it should, or if this is to be "
-            "a new run: @workflow(key=...), .options(run_id=...), .options(start='new')"
+            f"{facts.run_id} is taken over, although it began with another {spoken(differing)}: "
+            "unfinished runs do not differ by times or random ids. If this should be a new run: "
+            "@workflow(key=...), .options(run_id=...), .options(start='new')"
         )
 
-    # -- the one that is unfinished --------------------------------------------------------------
+    # -- the newest unfinished run ---------------------------------------------------------------
 
     def _unfinished(self) -> Iterator[Meant]:
         found = [
@@ -259,7 +261,7 @@ class Starting:
             if others:
                 told = (
                     f"{facts.run_id} is the newest unfinished run of these arguments; there are "
-                    f"others: {others}. The next start takes up the newest that is left; "
+                    f"others: {others}. The next start takes over the newest of them; "
                     "stepwise forget deletes one"
                 )
             yield Meant(facts.run_id, unfinished=True, told=told)

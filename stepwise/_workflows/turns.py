@@ -64,7 +64,7 @@ def turn(
         if on_owned == "skip":
             raise RunSkipped(
                 f"run {run_id!r} is being executed {describe_owner(busy.owner)}, and "
-                "on_owned='skip' leaves it to that one",
+                "on_owned='skip' leaves the run alone",
                 run_id=run_id,
                 owner=busy.owner,
             ) from None
@@ -75,7 +75,7 @@ def turn(
             yield from _until_free(store, run_id, busy, blocks=blocks)
         after = facts_of(store, seal, run_id)
         if after is not None and after.status == "failed" and not _same_end(before, after):
-            from stepwise._execution.viewer import error_of  # on use: hardly anybody waits
+            from stepwise._execution.viewer import error_of  # on use: few programs wait
 
             failure = error_of(store, seal, after)
             if failure is not None:
@@ -120,7 +120,7 @@ def _until_free(
         if _waits_for_caller(store, run_id, blocks=blocks):
             raise type(busy)(
                 f"run {run_id!r} is being executed {describe_owner(busy.owner)}, which waits for "
-                "the caller: on_owned='wait' would wait for good. Call another run from in there: "
+                "the caller: on_owned='wait' would wait forever. Call another run there: "
                 ".options(run_id=...)",
                 run_id=run_id,
                 owner=busy.owner,
@@ -131,7 +131,7 @@ def _until_free(
         pause = min(1.5 * pause, _LONGEST)
 
 
-# -- the owner may be waiting for who asks -------------------------------------------------------
+# -- the owner may be waiting for the caller -----------------------------------------------------
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def _noted(run_id: str) -> Iterator[None]:
 def _waits_for_caller(store: Store, run_id: str, *, blocks: bool) -> bool:
     owner = live_run(store, run_id)
     if owner is None:
-        return False  # it is in another process
+        return False  # the owner is in another process
     scope = current_scope()
     mine = set(_upwards(scope.run)) if scope is not None else set()
     if mine and any(run in mine for run in _held_up_by(owner)):
@@ -164,7 +164,7 @@ def _waits_for_caller(store: Store, run_id: str, *, blocks: bool) -> bool:
 
 
 def live_run(store: Store, run_id: str) -> ActiveRun | None:
-    pid = os.getpid()  # what a fork inherited is not alive in here
+    pid = os.getpid()  # runs inherited by a fork are not alive here
     for active in list(live_runs):
         if (active.run_id, active.pid) == (run_id, pid) and active.journal.store is store:
             return active

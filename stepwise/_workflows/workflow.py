@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     class FunctionWrapper:
         """For the type checker only: wrapt's own annotations say less than ours."""
 
-        # Not in the classes below: there they would hide the annotations of the function.
+        # Set here and not in the classes below, where they would hide the function's annotations.
         __wrapped__: Any
         _self_parent: Workflow[..., Any]
         _self_instance: Any
@@ -59,7 +59,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 T = TypeVar("T")
 
-_NOTHING = object()  # None is what a decorator that forgot its return leaves
+_NOTHING = object()  # None is the result of a decorator that forgot its return
 
 Operation = Callable[[Definition, Any, tuple[Any, ...], dict[str, Any]], Any]
 _give_result: Operation = functools.partial(invoke, want_run=False)
@@ -81,9 +81,9 @@ def _resume(workflow: Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
 class _Offers(TakesOptions, Generic[P, R_co]):
     """The common interface of a bound or unbound workflow, never mistaken for its function."""
 
-    __slots__ = ()  # a __dict__ of its own would stand before that of the wrapper
+    __slots__ = ()  # a __dict__ here would precede the __dict__ of the wrapper
 
-    _by_name = True  # recorded by its name, like a function, where it has one
+    _by_name = True  # recorded by name, like a function, if it has one
 
     if TYPE_CHECKING:
 
@@ -114,7 +114,7 @@ class _Offers(TakesOptions, Generic[P, R_co]):
     @overload
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]: ...
     def start(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Start a run that goes on beside the caller; gives its handle at once.
+        """Start a run beside the caller; return its handle at once.
 
         The run is on record then, so that its id can be given away.  A plain workflow executes in a
         thread, for which the interpreter waits at its end (after Ctrl-C only up to the next step);
@@ -259,7 +259,7 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
         if _is_class_method(class_of(function), function):
             raise ConfigurationError(
                 f"{function.__qualname__} has @classmethod above @workflow: since Python 3.13, "
-                "nothing tells then of which class its options() or execute() was asked for. Write "
+                "its options() and execute() cannot know their class then. Write "
                 "@workflow above @classmethod"
             )
         return Workflow(self.__wrapped__, definition, operation)
@@ -270,7 +270,7 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
-        # By name, as pickle does with functions; but cloudpickle takes what __main__ defines by
+        # By name, as pickle does with functions.  cloudpickle pickles definitions of __main__ by
         # value, since another process has another __main__.
         if (
             isinstance(found, Workflow)
@@ -321,7 +321,7 @@ def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
     """Return whether a workflow of this function is a class method of ``owner``."""
     if not isinstance(owner, type):
         return False
-    for base in owner.__mro__:  # to the end: super() calls those that are overridden
+    for base in owner.__mro__:  # to the end, since super() calls overridden methods
         held = vars(base).get(function.__name__)
         found = held.__func__ if isinstance(held, classmethod) else None
         if isinstance(found, Workflow) and is_copy(found.definition.function, function):
@@ -434,7 +434,7 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
 
 
 def _follow(old: Any, new: Any) -> None:
-    """Have a workflow that a module defined before do what the edited one does."""
+    """Update a workflow that a module defined before with the edited definition."""
     old, new = (
         each._self_parent if isinstance(each, _BoundWorkflow) else each for each in (old, new)
     )

@@ -67,7 +67,7 @@ class StepContext:
         if not host.is_in_run():
             raise OutsideRunError(
                 f"ctx.tool({host.label_of(function)}) was called after run {self.run_id!r} "
-                "had ended, or in a thread that does not see it",
+                "had ended, or in a thread that does not carry it",
                 run_id=self.run_id,
             )
         recorded, instance = host.step_of(function), None
@@ -83,12 +83,12 @@ class StepContext:
         return value
 
 
-host.uncounted[StepContext] = "tool_results"  # of tools that are called at once, and captured it
+host.uncounted[StepContext] = "tool_results"  # concurrent tools that captured the context change it
 
 AgentFunction = Callable[[StepContext], Any]
 
 _MISTAKES = (ConfigurationError, DigestError, NotRecordableError, OutsideRunError)
-"""Errors of the program: every attempt would make them again."""
+"""Errors of the program: every attempt would repeat them."""
 
 
 class RecoverableAgent:
@@ -268,7 +268,7 @@ class _Recoveries:
             _recoveries.reset(token)
 
     def _recover(self, why: str = "") -> Checkpoint | None:
-        """Be where the newest checkpoint was taken; what is recorded since answers its calls."""
+        """Move to the newest checkpoint; records after it answer the calls."""
         run = self._run
         checkpoint = run.resume_at_newest(
             self._agent.store._newest_first(self.run_id), lambda each: f"step {each.step_number}"

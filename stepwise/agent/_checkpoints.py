@@ -110,7 +110,7 @@ class Checkpoint:
         return {**facts, "checksum": str(self.checksum)}
 
     def _renew(self) -> bool:
-        """Compute the checksum anew if it was computed here; return whether it fits now."""
+        """Renew the checksum if it was computed here; return whether it fits now."""
         now = _Computed(self.compute_checksum())
         if not self.checksum or isinstance(self.checksum, _Computed):
             self.checksum = now
@@ -161,14 +161,16 @@ class CheckpointStore:
             DigestError: it holds something that no checksum can be computed of.
             RunBusyError: another process is executing the run.
         """
-        check_kind("what is saved", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)")
+        check_kind(
+            "the argument of save()", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)"
+        )
         check_values("a checkpoint", run_id=checkpoint.run_id, step_number=checkpoint.step_number)
         active = live_run(self.store, checkpoint.run_id)
         if not checkpoint._renew():
             notice(
                 f"{checkpoint.run_id}: the checkpoint after step {checkpoint.step_number} does not "
-                "have the checksum that it was given, and will not be loaded. With checksum='' it "
-                "is kept as it is"
+                "match its given checksum, and will not be loaded. With checksum='' it is stored "
+                "as it is"
             )
         self._save(
             checkpoint.run_id,
@@ -218,7 +220,7 @@ class CheckpointStore:
         return next((found for found, _ in self._newest_first(run_id)), None)
 
     def load_at_step(self, run_id: str, step: int) -> Checkpoint | None:
-        """The latest checkpoint of a step that verifies; ``None`` if there is none."""
+        """Return the latest checkpoint of a step that verifies, or ``None``."""
         for name in reversed(self._names(run_id)):
             if _step_of(name) == step and (found := self._load(run_id, name)) is not None:
                 return found[0]
@@ -311,13 +313,17 @@ class CheckpointStore:
                 known.names = sorted(left)
         return len(names)
 
-    def _known(self, run_id: str) -> _Known:
+    def _known(self, run_id: str) -> _KnownCheckpoints:
         active = live_run(self.store, run_id)
-        return _Known() if active is None else _known.setdefault(active, _Known())
+        return (
+            _KnownCheckpoints()
+            if active is None
+            else _known.setdefault(active, _KnownCheckpoints())
+        )
 
 
 @dataclass
-class _Known:
+class _KnownCheckpoints:
     """The checkpoints of a run that is executed here, where nobody else can change them.
 
     Args:
@@ -329,7 +335,7 @@ class _Known:
     written: str = ""
 
 
-_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, _KnownCheckpoints] = weakref.WeakKeyDictionary()
 
 
 def _step_of(name: str) -> int:

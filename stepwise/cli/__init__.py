@@ -1,4 +1,4 @@
-"""The command line: look at runs, steer them, settle what is in doubt.
+"""The command line: look at runs, steer them, settle calls in doubt.
 
 Everything shown comes from :class:`stepwise.Run`; every listing also as JSON.  A run may be named
 by the beginning of its id.  Exit codes: 0 done, 1 a problem that the message explains, 2 a wrong

@@ -1,4 +1,4 @@
-"""The command itself: its entry point, what its parts share, and how they find a run."""
+"""The command itself: its entry point, shared options, and the search for a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(stepwise.__version__, prog_name="stepwise")
 def main() -> None:
-    """Look at durable runs, steer them, and settle what is in doubt."""
+    """Look at durable runs, steer them, and settle calls in doubt."""
 
 
 def _use_store(_: click.Context, __: click.Parameter, url: str | None) -> None:

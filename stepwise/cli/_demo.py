@@ -1,4 +1,4 @@
-"""``stepwise demo``: a program is killed in the middle, run again by the same command, and goes on.
+"""``stepwise demo``: a program is killed in the middle, run again by the same command, and resumes.
 
 It is one of the examples, on a real git history: the repository one is in, else a small one that is
 made for the occasion.  Nothing is left behind.  Imports nothing of ours.

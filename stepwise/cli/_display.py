@@ -1,4 +1,4 @@
-"""How it looks: tables, colours, times; whatever is recorded is made printable."""
+"""Output: tables, colours, times; recorded text is made printable."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Styled(str):
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print text, of which a terminal obeys nothing but the colours of our own words.
+    """Print text; a terminal obeys only the colours of our own words in it.
 
     Most of what is shown was recorded: arguments, command lines, paths, errors.
     """
@@ -148,7 +148,7 @@ def _cells(rows: list[list[Any]], headers: list[str]) -> list[list[str]]:
 
 
 def echo_json(facts: Mapping[str, Any], file: Any = None) -> None:
-    """Print facts as JSON, those of an iterator one after the other."""
+    """Print facts as JSON, the items of an iterator one by one."""
     before = "{"
     for name, value in facts.items():
         click.echo(f"{before}\n  {json.dumps(name)}: ", file=file, nl=False)
@@ -174,7 +174,7 @@ def _indented(value: Any, by: int) -> str:
 
 
 def _limit(lengths: list[list[int]], width: int) -> int:
-    """The most characters of a cell with which a table is no wider than that."""
+    """Return the cell length at which a table fits the width."""
     first, *others = (max(column) for column in zip(*lengths, strict=True))
     room = width - first - 2 * len(others)
     limits = range(_NARROWEST, _WIDEST)
@@ -184,7 +184,7 @@ def _limit(lengths: list[list[int]], width: int) -> int:
 
 
 def shorten(cell: Any, limit: int) -> str:
-    """One line of at most so many characters, none of which a terminal would obey."""
+    """Return one line of limited length, without characters that a terminal obeys."""
     if isinstance(cell, _Styled):
         return cell
     text = printable(" ".join(str(cell)[: 4 * limit].split("\n")), 4 * limit)
@@ -230,7 +230,7 @@ def error_text(run: Run) -> str | None:
 
 
 def owned_by(run: Run) -> str:
-    """Describe the process that executes a run; return an empty text if there is none."""
+    """Describe the process that executes a run; return an empty text if it has no owner."""
     owner = run.owner
     return f"  by process {owner.pid} on {owner.host}" if owner is not None else ""
 
@@ -297,7 +297,7 @@ def tell_stops(run: Run, stops: Iterable[tuple[Stop, list[Call]]]) -> None:
 
 
 def store_url() -> str:
-    """The store that is looked at."""
+    """Return the store of this command."""
     from stepwise._runtime import settings
 
     return str(settings.store())
@@ -309,7 +309,7 @@ def when(moment: float) -> str:
 
 
 def ago(moment: float) -> str:
-    """How long ago that is."""
+    """Return how long ago a time is."""
     seconds = max(0.0, time.time() - moment)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

@@ -22,7 +22,7 @@ from stepwise._runtime.file_trust import check_file, check_folder
 from stepwise.cli._command import as_json_option, main, store_option
 from stepwise.cli._display import coloured, say, store_url
 from stepwise.stores import open_store
-from stepwise.stores._local import FolderStore
+from stepwise.stores._folder_store import FolderStore
 from stepwise.stores._locks import has_ofd
 
 __all__: list[str] = []
@@ -34,7 +34,7 @@ _SPACE = 200 * 2**20  # bytes that should be free
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at, and what to do if it is not well."""
+    """The result of one check, and what to do about a problem."""
 
     what: str
     state: Literal["ok", "warning", "problem"]
@@ -163,7 +163,7 @@ def _key() -> Iterator[Finding]:
 
 
 def _distrusted(path: pathlib.Path) -> str:
-    """Why the key, or the folder in which it will be, is not trusted; empty if it is."""
+    """Return why the key, or its future folder, is not trusted; empty if it is."""
     try:
         check_file(path, path.stat()) if path.exists() else check_folder(path.parent)
     except stepwise.ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""Look at runs: which there are, what happened in one, what is in doubt."""
+"""Look at runs: the list, the history of one, the calls in doubt."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def step_facts(step: StepRecord) -> dict[str, Any]:
 
 @main.command()
 def demo() -> None:
-    """See a program killed in the middle, run again, and go on."""
+    """See a program killed in the middle, run again, and resume."""
     from stepwise.cli import _demo
 
     sys.exit(_demo.main())

@@ -1,4 +1,4 @@
-"""Whole runs: where two of them part, and one as a page or as data."""
+"""Whole runs: the difference of two, and one as a page or as data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def export(run_id: str, *, form: str, output: str) -> None:
 
 @contextlib.contextmanager
 def _private(path: str) -> Iterator[TextIO]:
-    """A file to write that its owner alone can read, whoever could read it before."""
+    """Open a file for writing that only its owner can read, whatever its mode was."""
     try:
         with open(path, "w", encoding="utf-8", opener=_open_private) as file:
             yield file
@@ -216,7 +216,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _class_name(value: object) -> tuple[str, str]:
-    """By name: what stands for a class that is not to be had here is made at each look."""
+    """Compare classes by name, since placeholders for missing classes are made at each load."""
     return type(value).__module__, type(value).__qualname__
 
 

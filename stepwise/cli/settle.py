@@ -1,4 +1,4 @@
-"""Settle what is in doubt, put right what is damaged, delete what is over."""
+"""Settle calls in doubt, repair damage, delete old runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stepwise._runtime.messages import count
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import age, ago, call_text, coloured, say
 from stepwise.stores import open_store
-from stepwise.stores._local import FolderStore
+from stepwise.stores._folder_store import FolderStore
 
 
 @main.command()

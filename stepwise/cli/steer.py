@@ -129,7 +129,7 @@ def _execute(command: tuple[str, ...], folder: str, environment: dict[str, str])
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @store_option
 def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
-    """Run a SCRIPT, or with -m a module, showing on stderr what its workflows are doing.
+    """Run a SCRIPT, or with -m a module, and show its progress on stderr.
 
     The exit code is that of the program; 130 after Ctrl-C.
     """

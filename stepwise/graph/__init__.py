@@ -88,7 +88,9 @@ class GraphExecutor:
             RunBusyError: it is being executed.
             StepInDoubtError: a tool with side effects may or may not have happened.
         """
-        check_kind("what is executed", graph, Graph, "write Graph([Node(...), ...], [Edge(...)])")
+        check_kind(
+            "the graph to execute", graph, Graph, "write Graph([Node(...), ...], [Edge(...)])"
+        )
         if input_data is not None:
             check_kind("input_data", input_data, Mapping, "write {'name': value}")
         if session_state is not None:
@@ -112,7 +114,7 @@ _VERDICTS = ("accept", "retry", "replan", "escalate")
 
 
 class FlexibleGraphExecutor(GraphExecutor):
-    """Executes plans: after each step a judge says what is next, and a planner may plan anew.
+    """Executes plans: after each step a judge decides, and a planner may make another plan.
 
     Judge and planner are nodes as well, so that what they decide is recorded.
 
@@ -172,8 +174,8 @@ class FlexibleGraphExecutor(GraphExecutor):
             check_kind("each step of a plan", step, Node, "write Node('name', function)")
             if step.id in ("planner", "judge", "human"):
                 raise ConfigurationError(
-                    f"a step of a plan cannot be called {step.id!r}: that is a node of the "
-                    "executor's own. Give the step another id"
+                    f"a step of a plan cannot be called {step.id!r}: the executor has its own node "
+                    "of that name. Give the step another id"
                 )
         edges = [Edge("judge", "planner", when=lambda memory: memory["verdict"] == "replan")]
         edges.append(Edge("judge", "human", when=lambda memory: memory["verdict"] == "escalate"))
@@ -194,7 +196,7 @@ class FlexibleGraphExecutor(GraphExecutor):
             unknown = [each for each in planned if each not in ids]
             if unknown:
                 raise ConfigurationError(
-                    f"the planner planned {unknown[0]!r}, which is no step; there are {ids}"
+                    f"the planner planned {unknown[0]!r}, which is not a step; there are {ids}"
                 )
             return {"plan": list(planned), "verdict": None, "tries": 0}
 
@@ -205,7 +207,7 @@ class FlexibleGraphExecutor(GraphExecutor):
         verdict = "accept" if self.judge is None else await _settled(self.judge(memory))
         if verdict not in _VERDICTS:
             raise ConfigurationError(
-                f"the judge returned {verdict!r}; it returns one of {', '.join(_VERDICTS)}"
+                f"the judge returned {verdict!r}; it must return one of {', '.join(_VERDICTS)}"
             )
         if verdict == "retry":
             memory["tries"] += 1
@@ -216,7 +218,7 @@ class FlexibleGraphExecutor(GraphExecutor):
         if verdict == "replan" and self.planner is None:
             raise StepwiseError(
                 f"step {step!r} was not accepted ({memory.get('feedback', 'no feedback')}), and "
-                "there is no planner that could plan anew"
+                "there is no planner to make another plan"
             )
         memory["verdict"] = verdict
 
@@ -277,7 +279,7 @@ class AgentRunner:
     async def run(
         self, input_data: Mapping[str, Any] | None = None, run_id: str | None = None
     ) -> ExecutionResult:
-        """Execute the graph, or go on with the run of that id.
+        """Execute the graph, or resume the run of that id.
 
         Args:
             input_data: what the memory begins with.  For a run that paused, anything but its first

@@ -1,4 +1,4 @@
-"""Checkpoints of graphs: ``CheckpointManager`` and what it keeps.
+"""Checkpoints of graphs: ``CheckpointManager`` and its records.
 
 They are the classic checkpoints, kept by the same store: sealed, with a checksum, pruned alike.
 """
@@ -64,7 +64,7 @@ class CheckpointConfig:
 
     @property
     def keep(self) -> int:
-        """How many checkpoints of a run are kept; 0 for all."""
+        """Return how many checkpoints of a run are kept; 0 for all."""
         kept = {"latest_only": 1, "prune_old": self.max_checkpoints_per_run}
         return kept.get(self.retention_strategy, 0)
 
@@ -75,7 +75,7 @@ def _now() -> str:
 
 @dataclass
 class GraphCheckpoint:
-    """Where the execution of a graph was after a node.
+    """The position of a graph's execution after a node.
 
     Args:
         id: unique.
@@ -198,7 +198,7 @@ class CheckpointManager:
         self.storage = self._store.store
         self.config = config if config is not None else CheckpointConfig()
         check_kind("config", self.config, CheckpointConfig, "write CheckpointConfig(...)")
-        self._said: set[tuple[str, str]] = set()  # of a run: why there is no checkpoint
+        self._said: set[tuple[str, str]] = set()  # run ids with reported reasons for no checkpoint
 
     def save_checkpoint(
         self,
@@ -226,7 +226,7 @@ class CheckpointManager:
             return None
         read_all = getattr(memory, "read_all", None)
         if read_all is None:
-            check_kind("memory", memory, Mapping, "give a mapping, or what has read_all()")
+            check_kind("memory", memory, Mapping, "give a mapping, or an object with read_all()")
         kind = ExecutorType(executor_type)
         by_id = "current_node_id" if kind is ExecutorType.GRAPH else "current_step_id"
         more = dict(metadata or {})
@@ -247,7 +247,7 @@ class CheckpointManager:
         return self._save(checkpoint, None)
 
     def _save(self, checkpoint: GraphCheckpoint, place: State | None, **how: Any) -> str:
-        """Keep a checkpoint; ``place`` is where the run can go on with it."""
+        """Save a checkpoint; ``place`` is where the run can resume with it."""
         facts = {
             "checkpoint_id": checkpoint.id,
             "run_id": checkpoint.run_id,
@@ -293,16 +293,16 @@ class CheckpointManager:
     def get_checkpoint(
         self, run_id: str, checkpoint_id: str | None = None
     ) -> GraphCheckpoint | None:
-        """One checkpoint, or the newest that is intact; ``None`` if there is none."""
+        """Return one checkpoint, or the newest intact one, or ``None``."""
         for checkpoint, _ in self.newest_first(run_id):
             if checkpoint_id in (None, checkpoint.id):
                 return checkpoint
         return None
 
     def newest_first(self, run_id: str) -> Iterator[tuple[GraphCheckpoint, State | None]]:
-        """The intact checkpoints, each with where the run can go on with it."""
+        """Yield the intact checkpoints, each with the place where the run can resume with it."""
         for kept, place in self._store._newest_first(run_id):
-            if "memory_snapshot" in kept.state:  # not of a RecoverableAgent of that run id
+            if "memory_snapshot" in kept.state:  # not from a RecoverableAgent with that run id
                 yield GraphCheckpoint.model_validate(kept.state), place
 
     def list_checkpoints(self, run_id: str) -> list[GraphCheckpoint]:

@@ -13,7 +13,14 @@ from stepwise._runtime.options import check_values
 from stepwise._values import digest as _digest
 from stepwise._values.preview import error_text
 from stepwise._workflows import host
-from stepwise._workflows.host import DamagedError, HeldParts, HostedRun, HostStore, Program, Recall
+from stepwise._workflows.host import (
+    DamagedError,
+    HeldParts,
+    HostedRun,
+    HostProgram,
+    HostStore,
+    Recall,
+)
 from stepwise.errors import ConfigurationError, DigestError
 from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
 from stepwise.graph._model import ExecutionResult, Graph
@@ -46,7 +53,7 @@ class Execution:
     session: Mapping[str, Any]
 
     async def run(self) -> ExecutionResult:
-        """Begin, or go on."""
+        """Begin, or resume."""
         self.data = dict(self.given or {})
         visit = self.session.get("paused_visit") if self.given is not None else None
         self.answer = Answer(self.data, visit) if visit else None
@@ -56,13 +63,13 @@ class Execution:
         if isinstance(run, Recall):
             result = ExecutionResult(**run.value)
         else:
-            result = await _Recorded(self, run, self.manager).execute()
+            result = await _RecordedWalk(self, run, self.manager).execute()
         if result.status == "completed" and not self.session.get("run_id"):
             host.count_completed(self.manager.storage, result.run_id)
         if self.answer is not None and not self.answer.used and not isinstance(run, Recall):
             notice(
-                f"{result.run_id}: that pause was answered before, and what was answered then "
-                "counts; look at paused_at before you answer"
+                f"{result.run_id}: that pause was answered before, and the first answer counts; "
+                "check paused_at before you answer"
             )
         return result
 
@@ -108,7 +115,7 @@ class Execution:
                     + run_id
                 )
             if self.given is None or self.session.keys() - {"run_id"}:
-                # It brings no input, but a state or an answer.
+                # The call brings a state or an answer instead of an input.
                 digest = facts.digest
         bound = {"goal": self.goal, "input_data": self.data}
         return host.open_run(
@@ -122,7 +129,7 @@ class Execution:
         return {where: function for where, function in functions.items() if function is not None}
 
 
-def _derived(store: HostStore, program: Program, parts: HeldParts, digest: str) -> str:
+def _derived(store: HostStore, program: HostProgram, parts: HeldParts, digest: str) -> str:
     """The id of a run: the first one of this input that was not handed out here.
 
     It is made of the graph's name and the input.  Where that run is another's, whose nodes hold
@@ -135,7 +142,7 @@ def _derived(store: HostStore, program: Program, parts: HeldParts, digest: str) 
         for digests in dict.fromkeys([(digest,), (digest, *parts.digests())]):
             ids = [host.derived_id(name, program.label, *digests) + number for name in names]
             found.append(_known(store, program, parts, ids))
-        # A run that is there comes first, then an id that no other run has.
+        # An existing run comes first, then an id that no other run has.
         _, run_id = min(found, key=lambda each: _ORDER.index(each[0]))
         if not host.completed_here(store.store, run_id):
             return run_id
@@ -143,7 +150,7 @@ def _derived(store: HostStore, program: Program, parts: HeldParts, digest: str) 
 
 
 def _known(
-    store: HostStore, program: Program, parts: HeldParts, ids: Sequence[str]
+    store: HostStore, program: HostProgram, parts: HeldParts, ids: Sequence[str]
 ) -> tuple[str, str]:
     """The one of these ids that the run has, else the first; before it, whose that is."""
     names, whose = (program.full_name, *program.other_names), "nobody's"
@@ -206,7 +213,7 @@ def session_of(walk: Walk, run_id: str) -> Written:
     }
 
 
-class _Recorded:
+class _RecordedWalk:
     """A walk that is recorded, and resumes at the newest checkpoint.
 
     Its nodes get copies, so that they change nothing that it was given.
@@ -253,10 +260,10 @@ class _Recorded:
             )
         return self._call.beginning()
 
-    # -- going on --------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------
 
     def _recover(self) -> bool:
-        """Be where the newest checkpoint was taken; what is recorded since answers its visits."""
+        """Move to the newest checkpoint; records after it answer the visits."""
         run = self._run
         # Without a state it was taken beside a node in progress: records from before are needed.
         found = (each for each in self._manager.newest_first(run.run_id) if each[1] is not None)
@@ -270,8 +277,8 @@ class _Recorded:
         run.record_resumed(
             told,
             self._recovered,
-            if_changed="the graph is not the one that it began with; what is done stays done, and "
-            "what follows is the new graph",
+            if_changed="the graph has changed since the run began; done nodes stay done, and the "
+            "new graph decides what follows",
         )
         return checkpoint is not None
 
@@ -282,7 +289,7 @@ class _Recorded:
         if not self._manager.should_checkpoint(walk.steps):
             return
         if config.keep == 1 and not walk.quiet:
-            return  # it would take the place of one at which the run can go on
+            return  # it would replace a checkpoint at which the run can resume
         context = session_of(walk, self._run.run_id)
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
@@ -313,11 +320,11 @@ def check_session(session: Mapping[str, Any]) -> None:
     """
     if session and not any(key in session for key in _SESSION):
         raise ConfigurationError(
-            f"session_state has the keys {', '.join(map(repr, session))}, of which none counts: "
+            f"session_state has the keys {', '.join(map(repr, session))}, and none is known: "
             "give the session_state of a result, the to_session_state() of a checkpoint, or "
             "{'run_id': ...}"
         )
-    if session.get("run_id"):  # without a manager, and so in its results, there is none
+    if session.get("run_id"):  # results of executions without a manager have none
         check_values("session_state", run_id=session["run_id"])
 
 
@@ -332,7 +339,7 @@ def session_for(
         return session
     try:
         pause, _ = store.get(run_id, _PAUSE)
-    except DamagedError:  # it never paused: the input is another one
+    except DamagedError:  # it never paused: the input is a different one
         return session
     return {**session, "paused_at": pause["at"], "paused_visit": pause["visit"]}
 

@@ -96,7 +96,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """From a node to one that may follow it.
+    """A connection from a node to a possible next node.
 
     Args:
         when: a function of the memory that says whether it is followed; always, by default.  All
@@ -179,7 +179,7 @@ class Graph:
         return self._order.get(node_id, len(self._order))
 
     def following(self, node_id: str, memory: Memory) -> list[str]:
-        """The nodes that follow one that has succeeded."""
+        """Return the nodes that follow a node that succeeded."""
         return list(
             dict.fromkeys(
                 edge.target
@@ -189,7 +189,7 @@ class Graph:
         )
 
     def following_failure(self, node_id: str) -> list[str]:
-        """The nodes that follow one that has failed."""
+        """Return the nodes that follow a node that failed."""
         return list(
             dict.fromkeys(edge.target for edge in self._from.get(node_id, ()) if edge.on_failure)
         )
@@ -213,7 +213,7 @@ class Graph:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the structure; what the functions do is not part of it."""
+        """Return the digest of the structure, without the code of the functions."""
         nodes = [[n.id, _label(n.function), n.retries, n.pause, n.join] for n in self.nodes]
         edges = [[e.source, e.target, _label(e.when), e.on_failure] for e in self.edges]
         return digest.digest([self.entry, nodes, edges])
@@ -281,12 +281,12 @@ class ExecutionResult:
 
     @property
     def is_clean_success(self) -> bool:
-        """It succeeded, and so did every attempt."""
+        """Return whether the run and every attempt succeeded."""
         return self.execution_quality == "clean"
 
     @property
     def is_degraded_success(self) -> bool:
-        """It succeeded, but not every attempt did."""
+        """Return whether the run succeeded although an attempt failed."""
         return self.execution_quality == "degraded"
 
 

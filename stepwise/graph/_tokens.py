@@ -18,7 +18,7 @@ Written = dict[str, Any]
 
 @dataclass
 class Token:
-    """Where a branch of an execution is, and the memory that it has come with.
+    """The position of a branch of an execution, and its memory.
 
     Args:
         node: that is to be visited.
@@ -53,11 +53,11 @@ class Token:
         return replace(self, memory=memory, stamps=stamps, paused=paused)
 
     def to(self, target: str) -> Token:
-        """The branch that goes on from here to another node."""
+        """Return the branch that continues from here to another node."""
         return Token(target, self.key, self.memory, self.node, self.stamps, self.clock, self.visits)
 
     def enter(self, others: Sequence[Token] = ()) -> Token:
-        """It is visited now, together with others that joined it."""
+        """Return the branch as visited now, together with the branches that joined it."""
         if self.entered:
             return self
         tokens = [self, *others]
@@ -74,7 +74,7 @@ class Token:
 
 
 def merged(tokens: list[Token]) -> tuple[Written, dict[str, int]]:
-    """The memory of several branches: of each key what was written last, counted in visits.
+    """Merge the memory of several branches: for each key the last write, counted in visits.
 
     Of two that were written at the same time, that of the later token.
     """

@@ -28,7 +28,7 @@ __all__ = ["NodeFailedError", "Visits"]
 
 
 class NodeFailedError(Exception):
-    """A node has failed for good; never seen by users, who get what it raised.
+    """A node has failed for good; users never see this, but the node's own exception.
 
     Args:
         calls: the attempts that are to run again when the run resumes.
@@ -71,7 +71,7 @@ class Visits:
         self._answers: dict[str, Step] = {}
 
     async def visit(self, token: Token) -> Written:
-        """Execute a node until an attempt succeeds: what it wrote, and what follows.
+        """Execute a node until an attempt succeeds; return what it wrote, and what follows.
 
         Raises:
             NodeFailedError: no more attempts, and no edge to follow then.
@@ -88,7 +88,11 @@ class Visits:
                 visit.error, visit.inner = None, []
                 record = await self._attempt(token, number)
                 tokens, ms = tokens + record["tokens"], ms + record["ms"]
-                record = {**record, "tokens": tokens, "ms": ms}  # failed attempts cost as well
+                record = {
+                    **record,
+                    "tokens": tokens,
+                    "ms": ms,
+                }  # failed attempts count towards costs
                 if record["error"] is None:
                     return record
                 calls.append(record["call"])
@@ -114,7 +118,7 @@ class Visits:
             run_id = self._run.run_id if self._run is not None else ""
             raise CodeChangedError(
                 f"run {run_id!r} is to resume at node {node_id!r}, which graph "
-                f"{self._graph.name!r} does not have any more. Bring it back, or start over: "
+                f"{self._graph.name!r} no longer has. Bring it back, or start over: "
                 f"stepwise forget {run_id}",
                 run_id=run_id,
             )
@@ -127,7 +131,7 @@ class Visits:
         return cast("Written", await host.call(step, (token.key, number), branch=token.key))
 
     def _step_of(self, node_id: str) -> Step:
-        """The step that a node is: all of them execute one function, which is looked at once."""
+        """The step of a node: all nodes share one function, which is examined once."""
         step = copy.copy(self._pattern)
         step.name = node_id
         step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
@@ -183,7 +187,7 @@ class Visits:
 
     def _following(self, token: Token, record: Written) -> list[str] | None:
         """Return the next nodes, or ``None`` if a condition raises although the node is done."""
-        with contextlib.suppress(Exception):  # asked again, and raised, by follow()
+        with contextlib.suppress(Exception):  # follow() evaluates it again, and raises
             return self.follow(token.wrote(record))
         return None
 
@@ -209,7 +213,7 @@ class Visits:
         if run is not None:
             encoded = run.codec.encode_error(error)
             record["raised"], record["call"] = (encoded.data, encoded.form), host.call_number()
-            if not record["next"]:  # it will be tried again, with what its tools have returned
+            if not record["next"]:  # retried, with the recorded results of its tools
                 visit.inner = run.retry_attempt(error)
         return record
 
@@ -223,14 +227,14 @@ class Visits:
         return error
 
     def forget(self, calls: list[int]) -> None:
-        """The run ends with these attempts: when it goes on they are made anew."""
+        """End the run with these attempts: on resume they are made again."""
         if self._run is not None:
             self._run.retry_calls(*calls)
 
     # -- answers ---------------------------------------------------------------------------------
 
     async def answer(self, token: Token, answer: Written | None) -> Written | None:
-        """Return a human's answer at a pause, or ``None`` if there is none yet.
+        """Return a human's answer at a pause, or ``None`` if it is missing.
 
         Args:
             answer: what is offered now; one that is recorded goes before.
@@ -263,7 +267,7 @@ class Visits:
         """Return the recorded initial data; later calls bring answers instead."""
         if self._run is None:
             return make()
-        self._make = make  # a captured variable would be a part of the call
+        self._make = make  # as a captured variable it would be a part of the call
         step = Step(self._began_with, kind="step", name="began_with")
         return await host.call(step, ())
 

@@ -131,12 +131,12 @@ class Walk:
 
     @property
     def steps(self) -> int:
-        """How many visits there were."""
+        """Return the number of visits."""
         return len(self._trail)
 
     @property
     def path(self) -> list[str]:
-        """The nodes that were visited; those of several branches in the order of the graph."""
+        """Return the visited nodes; those of several branches in the order of the graph."""
         return list(self._path)
 
     @property
@@ -161,7 +161,7 @@ class Walk:
 
     @property
     def retries(self) -> dict[str, int]:
-        """How many attempts followed failed ones, by node."""
+        """Return how many attempts followed failed ones, by node."""
         return dict(self._visits.retries)
 
     @property

@@ -86,12 +86,12 @@ def session_of(store: Store, given: Any, input_data: Any) -> Continued | None:
     began = _read(store, run_id, _BEGAN)
     if began is None:
         raise ConfigurationError(
-            f"store {store.url!r} does not hold how run {run_id!r} began; call it with its first "
-            "input, and without the session_state"
+            f"store {store.url!r} lacks the record of how run {run_id!r} began; call it with its "
+            "first input, and without the session_state"
         )
     first, state = began
     changed = _changed(given.get("memory"), noted["memory"])
-    if not given.get("paused_at"):  # hive then writes the input to the memory as well
+    if not given.get("paused_at"):  # without it, hive also writes the input to the memory
         changed.update(_changed(input_data, {key: _print(value) for key, value in first.items()}))
     return Continued(run_id, first, state, noted["visits"], changed)
 
@@ -114,7 +114,7 @@ def _print(value: Any) -> str:
 
 
 def _read(store: Store, run_id: str, name: str) -> Any:
-    """Return an object that lies beside the records of a run; ``None`` if there is none.
+    """Return an object stored beside the records of a run, or ``None`` if it is missing.
 
     Raises:
         CorruptStoreError: it does not verify.
@@ -149,7 +149,7 @@ class Session:
         self._pending: dict[int, dict[str, Any]] = {}
 
     def go_on(self) -> None:
-        """Keep what was changed since the run stopped, with what was changed before.
+        """Store the changes since the run stopped, together with earlier changes.
 
         Raises:
             CorruptStoreError: what was changed before does not verify.
@@ -163,7 +163,7 @@ class Session:
             self._put(_CHANGED, self._pending)
 
     def begin(self) -> None:
-        """Keep with what the run began."""
+        """Store the input with which the run began."""
         self._put(_BEGAN, (dict(self._input_data or {}), self._session_state), durable=False)
 
     def _put(self, name: str, value: Any, *, durable: bool = True) -> None:
@@ -171,7 +171,7 @@ class Session:
         self._run.put(name, {"form": encoded.form}, encoded.data, durable=durable)
 
     def changes(self, visits: int) -> Iterator[tuple[str, Any]]:
-        """Take what was changed when so many visits, or fewer, had succeeded."""
+        """Apply the changes that were made when so many visits, or fewer, had succeeded."""
         for each in sorted(self._pending):
             if each <= visits:
                 yield from self._pending.pop(each).items()
@@ -191,7 +191,7 @@ class Session:
 
 
 class UnfinishedError(Exception):
-    """hive says that the execution failed: the run is not completed, and can go on."""
+    """hive reports that the execution failed: the run is not completed, and can resume."""
 
     def __init__(self, result: Any, why: str = "") -> None:
         super().__init__(why or str(result.error))
@@ -223,8 +223,8 @@ class RecordedValidator(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
         return validation
 
 
-class _Memory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
-    """The memory a node gets: what is written is noted, to be written again on resume."""
+class _NodeMemory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
+    """The memory of a node: its writes are noted, to be repeated on resume."""
 
     def __init__(self, memory: Any) -> None:
         super().__init__(memory)
@@ -239,7 +239,7 @@ class _Memory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
         self._self_written.append(("write_async", (key, value, *args), kwargs))
 
 
-class _Visit:
+class _NodeVisit:
     """One attempt at a node."""
 
     def __init__(self, node: Any, ctx: Any, key: str) -> None:
@@ -282,7 +282,7 @@ class HiveExecution:
         self._steps: dict[str, Step] = {}
         self._attempts: Counter[str] = Counter()
         self._visits: Counter[str] = Counter()
-        self._open: dict[tuple[str, int], _Visit] = {}
+        self._open: dict[tuple[str, int], _NodeVisit] = {}
         self._ended: dict[str, tuple[Any, int, bool]] = {}  # output, call, executed here; by node
 
     async def execute(self) -> Any:
@@ -295,8 +295,8 @@ class HiveExecution:
             run.record_resumed(
                 run.resume_from_start(),
                 0,
-                if_changed="the graph is not the one that it began with; nodes that are done are "
-                "answered by their ids, and what follows is the new graph",
+                if_changed="the graph has changed since the run began; done nodes are answered by "
+                "their ids, and the new graph decides what follows",
             )
         token = _execution.set(self)
         try:
@@ -309,7 +309,7 @@ class HiveExecution:
         if not result.success:
             raise UnfinishedError(result)
         if self._cut_short(result):
-            why = f"has taken the {self._graph.max_steps} steps of its graph, and may not be done"
+            why = f"has used all {self._graph.max_steps} steps of its graph, and may not be done"
             notice(f"{run.run_id} {why}: called again with a higher max_steps, it continues")
             raise UnfinishedError(result, why)
         return result
@@ -341,11 +341,11 @@ class HiveExecution:
             return await node.execute(ctx)
         visit = self._visits[spec.id] + 1
         self._attempts[spec.id] += 1
-        at = _Visit(node, ctx, f"{spec.id}#{visit}")
+        at = _NodeVisit(node, ctx, f"{spec.id}#{visit}")
         place = (at.key, self._attempts[spec.id])
         self._open[place] = at
         step = self._steps.get(spec.id)
-        if step is None:  # which attempt it is does not matter: that one counts which succeeds
+        if step is None:  # the number of the attempt does not matter: the successful one counts
             step = Step(self._visited, kind="step", name=spec.id, ignore=("attempt",))
             self._steps[spec.id] = step
         try:
@@ -354,7 +354,7 @@ class HiveExecution:
         except RunStopped:
             raise
         except Exception as error:
-            if at.number:  # the process that goes on makes the attempt anew
+            if at.number:  # the resuming process repeats the attempt
                 self._run.retry_calls(at.number)
             if isinstance(error, _Failed):
                 return error.result
@@ -374,7 +374,7 @@ class HiveExecution:
         return result
 
     def rejected(self, output: Any) -> None:
-        """Hive does not take what a node gave: the visit has not succeeded."""
+        """Note that hive rejected a node's result: the visit has not succeeded."""
         for node, (held, call, executed) in list(self._ended.items()):
             if held is output:
                 del self._ended[node]
@@ -388,7 +388,7 @@ class HiveExecution:
         at = self._open[visit, attempt]
         at.executed, at.number = True, host.call_number()
         memory, token = at.ctx.memory, _visit.set(at)
-        at.ctx.memory = noted = _Memory(memory)
+        at.ctx.memory = noted = _NodeMemory(memory)
         try:
             result = await at.node.execute(at.ctx)
         except Exception:
@@ -406,7 +406,7 @@ class HiveExecution:
 
 
 class _Failed(Exception):  # noqa: N818
-    """A node said that it failed: nothing of it is kept but what its tools returned."""
+    """A node reported a failure: only the results of its tools are kept."""
 
     def __init__(self, result: Any) -> None:
         super().__init__(str(result.error))
@@ -431,7 +431,7 @@ class _Use:
             value.close()
             raise ConfigurationError(
                 f"the tool {self._tool_use.name!r} is async, and the tool_executor is not: give "
-                "an `async def` that awaits what it returns"
+                "an `async def` that awaits the tool's result"
             )
         return value
 
@@ -479,7 +479,7 @@ def recorded_tools(executor: Any) -> Any:
 
 
 def _answered(value: Any, tool_use: Any) -> Any:
-    if not dataclasses.is_dataclass(value):  # what somebody said that a tool in doubt returned
+    if not dataclasses.is_dataclass(value):  # the landed value of a tool in doubt
         from framework.llm.provider import ToolResult
 
         content = value if isinstance(value, str) else json.dumps(value)
@@ -504,4 +504,4 @@ def current_execution() -> HiveExecution | None:
 
 
 _execution: ContextVar[HiveExecution | None] = ContextVar("stepwise_hive", default=None)
-_visit: ContextVar[_Visit | None] = ContextVar("stepwise_hive_visit", default=None)
+_visit: ContextVar[_NodeVisit | None] = ContextVar("stepwise_hive_visit", default=None)

@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from stepwise._runtime.messages import notice
 from stepwise.errors import ConfigurationError, CorruptStoreError
-from stepwise.stores._folder import sync
+from stepwise.stores._files import sync
 from stepwise.stores._locks import exclusively
 
 __all__ = ["HiveCheckpointStore", "hive_module"]
@@ -41,11 +41,11 @@ _LONGEST = 246  # bytes of a name: hive adds ".json.tmp", and file systems end a
 
 
 class DamagedFileError(Exception):
-    """A file that is not what was written; the message says why."""
+    """A file that differs from the written one; the message says why."""
 
 
 class StrangeFileError(DamagedFileError):
-    """It is JSON, but neither ours nor what hive would write."""
+    """The file is JSON, but neither ours nor hive's."""
 
 
 def sealed(model: Any) -> bytes:
@@ -68,18 +68,18 @@ def read(path: Path, model: Any) -> tuple[Any, bool]:
     digest = len(_HEAD) + 64
     ours = data.startswith(_HEAD) or data.endswith(_TAIL)
     if ours and data[:digest] != _HEAD + hashlib.sha256(data[digest:]).hexdigest().encode():
-        raise DamagedFileError("its SHA-256 is not the one that it was written with")
+        raise DamagedFileError("its SHA-256 does not match")
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"it is no JSON: {error}") from error
+        raise DamagedFileError(f"it is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise StrangeFileError(f"it is no {model.__name__}, but a {type(values).__name__}")
+        raise StrangeFileError(f"it is not a {model.__name__}, but a {type(values).__name__}")
     try:
         values = {key: value for key, value in values.items() if key not in (_FIRST, _LAST)}
         return model.model_validate(values), ours
     except ValueError as error:
-        raise StrangeFileError(f"it is no {model.__name__}: {error}") from error
+        raise StrangeFileError(f"it is not a {model.__name__}: {error}") from error
 
 
 def write(path: Path, data: bytes) -> None:
@@ -104,7 +104,7 @@ def _private(path: str, flags: int) -> int:
 def is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 
@@ -167,7 +167,7 @@ def _why_not(name: str, missing: str) -> str:
         except ImportError:
             with_workers = False
         why = (
-            "it is hive v0.10.0 or later, where worker agents take the place of the executor, and "
+            "it is hive v0.10.0 or later, where worker agents replace the executor, and "
             "nothing could be recorded. "
             if with_workers
             else "it is another package, or another version of hive. "
@@ -204,14 +204,14 @@ class HiveCheckpointStore:
     ) -> None:
         if on_corrupt not in ("none", "raise", "fallback"):
             raise ConfigurationError(
-                f"on_corrupt={on_corrupt!r}: it is 'none', 'raise' or 'fallback'"
+                f"on_corrupt={on_corrupt!r}: use 'none', 'raise' or 'fallback'"
             )
         self._schema = hive_module("schemas.checkpoint")
         self.base_path = Path(base_path) if base_path is not None else Path.home() / ".hive"
         self.checkpoints_dir = self.base_path / "checkpoints"
         self.index_path = self.checkpoints_dir / "index.json"
         self.on_corrupt = on_corrupt
-        self._known = _Known(None, None, {})
+        self._known = _KnownIndex(None, None, {})
 
     async def save_checkpoint(
         self, checkpoint: Any, *, max_retries: int = 3, backoff_base: float = 0.5
@@ -238,7 +238,7 @@ class HiveCheckpointStore:
         return None
 
     async def load_checkpoint(self, checkpoint_id: str | None = None) -> Any:
-        """A checkpoint, or the latest; ``None`` if there is none.
+        """Load a checkpoint, or the latest; return ``None`` if it is missing.
 
         Raises:
             CorruptStoreError: it is damaged or its file is gone, and ``on_corrupt="raise"``.
@@ -248,7 +248,7 @@ class HiveCheckpointStore:
     async def verify_checkpoint(
         self, checkpoint_id: str
     ) -> Literal["verified", "unverified", "damaged"] | None:
-        """Return the condition of a checkpoint's file, or ``None`` if there is no file.
+        """Return the condition of a checkpoint's file, or ``None`` if it is missing.
 
         ``"unverified"``: hive wrote it, without a checksum, and it can be read.
         """
@@ -312,7 +312,7 @@ class HiveCheckpointStore:
             return self._read(checkpoint_id)[0]
         except DamagedFileError as error:
             if not path.exists() and checkpoint_id not in self._listed():
-                # It never was there, or has been deleted since the index was read.
+                # The file never existed, or was deleted since the index was read.
                 return None if wanted is not None else self._load(None)
             why = str(error)
         notice(f"hive checkpoint {checkpoint_id!r} is damaged: {why} ({path})")
@@ -320,7 +320,7 @@ class HiveCheckpointStore:
             raise CorruptStoreError(
                 f"hive checkpoint {checkpoint_id!r} is damaged: {why}. Its file is {path}: restore "
                 f"it from a backup, or call delete_checkpoint({checkpoint_id!r}), or load an older "
-                "one, which on_corrupt='fallback' does by itself",
+                "one (on_corrupt='fallback' does so automatically)",
                 path=str(path),
                 errno=None,
             )
@@ -333,12 +333,12 @@ class HiveCheckpointStore:
         for each in reversed(older):
             with contextlib.suppress(DamagedFileError):
                 found, _ = self._read(each)
-                notice(f"hive checkpoint {each!r} takes the place of {checkpoint_id!r}")
+                notice(f"hive checkpoint {each!r} replaces {checkpoint_id!r}")
                 return found
         return None
 
     def _read(self, checkpoint_id: str) -> tuple[Any, bool]:
-        """A checkpoint, and whether a checksum says that it is what was written."""
+        """Return a checkpoint, and whether a checksum verifies it."""
         checkpoint, verified = read(self._path(checkpoint_id), self._schema.Checkpoint)
         if verified and checkpoint.checkpoint_id != checkpoint_id:
             raise DamagedFileError(f"it is the file of {checkpoint.checkpoint_id!r}")
@@ -358,7 +358,7 @@ class HiveCheckpointStore:
         with self._locked() as names:
             index, gone = self._index(names), set(checkpoint_ids)
             if index is not None and gone & {each.checkpoint_id for each in index.checkpoints}:
-                # Before the files: killed between, it is not deleted rather than damaged.
+                # Before the files: after a kill in between, the checkpoint still exists, undamaged.
                 kept = [each for each in index.checkpoints if each.checkpoint_id not in gone]
                 self._write_index(index, kept)
             deleted = 0
@@ -373,7 +373,7 @@ class HiveCheckpointStore:
         ours = self.checkpoints_dir / f"{file_name(checkpoint_id)}.json"
         if ours.stem == checkpoint_id or ours.exists() or "\0" in checkpoint_id:
             return ours
-        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # it makes folders of slashes
+        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # hive turns slashes into folders
         odd = {"", ".", ".."} & set(checkpoint_id.split("/")) or checkpoint_id.casefold() == "index"
         return hives if not odd and is_file(hives) else ours
 
@@ -412,15 +412,15 @@ class HiveCheckpointStore:
             index = _with(index, merged)
         return index
 
-    def _read_index(self, stamp: _Stamp | None) -> _Known:
+    def _read_index(self, stamp: _Stamp | None) -> _KnownIndex:
         if stamp is None:
-            return _Known(None, None, {})
+            return _KnownIndex(None, None, {})
         try:
             index, _ = read(self.index_path, self._schema.CheckpointIndex)
         except DamagedFileError as error:
-            notice(f"{self.index_path} is damaged ({error}); it is made anew of the files")
-            return _Known(None, None, {})
-        return _Known(stamp, index, self._files(index))
+            notice(f"{self.index_path} is damaged ({error}); it is rebuilt from the files")
+            return _KnownIndex(None, None, {})
+        return _KnownIndex(stamp, index, self._files(index))
 
     def _summary(self, path: Path) -> tuple[str, Any] | None:
         """Session and summary of a file that is not in the index; ``None`` if it is none of it."""
@@ -443,7 +443,7 @@ class HiveCheckpointStore:
     def _write_index(self, index: Any, summaries: list[Any]) -> None:
         index = _with(index, summaries)
         write(self.index_path, sealed(index))
-        self._known = _Known(_stamp(self.index_path), index, self._files(index))
+        self._known = _KnownIndex(_stamp(self.index_path), index, self._files(index))
 
     def _files(self, index: Any) -> dict[str, str]:
         """Return the names of the files of the checkpoints in an index, by id."""
@@ -457,7 +457,7 @@ class HiveCheckpointStore:
         with exclusively(str(self.checkpoints_dir / ".lock")):
             names = _names(self.checkpoints_dir)
             for name in names:
-                if name.startswith(".") and name.endswith(".tmp"):  # of a process that was killed
+                if name.startswith(".") and name.endswith(".tmp"):  # left by a killed process
                     (self.checkpoints_dir / name).unlink(missing_ok=True)
             yield names
 
@@ -465,7 +465,7 @@ class HiveCheckpointStore:
 _Stamp = tuple[int, int, int]
 
 
-class _Known(NamedTuple):
+class _KnownIndex(NamedTuple):
     """The index as it was read or written last.
 
     Args:
@@ -479,7 +479,7 @@ class _Known(NamedTuple):
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Return what changes whenever a file is replaced; ``None`` if there is none."""
+    """Return a value that changes whenever a file is replaced; ``None`` for a missing file."""
     try:
         status = path.stat()
     except OSError:

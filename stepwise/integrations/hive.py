@@ -15,7 +15,7 @@ from stepwise._runtime import settings
 from stepwise._runtime.options import check_values
 from stepwise._values import digest as _digest
 from stepwise._workflows import host
-from stepwise._workflows.host import HostedRun, Program, Recall
+from stepwise._workflows.host import HostedRun, HostProgram, Recall
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._hive_execution import (
     Continued,
@@ -55,14 +55,14 @@ def executor_class() -> Any:
     if "_get_node_implementation" not in base.execute.__code__.co_names:
         raise ConfigurationError(
             "this hive is v0.9.0 or later: its executor starts worker agents, which look up nodes "
-            "by themselves. Nothing of them could be recorded, and after a crash every side effect "
+            "themselves. None of their work could be recorded, and after a crash every side effect "
             "would be repeated. Install hive v0.5.1 to v0.8.0, or write the agent with @workflow, "
             "@step and @tool"
         )
-    return type("RecordedGraphExecutor", (_Recorded, base), {"__module__": __name__})
+    return type("RecordedGraphExecutor", (_RecordingMixin, base), {"__module__": __name__})
 
 
-class _Recorded:
+class _RecordingMixin:
     """The mixin that precedes hive's own class."""
 
     def __init__(
@@ -110,7 +110,7 @@ class _Recorded:
         if going_on is not None:
             input_data, session_state = going_on.input_data, going_on.session_state
             if hasattr(this, "_pause_requested"):
-                this._pause_requested.clear()  # it was for the execution that paused
+                this._pause_requested.clear()  # the request was for the paused execution
         run, base = self._open(store, graph, goal, input_data, session_state, going_on)
         if isinstance(run, Recall):
             result = run.value
@@ -143,15 +143,15 @@ class _Recorded:
         session_state: Any,
         going_on: Continued | None,
     ) -> tuple[Recall | HostedRun, str]:
-        """Take up the run of a call; return it, and the id that is made of what the call gives."""
-        # A goal holds the time when it was made: its id and text tell it apart.
+        """Take over the run of a call; return it, and the id derived from the call."""
+        # A goal holds the time when it was made, so only its id and text count.
         told = (goal.id, getattr(goal, "description", ""), input_data, session_state)
         digest, name = _digest.digest(told), f"hive:{graph.id}"
         base = host.derived_id(name, graph.id, digest)
         ordinal = host.completed_here(store, base)
         run_id = going_on.run_id if going_on is not None else self._run_id
         run = host.open_run(
-            Program(name, graph.id, _Recorded.execute, code=structure(graph)),
+            HostProgram(name, graph.id, _RecordingMixin.execute, code=structure(graph)),
             store,
             run_id or (f"{base}-{ordinal + 1}" if ordinal else base),
             {"input_data": input_data},

@@ -25,8 +25,8 @@ __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 _USAGE = """%stepwise COMMAND
 
   runs [STATUS]        the runs in the store, newest first
-  show [RUN]           a run and its steps; this notebook's, if none is named
-  forget RUN [STEP]    delete a run; or have a step of it run again
+  show [RUN]           a run and its steps; by default this notebook's
+  forget RUN [STEP]    delete a run; or make one of its steps run again
   locals RUN           the variables at its last checkpoint
 
 RUN is an id, the beginning of one, or . for the run of this notebook."""
@@ -66,7 +66,7 @@ class _Looks:
         self._notebook = notebook
 
     def stepwise(self, line: str) -> Any:
-        """``%stepwise``: look at runs, and forget what is to be done again."""
+        """``%stepwise``: look at runs, and forget runs or steps."""
         command, *words = shlex.split(line) or ["runs"]
         least, most = _COMMANDS.get(command, (0, -1))
         if not least <= len(words) <= most:
@@ -95,7 +95,7 @@ class _Looks:
             line: RUN is an id, or the beginning of one.
         """
         if len(shlex.split(line)) != 1:
-            raise UsageError("%resume RUN: of which run? %stepwise runs lists them")
+            raise UsageError("%resume RUN: name a run; %stepwise runs lists them")
         with _as_usage():
             run = self._find(shlex.split(line)[0])
             variables = run.locals()

@@ -36,7 +36,7 @@ ATTRIBUTE = "_stepwise_cells"
 """The method of the shell that a cell with ``await`` calls."""
 
 _MAGIC = re.compile(r"%%step(?=\s|$)")
-_OUTPUT = "(shown)"  # the key of what was shown, among the variables
+_OUTPUT = "(shown)"  # the key of the cell's output, among the variables
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,7 +169,7 @@ class StepMagic:
             if not parse_cell(self.shell.transform_cell(body)).awaits:
                 return lines
         except SyntaxError:
-            return lines  # it is reported when it is executed
+            return lines  # reported on execution
         return [f"await get_ipython().{ATTRIBUTE}.astep({options!r}, {body!r})\n"]
 
     def _understand(self, line: str, cell: str) -> _Job:
@@ -177,7 +177,7 @@ class StepMagic:
             options = _step_options.parse_args(shlex.split(line, comments=True))
         except ValueError as error:
             raise UsageError(f"%%step {line}: {error}") from None
-        # The first line is that of the magic, so that lines are numbered as they are seen.
+        # The first line is the magic's, so that line numbers are those in the cell.
         source = f"# %%step {line}\n{self.shell.transform_cell(cell)}"
         code = parse_cell(source)
         inputs = self._identify(options.inputs, code)
@@ -218,7 +218,7 @@ class StepMagic:
             kind = type(self._variables[name]).__name__
             notice(
                 f"cell {job.name!r} reads {name!r}, a {kind} that cannot be compared: a change of "
-                "it does not run the cell again. Say with %%step --in what counts"
+                "it does not run the cell again. Name the inputs that count: %%step --in"
             )
 
     def _cell(self, job: _Job, execute: Callable[[], Any]) -> Cell:
@@ -251,7 +251,7 @@ class StepMagic:
         return {**found, _OUTPUT: Shown(recorder.items, gone)}
 
     def _changed(self, job: _Job) -> list[str]:
-        """The variables that the cell has bound, and those of its inputs that it has changed."""
+        """Return the variables that the cell has bound, and the inputs that it has changed."""
         variables, before, binds = self._variables, job.before, set(job.code.binds)
         after = identify(job.inputs.digests, variables).digests
         return [
@@ -268,18 +268,18 @@ class StepMagic:
         ]
 
     def _skip(self, job: _Job) -> bool:
-        """Restore and show what a cell gave, if it is done."""
+        """Restore and show the recorded results of a cell, if it is done."""
         entry = None if job.fresh else self.notebook.find(job.name, job.digest)
         if entry is None:
             return False
         variables = self._variables
         try:
-            # Classes first: what is restored may be of them, and of no others.
+            # Classes first, since restored objects may be their instances.
             file = self.shell.compile.cache(job.source, self.shell.execution_count, job.raw)
             exec(self.shell.compile(job.code.definitions, file, "exec"), variables)  # noqa: S102
             value = self.notebook.load(entry)
         except MemoryError:
-            raise  # a done cell must not run again for that
+            raise  # not a reason to run a done cell again
         except Exception as error:
             notice(f"cell {job.name!r} is done, but runs again, since {_told(error)}")
             return False
@@ -298,19 +298,19 @@ class StepMagic:
         return True
 
     def _fail(self, job: _Job, error: BaseException, file: str) -> None:
-        """Raise what a cell raised; or tell that what it gave cannot be recorded."""
+        """Raise the exception of a cell, or warn that its results cannot be recorded."""
         __tracebackhide__ = True
         if not isinstance(error, NotRecordableError) or not job.executed:
             raise error.with_traceback(_from(error.__traceback__, file))
         name = _VARIABLE.match(error.path)
-        which = f"its variable {name[1]!r}{name[2]}" if name else "what it gave"
+        which = f"its variable {name[1]!r}{name[2]}" if name else "its output"
         kept = [
             n for n in job.code.binds if n not in job.code.defines and not (name and n == name[1])
         ]
         warnings.warn_explicit(
             f"cell {job.name!r} was executed, but is not recorded, and runs again next time: "
-            f"{which} is a {error.type_name}, which cannot be pickled. Name what is to be kept "
-            f"(%%step --out {','.join(kept) or 'a,b'}), or make the rest in a plain cell",
+            f"{which} is a {error.type_name}, which cannot be pickled. Name the variables to keep "
+            f"(%%step --out {','.join(kept) or 'a,b'}), or make the others in a plain cell",
             RunWarning,
             filename=file,
             lineno=1,

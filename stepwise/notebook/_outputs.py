@@ -87,7 +87,7 @@ class Recorder:
             return
         kept = text[: self._left]
         if len(kept) < len(text) and self._left:
-            kept += "\n[what follows was too much to be recorded]\n"
+            kept += "\n[further output was too long to record]\n"
         self._left = max(0, self._left - len(text))
         if kept and self.items and self.items[-1][0] == stream and not self._clear:
             self.items[-1] = (stream, self.items[-1][1] + kept)
@@ -108,7 +108,7 @@ class Recorder:
         **kw: Any,
     ) -> None:
         ident = (transient or {}).get("display_id")
-        if "stepwise" in (metadata or {}):  # progress and notices, which the cell does not show
+        if "stepwise" in (metadata or {}):  # progress and notices, which are not output of the cell
             plain(data, metadata, *args, transient=transient, **kw)
             return
         item = ("data", data, metadata or {}, ident)
@@ -147,7 +147,7 @@ class Recorder:
 
 
 def replay(shell: Any, items: list[Item]) -> None:
-    """Show again what was recorded."""
+    """Show the recorded output again."""
     for kind, *content in items:
         if kind == "data":
             shell.display_pub.publish(content[0], content[1])

@@ -15,8 +15,8 @@ from stepwise._runs.listing import get_run
 from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run
 from stepwise._runtime import settings
-from stepwise._workflows.host import Program, derived_id, describe_owner, place_of
-from stepwise._workflows.pieces import Entry, Piece, PieceRun, Pieces
+from stepwise._workflows.host import HostProgram, derived_id, describe_owner, place_of
+from stepwise._workflows.pieces import Entry, Piece, PieceRun, RunPieces
 from stepwise.errors import RunBusyError
 from stepwise.stores import Store, open_store
 
@@ -35,7 +35,7 @@ class Notebook:
         path = os.environ.get("JPY_SESSION_NAME", "")
         label = os.path.splitext(os.path.basename(path))[0] or "notebook"
         self.run_id = derived_id(name, label)
-        self._cells = Pieces(Program(name, label, _notebook), self.run_id, _CELLS, "cell")
+        self._cells = RunPieces(HostProgram(name, label, _notebook), self.run_id, _CELLS, "cell")
 
     def run(self) -> Run:
         """It, as this kernel sees it.
@@ -68,11 +68,11 @@ class Notebook:
             saved=saved,
         )
 
-    # -- what is recorded ------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
-        """Where it is kept."""
+        """Return the store."""
         return open_store(settings.store())
 
     def find(self, name: str, digest: str) -> Entry | None:
@@ -107,7 +107,7 @@ class Notebook:
 
     @contextmanager
     def _shown(self, cell: Cell) -> Iterator[None]:
-        """Show what the cell is doing, while it does it."""
+        """Show the progress of the cell."""
         doing = Doing(self.run_id, f"cell {cell.name!r}", cell=True)
         display = Display.of(doing, None, unasked=True)
         try:
@@ -140,4 +140,4 @@ class _NotebookRun(Run):
 
 
 def _notebook() -> None:
-    """Stands for the function that a notebook does not have."""
+    """The placeholder for the function that a notebook does not have."""

@@ -64,7 +64,7 @@ def _suffix(home: str) -> str:
 
 
 def _of_the_test(scheme: str, rest: str, home: str) -> str:
-    """Replace a store that outlives its test: what it holds would answer the test's calls.
+    """Replace a store that outlives its test, since its runs would answer the test's calls.
 
     Stores in temporary folders are the test's own, unless it is executed inside of them.
     """

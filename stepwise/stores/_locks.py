@@ -115,7 +115,7 @@ class LockFile:
                     _lock(self._descriptor, fcntl.F_UNLCK, _offset(name))
 
     def holder(self, name: str) -> int | None:
-        """The process id of who holds ``name``, this process included; ``None`` if nobody.
+        """Return the process id of the holder of ``name``, maybe our own; ``None`` if it is free.
 
         0 if another process does, and the system does not say which.
         """
@@ -236,7 +236,7 @@ def lock_file(path: str) -> LockFile:
 
 
 def close_lock_files(folder: str) -> None:
-    """Close the lock files below a folder that nobody uses any more: that of a test."""
+    """Close the unused lock files below a folder: that of a test."""
     with _files_mutex:
         files = [file for path, file in _files.items() if path.startswith(folder + os.sep)]
     for file in files:

@@ -20,7 +20,7 @@ import struct
 import threading
 from typing import NamedTuple
 
-from stepwise.stores._folder import sync
+from stepwise.stores._files import sync
 
 __all__ = ["LARGEST_DRAFT", "Draft", "Marks"]
 

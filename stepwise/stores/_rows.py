@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import sqlite3
+import time
+import zlib
 from typing import Any, Protocol, TypeVar
 
+from stepwise._runtime.forks import cached
 from stepwise._values.buffers import Data
-from stepwise.stores._values import Values
-from stepwise.stores.base import Batch, Head
+from stepwise.stores._files import Values
+from stepwise.stores.base import Batch, Head, Owner
 
-__all__ = ["Page", "Rows", "put_batch", "put_objects"]
+__all__ = [
+    "BUSY_SECONDS",
+    "NORMAL",
+    "Page",
+    "Rows",
+    "Transactions",
+    "epoch_of",
+    "hashed",
+    "lease_front",
+    "owner_of",
+    "pack",
+    "pack_lease",
+    "put_batch",
+    "put_objects",
+    "unpack",
+    "unpack_of",
+]
 
 R = TypeVar("R")
 
@@ -34,7 +59,7 @@ class Rows(Protocol):
         """Bytes of the database that hold nothing."""
 
     def compact(self) -> int:
-        """Give them back to the disk, outside of a transaction; how many it has more now."""
+        """Return them to the disk, outside of a transaction; return the gain in bytes."""
 
     def lease(self, run_id: str) -> bytes | None: ...
     def put_lease(self, run_id: str, row: bytes) -> None: ...
@@ -89,3 +114,200 @@ def put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
             rows.put_object(run_id, name, data)
     for name in old:
         rows.delete_object(run_id, name)
+
+
+# -- encodings of a row --------------------------------------------------------------------------
+
+_EPOCH = 24  # bytes: its check sum, and itself
+
+
+@functools.lru_cache(maxsize=256)
+def hashed(name: str) -> str:
+    """Return the hash that replaces an id or a name, whatever its characters."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def lease_front(epoch: int) -> bytes:
+    """Return the beginning of a lease's row: its epoch, with a check sum."""
+    digits = b"%016x" % epoch
+    return b"%08x" % zlib.crc32(digits) + digits
+
+
+def pack_lease(epoch: int, owner: Owner) -> bytes:
+    """A lease as one value."""
+    return lease_front(epoch) + json.dumps(owner._asdict()).encode()
+
+
+def epoch_of(row: bytes | None) -> int:
+    """Return the epoch of the lease, or 0 if there is none.
+
+    Of a damaged row it is more than any count has come to, so that nobody before is still let in.
+    """
+    if row is None:
+        return 0
+    with contextlib.suppress(ValueError):
+        epoch = int(row[8:_EPOCH], 16)
+        if row.startswith(lease_front(epoch)):
+            return epoch
+    return int(time.time() * 1000)
+
+
+def owner_of(row: bytes) -> Owner | None:
+    """Return the owner of a lease, or ``None`` if the row cannot be read."""
+    try:
+        owner = Owner(**json.loads(row[_EPOCH:]))
+    except (ValueError, TypeError):
+        return None
+    # The row is not sealed, so a value of another kind counts as damaged.
+    numbers = isinstance(owner.pid, int) and isinstance(owner.since, (int, float))
+    texts = isinstance(owner.host, str) and isinstance(owner.thread, str)
+    return owner if numbers and texts and owner.pid > 0 else None
+
+
+# -- heads ---------------------------------------------------------------------------------------
+
+
+def pack(head: Head) -> bytes:
+    """A head as one value."""
+    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
+    return len(front).to_bytes(4, "big") + front + head.data
+
+
+def unpack(row: bytes, run: str) -> Head | None:
+    """Return the packed head; ``None`` if it is unreadable, or that of another run.
+
+    Args:
+        run: the hashed id of the run in whose row it lies.
+    """
+    end = 4 + int.from_bytes(row[:4], "big")
+    try:
+        run_id, workflow, finished = json.loads(row[4:end])
+        head = Head(run_id, workflow, finished, row[end:])
+        return head if hashed(run_id) == run else None
+    except (ValueError, TypeError, AttributeError):
+        return None  # a damaged row of the listing; the run's records are the truth
+
+
+def unpack_of(row: bytes | None, run_id: str) -> Head | None:
+    """Return a run's head; an unreadable row gives a head that does not verify."""
+    if row is None:
+        return None
+    return unpack(row, hashed(run_id)) or Head(run_id, "", False, b"")
+
+
+# -- transactions --------------------------------------------------------------------------------
+#
+# There is one connection of a process to a database, and every use of it is behind the store's
+# lock.  ``synchronous`` is FULL for a batch that must survive a power cut and NORMAL for another
+# one; the next use rolls back what an interrupt left open; and there is no memory map, since a
+# truncated file would be a SIGBUS.
+
+BUSY_SECONDS = 60
+_FULL, NORMAL = 2, 1
+_SETTINGS = (
+    # A page holds three rows of 2.5 KB; one of 4 KB would hold one.  Pages of 16 KB save no more
+    # space, and write more at each commit (benchmarks/page_size.py).  An existing database keeps
+    # its page size.
+    "page_size=8192",
+    "mmap_size=0",
+    f"synchronous={NORMAL}",
+    "wal_autocheckpoint=500",  # pages: 4 MB
+    f"journal_size_limit={16 << 20}",
+)
+
+
+class Transactions:
+    """Transactions on a database, and on the value files beside it.
+
+    Attributes:
+        file: the path of the database.
+        values: the value files.
+        settings: of each connection, beside those that all have.
+    """
+
+    file: str
+    values: Values
+    settings: tuple[str, ...] = ()
+    _level = 0
+
+    @cached
+    def _con(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = _text
+        try:
+            for setting in (*_SETTINGS, *self.settings):
+                connection.execute(f"PRAGMA {setting}")
+        except BaseException:
+            connection.close()
+            raise
+        self._level = 0  # SQLite has not been set yet
+        return connection
+
+    def begin(self, durable: bool) -> None:
+        """Begin a transaction; ``durable``: on the disk when it has been committed."""
+        level = _FULL if durable else NORMAL
+        if level != self._level:
+            self._con.execute(f"PRAGMA synchronous={level}")
+            self._level = level
+        self.values.begin()
+        self._con.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Commit it, and delete the value files that it gave up."""
+        # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
+        # again before anything else is decided.
+        self._con.execute("COMMIT")
+        self.values.keep()
+
+    def roll_back(self) -> None:
+        """Undo what an error, or an interrupt at any place, left open."""
+        if self._con.in_transaction:
+            self._con.rollback()
+            self.undo()
+
+    def free(self) -> int:
+        """Bytes of the database that hold nothing."""
+        free, size = (
+            self._con.execute(f"PRAGMA {each}").fetchone()[0]
+            for each in ("freelist_count", "page_size")
+        )
+        return int(free) * int(size)
+
+    def compact(self) -> int:
+        """Return free pages to the disk, outside of a transaction; return the number of bytes."""
+        before = self._size()
+        self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
+        self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return max(0, before - self._size())  # a reader may keep the old pages for a moment
+
+    def _size(self) -> int:
+        """Bytes of the database, and of its log, which may hold most of it."""
+        files = self.file, f"{self.file}-wal"
+        return sum(os.path.getsize(each) for each in files if os.path.exists(each))
+
+    def undo(self) -> None:
+        """Undo the effects of a transaction that are outside the database."""
+        self.values.undo()
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection = self.__dict__.pop("_con", None)
+        if connection is not None:
+            connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's connection is neither used nor closed."""
+        _abandoned.append(self.__dict__.pop("_con", None))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")  # only damaged text does not decode
+
+
+_abandoned: list[sqlite3.Connection | None] = []

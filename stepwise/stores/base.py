@@ -37,7 +37,7 @@ class Owner(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One row of the listing of runs.  ``data`` is sealed; the rest is what a store may index.
+    """One row of the listing of runs.  ``data`` is sealed; a store may index the other fields.
 
     ``workflow`` is an opaque string, equal for the runs of one workflow.
     """
@@ -78,14 +78,14 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Store(Protocol):
-    """Where runs are kept.  Every method may raise :class:`~stepwise.errors.StoreError`.
+    """The storage of runs.  Every method may raise :class:`~stepwise.errors.StoreError`.
 
     Methods are called from any thread, and never with two batches of one run at the same time.
     """
 
     @property
     def url(self) -> str:
-        """How to open this store again: ``disk:/path``."""
+        """The URL that opens this store again: ``disk:/path``."""
 
     @property
     def persistent(self) -> bool:
@@ -101,7 +101,7 @@ class Store(Protocol):
         """
 
     def release(self, run_id: str, epoch: int) -> None:
-        """Give the lease up.  Giving up what is no longer held is no error."""
+        """Release the lease.  Releasing a lease that is not held is not an error."""
 
     def owner(self, run_id: str) -> Owner | None:
         """Return the living owner of the lease, or ``None`` if nobody has it."""
@@ -120,7 +120,7 @@ class Store(Protocol):
         """
 
     def get(self, run_id: str, name: str) -> bytes | None:
-        """One object; ``None`` if there is none, ``b""`` if it cannot be read whole."""
+        """Return one object: ``None`` if it is missing, ``b""`` if it cannot be read whole."""
 
     def names(self, run_id: str, prefix: str = "") -> list[str]:
         """The names of the run's objects that begin with ``prefix``, sorted."""
@@ -132,7 +132,7 @@ class Store(Protocol):
         """The last two marks of a run, in any order; a damaged or torn one may be among them."""
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
-        """The heads of all runs, or of those of one workflow, or of those not finished."""
+        """Yield the heads of all runs, of the runs of one workflow, or of unfinished runs."""
 
     def delete(self, run_id: str, epoch: int) -> None:
         """Delete everything of a run but its epoch, which keeps growing; needs the lease."""

@@ -16,7 +16,7 @@ __all__ = ["MemoryStore"]
 
 
 @dataclass
-class _Run:
+class _StoredRun:
     records: dict[int, bytes] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
     head: Head | None = None
@@ -38,11 +38,11 @@ class MemoryStore:
         self._lock = threading.RLock()
         _stores.add(self)
         _watch_forks()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _StoredRun] = {}
 
     def acquire(self, run_id: str, owner: Owner) -> int:
         with self._lock:
-            run = self._runs.setdefault(run_id, _Run())
+            run = self._runs.setdefault(run_id, _StoredRun())
             if run.owner is not None:
                 raise RunOwnedError(run_id=run_id, owner=run.owner)
             run.epoch += 1
@@ -76,21 +76,21 @@ class MemoryStore:
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
         with self._lock:
-            run = self._runs.get(run_id, _Run())
+            run = self._runs.get(run_id, _StoredRun())
             return iter(sorted(item for item in run.records.items() if item[0] > after))
 
     def get(self, run_id: str, name: str) -> bytes | None:
         with self._lock:
-            return self._runs.get(run_id, _Run()).objects.get(name)
+            return self._runs.get(run_id, _StoredRun()).objects.get(name)
 
     def names(self, run_id: str, prefix: str = "") -> list[str]:
         with self._lock:
-            objects = self._runs.get(run_id, _Run()).objects
+            objects = self._runs.get(run_id, _StoredRun()).objects
             return sorted(name for name in objects if name.startswith(prefix))
 
     def head(self, run_id: str) -> Head | None:
         with self._lock:
-            return self._runs.get(run_id, _Run()).head
+            return self._runs.get(run_id, _StoredRun()).head
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
         with self._lock:
@@ -107,13 +107,13 @@ class MemoryStore:
     def delete(self, run_id: str, epoch: int) -> None:
         with self._lock:
             run = self._held(run_id, epoch)
-            self._runs[run_id] = _Run(epoch=run.epoch, owner=run.owner)
+            self._runs[run_id] = _StoredRun(epoch=run.epoch, owner=run.owner)
 
     def close(self) -> None:
         with self._lock:
             self._runs.clear()
 
-    def _held(self, run_id: str, epoch: int) -> _Run:
+    def _held(self, run_id: str, epoch: int) -> _StoredRun:
         run = self._runs.get(run_id)
         if run is None or run.epoch != epoch or run.owner is None:
             raise LeaseLostError(run_id=run_id)

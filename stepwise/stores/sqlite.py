@@ -24,13 +24,10 @@ from typing import Any
 
 from stepwise._values.buffers import Data
 from stepwise.errors import StoreError
-from stepwise.stores import _transactions
-from stepwise.stores._folder import damaged
-from stepwise.stores._local import FolderStore
-from stepwise.stores._packed import hashed, pack, unpack, unpack_of
-from stepwise.stores._rows import Page
-from stepwise.stores._transactions import Transactions
-from stepwise.stores._values import IN_FILES, Values
+from stepwise.stores import _rows
+from stepwise.stores._files import IN_FILES, Values, damaged
+from stepwise.stores._folder_store import FolderStore
+from stepwise.stores._rows import Page, Transactions, hashed, pack, unpack, unpack_of
 from stepwise.stores.base import Head
 
 __all__ = ["SqliteStore"]
@@ -121,7 +118,7 @@ class _Tables(Transactions):
 
     def _write_ahead(self) -> None:
         """Let it have a log.  Where two processes ask at once, SQLite does not wait by itself."""
-        until = time.monotonic() + _transactions.BUSY_SECONDS
+        until = time.monotonic() + _rows.BUSY_SECONDS
         while True:
             try:
                 self._con.execute("PRAGMA journal_mode=WAL")
@@ -139,7 +136,7 @@ class _Tables(Transactions):
     # -- runs ------------------------------------------------------------------------------------
 
     def _run(self, run_id: str) -> int:
-        """The number of a run; 0, which none has, if there is no such run."""
+        """Return the number of a run, or 0 if there is no such run."""
         found = self._runs.get(run_id, 0)
         if not found:
             key = _key(run_id)
@@ -316,7 +313,7 @@ def _span(run: int) -> tuple[int, int]:
 
 
 def _place(name: bytes) -> int:
-    """Where an object lies among those of its run: numbered ones side by side, as they come.
+    """Return an object's place among those of its run: numbered ones side by side.
 
     Rows that are appended fill their pages; rows in any order leave them a third empty.
     """

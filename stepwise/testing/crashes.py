@@ -22,7 +22,7 @@ from stepwise._journal.records import Call, Outcome
 from stepwise._runs.current import current_step
 from stepwise.errors import ConfigurationError
 
-__all__ = ["Passed", "Point", "SimulatedCrash", "Watch", "crash_at"]
+__all__ = ["CrashPoint", "CrashWatch", "Passed", "SimulatedCrash", "crash_at"]
 
 When = Literal["before", "after", "recorded"]
 _WHEN = ("before", "after", "recorded")
@@ -36,7 +36,7 @@ class SimulatedCrash(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Point:
+class CrashPoint:
     """A place in a run: a call, the how many-th of its kind, and when in its course."""
 
     call: str
@@ -58,15 +58,15 @@ class Passed:
         repeatable: its tool says that it may be repeated.
     """
 
-    point: Point
+    point: CrashPoint
     call: Call
     key: str
     value: Any = None
     repeatable: bool = False
 
 
-class Watch:
-    """Tells ``reached`` of every point that the steps of this process pass."""
+class CrashWatch:
+    """Calls ``reached`` at every point that the steps of this process pass."""
 
     def __init__(self, reached: Callable[[Passed], None]) -> None:
         self._reached = reached
@@ -125,7 +125,7 @@ class Watch:
     ) -> None:
         shown = f"{call.name}({call.arguments})"
         self._counts[when, shown] += 1
-        point = Point(shown, self._counts[when, shown], when)
+        point = CrashPoint(shown, self._counts[when, shown], when)
         self._reached(Passed(point, call, key, value, repeatable))
 
 
@@ -169,7 +169,7 @@ class crash_at:  # noqa: N801
         self._watching: contextlib.AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
-        self._watching = Watch(self._reached).installed()
+        self._watching = CrashWatch(self._reached).installed()
         self._watching.__enter__()
 
     def __exit__(

@@ -23,7 +23,7 @@ from stepwise._runtime import settings
 from stepwise._values import digest
 from stepwise._values.codec import decode, encode
 from stepwise.errors import ConfigurationError, DigestError, StepInDoubtError
-from stepwise.testing.crashes import Passed, Point, Watch
+from stepwise.testing.crashes import CrashPoint, CrashWatch, Passed
 from stepwise.testing.fresh import fresh_store
 
 __all__ = ["CrashReport", "crash_everywhere"]
@@ -49,8 +49,8 @@ class CrashReport:
 
 
 @dataclass
-class _Ended:
-    """How a process ended: its result or exception, or that it was killed."""
+class _ProcessEnd:
+    """The end of a process: its result or exception, or a kill."""
 
     killed: bool = False
     value: Any = None
@@ -155,7 +155,7 @@ class _Trials:
         if self._setup is not None:
             self._setup()
 
-    def _try(self, folder: str, point: Point, undisturbed: _Ended, world: Any) -> None:
+    def _try(self, folder: str, point: CrashPoint, undisturbed: _ProcessEnd, world: Any) -> None:
         killed = self._start(folder, point)
         story = [f"killed {point}"]
         if not killed.killed:
@@ -172,7 +172,12 @@ class _Trials:
         self._judge(folder, ended, undisturbed, world, story)
 
     def _judge(
-        self, folder: str, ended: _Ended, undisturbed: _Ended, world: Any, story: list[str]
+        self,
+        folder: str,
+        ended: _ProcessEnd,
+        undisturbed: _ProcessEnd,
+        world: Any,
+        story: list[str],
     ) -> None:
         told = "; ".join(story)
         if ended.error != undisturbed.error or ended.killed:
@@ -210,7 +215,7 @@ class _Trials:
 
     # -- processes -------------------------------------------------------------------------------
 
-    def _start(self, folder: str, point: Point | None) -> _Ended:
+    def _start(self, folder: str, point: CrashPoint | None) -> _ProcessEnd:
         """One process: it writes how it ended, unless it was killed."""
         self._report.starts += 1
         path = os.path.join(folder, "ended")
@@ -225,29 +230,29 @@ class _Trials:
         _, status = os.waitpid(pid, 0)
         try:
             with open(path, "rb") as file:
-                ended: _Ended = decode(file.read())
+                ended: _ProcessEnd = decode(file.read())
         except FileNotFoundError:
             if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
                 raise AssertionError(
                     f"a process of the trial died by itself (status {status})"
                 ) from None
-            return _Ended(killed=True)
+            return _ProcessEnd(killed=True)
         return ended
 
-    def _in_child(self, folder: str, point: Point | None, path: str) -> None:
+    def _in_child(self, folder: str, point: CrashPoint | None, path: str) -> None:
         """Run the workflow, and log every point that it passes."""
         with _watching(folder, point):
             try:
-                written = bytes(encode(_Ended(value=self._call()), "the result").data)
+                written = bytes(encode(_ProcessEnd(value=self._call()), "the result").data)
             except BaseException as error:
-                ended = _Ended(error=type(error).__name__, trace=traceback.format_exc())
+                ended = _ProcessEnd(error=type(error).__name__, trace=traceback.format_exc())
                 written = bytes(encode(ended).data)
         with open(path + ".new", "wb") as file:
             file.write(written)
         os.replace(path + ".new", path)
 
     def _settle(self, folder: str) -> str:
-        """Settle what is in doubt with the truth: the log tells which bodies have run."""
+        """Settle calls in doubt truthfully: the log shows which bodies have run."""
         happened = {
             passed.key: passed.value for passed in _read_log(folder) if passed.point.when == "after"
         }
@@ -267,7 +272,7 @@ class _Trials:
 
 
 def _effects_in(log: list[Passed]) -> Counter[str]:
-    """How often each side effect happened."""
+    """Count how often each side effect happened."""
     return Counter(
         passed.point.call
         for passed in log
@@ -303,7 +308,7 @@ def _home(folder: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watching(folder: str, point: Point | None) -> Iterator[None]:
+def _watching(folder: str, point: CrashPoint | None) -> Iterator[None]:
     log = os.open(os.path.join(folder, "log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
     def reached(passed: Passed) -> None:
@@ -312,7 +317,7 @@ def _watching(folder: str, point: Point | None) -> Iterator[None]:
         if passed.point == point:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with _home(folder), Watch(reached).installed():
+    with _home(folder), CrashWatch(reached).installed():
         yield
 
 

@@ -53,7 +53,7 @@ class fresh_store:  # noqa: N801
         settings, memory = vars(_config._settings), vars(process_memory.memory)
         self._outer.append((store, settings.copy(), memory.copy()))
         settings.update(store=store, strict=True)
-        memory.update(vars(process_memory.Memory()))
+        memory.update(vars(process_memory.ProcessMemory()))
         return store
 
     def __exit__(

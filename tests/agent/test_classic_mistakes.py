@@ -85,7 +85,7 @@ MISUSE = {
     "a list as graph": (lambda: execute([Node("a")]), r"write Graph\(\[Node"),
     "a list as input": (lambda: execute(GRAPH, [1]), r"got \[1\]; write {'name': value}"),
     "a text as session": (lambda: execute(GRAPH, {}, "run"), r"write {'run_id': ...}"),
-    "a session misspelt": (lambda: execute(GRAPH, {}, {"runid": "x"}), "keys 'runid', of which"),
+    "a session misspelt": (lambda: execute(GRAPH, {}, {"runid": "x"}), "keys 'runid', and none"),
     "a session of another run id": (lambda: execute(GRAPH, {}, {"run_id": 5}), "run_id=5 .* text"),
     "a config as manager": (
         lambda: GraphExecutor(None, CheckpointConfig()),
@@ -97,7 +97,10 @@ MISUSE = {
         lambda: CheckpointManager(None).save_checkpoint("run", "a", 5),
         r"got 5; give a mapping",
     ),
-    "a text as switch": (lambda: CheckpointConfig(enabled="no"), "'no' .* it is True or False"),
+    "a text as switch": (
+        lambda: CheckpointConfig(enabled="no"),
+        "'no' .* it must be True or False",
+    ),
     "a manager as config": (
         lambda: AgentRunner(GRAPH, CheckpointManager(None)),
         "goes to GraphExecutor",

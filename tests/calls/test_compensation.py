@@ -485,7 +485,7 @@ def test_a_failing_compensation_does_not_hide_the_failure(world):
 
     world.failing = "a"
     with (
-        pytest.warns(stepwise.RunWarning, match="undoing its side effects did too"),
+        pytest.warns(stepwise.RunWarning, match="undoing its side effects failed too"),
         pytest.raises(ValueError, match="sold out"),
     ):
         order()
@@ -535,6 +535,29 @@ def test_tools_in_doubt(world, answer):
         else:
             order()
     assert results == (["id-7"] if answer == "landed" else [])
+
+
+def test_a_tool_in_doubt_that_changed_its_argument():
+    """The undoing's ``reconcile`` sees what a tool raised that had changed what it was given."""
+    errors, undone = [], []
+
+    def reconcile(call):
+        errors.append(repr(call.error))
+        return Landed("id-7")
+
+    @tool(side_effect=True, in_doubt=reconcile, compensate=undone.append)
+    def charge(items):
+        items.append("fee")
+        raise TimeoutError("slow")
+
+    @workflow(compensate_on_failure=True)
+    def order():
+        charge(["book"])
+
+    with pytest.raises(TimeoutError):
+        order()
+    assert errors == ["TimeoutError('slow')"]
+    assert [call.result for call in undone] == ["id-7"]
 
 
 def test_asynchronous_workflows_and_compensations():

@@ -53,7 +53,7 @@ def killed(call, *arguments, at):
     dying.add(at)
     with pytest.raises(Killed):
         call(*arguments)
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
     return stepwise.runs()[0]
 
 

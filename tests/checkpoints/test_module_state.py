@@ -283,7 +283,7 @@ def test_a_global_that_the_process_changed_is_left():
         assert ended.code == 0, ended.text
         assert lab.result[0] == 103
         assert "TOTAL (it was 3 and is 100), since this process changed it" in ended.text
-        assert ended.text.count("left as they are") == 1
+        assert ended.text.count("these globals are not restored") == 1
 
 
 def test_containers_that_were_changed_in_place_are_named():
@@ -317,9 +317,9 @@ def test_containers_that_were_changed_in_place_are_named():
         assert ended.died
         again = lab.run()
         for text in (ended.text, again.text):
-            told = [line for line in text.splitlines() if "is not restored" in line]
+            told = [line for line in text.splitlines() if "are not restored" in line]
             assert len(told) == 1
-            assert "changed in budget, usage of the module" in told[0]
+            assert "changes in budget, usage of the module" in told[0]
             assert "untouched" not in text
 
 
@@ -355,9 +355,9 @@ def test_captured_variables_that_were_changed_are_named(inside):
     with lab_of(program) as lab:
         assert lab.run(die_at="work(2) before").died
         ended = lab.run()
-        told = [line for line in ended.text.splitlines() if "is not restored" in line]
+        told = [line for line in ended.text.splitlines() if "are not restored" in line]
         assert len(told) == 1
-        assert "changed in the captured" in told[0]
+        assert "changes in the captured" in told[0]
         assert "count" in told[0]
         assert "seen" in told[0]
         assert "model" not in told[0]
@@ -370,7 +370,7 @@ def test_in_the_same_process(told):
     """Called again after it failed, the workflow goes on with the values of its checkpoint."""
     global counted
     counted = 0
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
     dying = [True]
 
     @step
@@ -394,4 +394,4 @@ def test_in_the_same_process(told):
         bill()
     assert bill() == 6
     assert bill() == 12  # another run
-    assert "left as they are" not in told()
+    assert "these globals are not restored" not in told()

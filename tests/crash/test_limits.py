@@ -14,7 +14,7 @@ import stepwise
 from stepwise import StepInDoubtError, StoreError, step, tool, workflow
 from stepwise._identity.parts import digest_part
 from stepwise._journal import seal
-from stepwise.stores import _folder, _locks
+from stepwise.stores import _files, _locks
 
 
 class Large:
@@ -313,7 +313,7 @@ def test_no_part_is_told_by_its_class(little):
 
 def test_a_store_without_memory(monkeypatch):
     """SQLite that finds no memory is an error of the store with its code, which stops the run."""
-    from stepwise.stores._transactions import Transactions
+    from stepwise.stores._rows import Transactions
 
     @step
     def load():
@@ -410,7 +410,7 @@ def test_what_ran_out(code, sqlite, way, tmp_path, monkeypatch):
             patched.setattr(os, "open", refused)
         if code == errno.ENOSPC:
             patched.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0))
-        told = _folder.store_error(str(tmp_path), error)
+        told = _files.store_error(str(tmp_path), error)
     assert told.errno == code
     assert errno.errorcode[code] in str(told)
     assert way in str(told).lower()

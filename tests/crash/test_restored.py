@@ -61,7 +61,7 @@ def kind(request):
 
 def call(workflow=nightly):
     """As in a new process."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
     return workflow.options(run_id="one")()
 
 
@@ -287,6 +287,6 @@ def test_restore_on_the_command_line(tmp_path):
     settle("2", "--landed", "2")
     asked = start("program.py", "0")
     assert asked.stdout == ""
-    assert "restored from a backup, which does not know whether pay happened" in asked.stderr
+    assert "restored from a backup, so pay may have" in asked.stderr
     settle("3", "--landed", "3")
     assert start("program.py", "0").stdout == "[1, 2, 3]\n"

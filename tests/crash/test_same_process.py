@@ -92,14 +92,14 @@ def test_a_ctrl_c_after_the_end(log, monkeypatch):
             monkeypatch.setattr(process_memory.memory, "_mutex", mutex)
             raise KeyboardInterrupt
 
-    counted, mutex = process_memory.Memory.completed, process_memory.memory._mutex
+    counted, mutex = process_memory.ProcessMemory.completed, process_memory.memory._mutex
 
     def interrupted(*arguments):
-        monkeypatch.setattr(process_memory.Memory, "completed", counted)
+        monkeypatch.setattr(process_memory.ProcessMemory, "completed", counted)
         monkeypatch.setattr(process_memory.memory, "_mutex", Pressed())
         counted(*arguments)
 
-    monkeypatch.setattr(process_memory.Memory, "completed", interrupted)
+    monkeypatch.setattr(process_memory.ProcessMemory, "completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         agent()
     assert agent() == 7
@@ -182,7 +182,8 @@ def test_a_later_process_gets_objects_as_both_attempts_left_them(log):
         fill(items)
     fill(items)
     assert items == ["first", "added"]
-    vars(process_memory.memory).update(vars(process_memory.Memory()))  # as in another process
+    forgotten = vars(process_memory.ProcessMemory())
+    vars(process_memory.memory).update(forgotten)  # as in another process
     items = ["first"]
     fill(items)
     assert items == ["first", "added"]

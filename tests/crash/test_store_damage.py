@@ -20,7 +20,7 @@ from stepwise import (
     CorruptStoreError,
     StoreError,
 )
-from stepwise.stores import Batch, _transactions
+from stepwise.stores import Batch, _rows
 
 LEASE = {
     "cache.db": "UPDATE Cache SET value = ? WHERE key LIKE 'l/%'",
@@ -152,7 +152,7 @@ def test_a_database_that_somebody_locks(begun, folder, monkeypatch):
     """A database that another program keeps locked is a ``StoreError``; afterwards all goes on."""
     store, epoch = begun
     store.close()
-    monkeypatch.setattr(_transactions, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(_rows, "BUSY_SECONDS", 0.01)
     store.write("run", epoch, records(1))
     other = sqlite3.connect(store._database, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -170,7 +170,7 @@ def test_a_store_that_is_being_written_can_be_opened(begun, monkeypatch):
     store, epoch = begun
     store.write("run", epoch, records(1))
     store.close()
-    monkeypatch.setattr(_transactions, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(_rows, "BUSY_SECONDS", 0.01)
     other = sqlite3.connect(store._database, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     assert list(store.read("run")) == [(1, b"1")]

@@ -225,7 +225,7 @@ def test_going_on_with_swapped_objects(pristine, tmp_path, tally):
     keys = {(run, n): key for run, n, key in finished(pristine, tmp_path)}
     trials = stopped = 0
     for store, what in swapped(pristine, tmp_path, RESUMED):
-        vars(process_memory.memory).update(vars(process_memory.Memory()))
+        vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
         paid[:] = pristine[3]
         with fresh_store(store):
             for run_id in IDS:

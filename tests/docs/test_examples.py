@@ -285,7 +285,7 @@ def test_a_folder_without_history_is_refused(folder):
     (folder / "plain").mkdir()
     plain = run(["release_notes.py", "plain"], folder, GIT_CEILING_DIRECTORIES=str(folder))
     assert plain.code == 1
-    assert f"{folder / 'plain'} is no git repository" in plain.errors
+    assert f"{folder / 'plain'} is not a git repository" in plain.errors
     subprocess.run(["git", "init", "--quiet", "new"], cwd=folder, check=True)
     new = run(["release_notes.py", "new"], folder)
     assert new.code == 1

@@ -341,6 +341,31 @@ def test_reconcile_that_fails_stops_the_run(log):
     assert len(log) == 1
 
 
+@pytest.mark.parametrize("codec", ["pickle", "json"])
+def test_reconcile_sees_what_a_tool_raised_after_it_changed_its_argument(codec):
+    """What a side effect raised reaches its ``reconcile``, although the call changed a list."""
+    questions = []
+
+    def reconcile(call):
+        questions.append(call.error)
+        return Landed("sent")
+
+    @tool(side_effect=True, in_doubt=reconcile)
+    def send(letters):
+        letters.append("stamp")
+        raise ConnectionError("lost")
+
+    @workflow(codec=codec)
+    def agent():
+        return send(["letter"])
+
+    with pytest.raises(ConnectionError):
+        agent()
+    assert agent() == "sent"
+    [error] = questions
+    assert (type(error), str(error)) == (ConnectionError, "lost")
+
+
 # -- what cannot be swallowed --------------------------------------------------------------------
 
 

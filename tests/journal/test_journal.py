@@ -893,7 +893,7 @@ def test_a_key_that_others_can_have_written(home, monkeypatch, name, mode):
     (home / name).chmod(mode)
     with pytest.raises(ConfigurationError, match="others may write to it") as caught:
         load_seal()
-    mend = str(caught.value).partition("touched it: ")[2].partition(". Else")[0]
+    mend = str(caught.value).partition("touched it: ")[2].partition(". Otherwise")[0]
     subprocess.run(mend.split(), check=True)
     assert load_seal() == before
 

@@ -15,7 +15,7 @@ from store_tools import pragma
 import stepwise
 from stepwise import LeaseLostError, StoreError, step, workflow
 from stepwise.stores import Batch, Owner, open_store
-from stepwise.stores._transactions import Transactions
+from stepwise.stores._rows import Transactions
 
 OWNER = Owner(os.getpid(), "here", 0.0)
 RUNS = 12

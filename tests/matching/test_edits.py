@@ -247,7 +247,7 @@ def test_a_step_taken_away():
     assert "UnusedRecordWarning" in second.told
     assert "announce(text='hi')" in second.told
     second = edit(("values = [work(1)]", "values = []"), die_at="work(4)")
-    assert "recorded steps that were not met again: work x1" in second.told
+    assert "recorded steps that were not called again: work x1" in second.told
 
 
 def test_other_arguments_above():
@@ -318,7 +318,7 @@ def test_after_it_completed():
         assert lab.result == "1-2-3-4"
         assert {*lab.did.values()} == {1}
         assert "already completed at" in ended.text
-        assert "and its code has changed since; here is its recorded result" in ended.text
+        assert "and its code has changed since; this is its recorded result" in ended.text
         for way in ("fresh=True", "run_id=", "STEPWISE_FRESH=1", "stepwise forget run-"):
             assert way in ended.text
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import stepwise
 import stepwise.testing
 from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool, workflow
-from stepwise._calls import claim
+from stepwise._calls import perform
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import drive
-from stepwise._calls.operations import Change
+from stepwise._calls.operations import FlowChange
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.projection import stops_in
@@ -91,7 +91,7 @@ def nothing_sent():
 
 def restart():
     """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def killed(call, *arguments, at):
@@ -314,7 +314,7 @@ def test_wrong_numbers():
     for said in ({}, {"same": True, "another": True}, {"same": True, "landed": 1}):
         with pytest.raises(stepwise.ConfigurationError, match="give exactly one answer"):
             run.resolve(1, **said)
-    with pytest.raises(stepwise.ConfigurationError, match="stop= says which stopped call"):
+    with pytest.raises(stepwise.ConfigurationError, match="stop= chooses a stopped call"):
         run.resolve(2, did_not_happen=True, stop=3)
     assert "send" in stopped(letters)
 
@@ -629,13 +629,13 @@ def notices(monkeypatch):
         said.append(text)
         event.set()
 
-    monkeypatch.setattr(claim, "notice", notice)
+    monkeypatch.setattr(perform, "notice", notice)
     return said, event
 
 
 def test_the_patience_of_a_blocked_call():
     """It is the second that the contract names."""
-    assert claim.PATIENCE == 1.0
+    assert perform.PATIENCE == 1.0
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
@@ -712,7 +712,7 @@ def test_a_change_before_the_waiting_began_is_seen(how):
     flows = Flows()
 
     def core(seen):
-        return (yield Change(flows, seen, 30.0))
+        return (yield FlowChange(flows, seen, 30.0))
 
     call = core(flows.changes)
     flows.change()

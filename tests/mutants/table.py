@@ -156,14 +156,14 @@ _VALUES = [
     ),
     _mutant(
         "enums of one name in two modules are equal",
-        "_values/digest_builtins.py",
+        "_values/digest.py",
         """return join(b"e", [string(class_name(cls)), string(value.name)])""",
         """return join(b"e", [string(cls.__qualname__), string(value.name)])""",
         "test_digest.py::test_enums_of_one_name",
     ),
     _mutant(
         "views of one memory with two shapes are equal",
-        "_values/digest_builtins.py",
+        "_values/digest.py",
         "*encoder.items((value.format, value.shape))",
         "*encoder.items((value.format,))",
         "test_digest.py::test_views_of_one_memory",
@@ -266,7 +266,7 @@ _STORES = [
     *[
         _mutant(
             f"a shared transaction of several runs is durable only if {who} relies on it",
-            "stores/_local.py",
+            "stores/_folder_store.py",
             "rows.begin(any(batch.durable for _, _, batch in wanted))",
             f"rows.begin({durable})",
             "test_runs_together.py::test_one_run_that_must_last_makes_what_it_shares_last",
@@ -279,14 +279,14 @@ _STORES = [
     ],
     _mutant(
         "a lease that cannot be written stays locked",
-        "stores/_local.py",
+        "stores/_folder_store.py",
         "            self._leases().release(run_id)\n            raise",
         "            raise",
         "test_store_damage.py::test_a_lease_that_could_not_be_written",
     ),
     _mutant(
         "a mark is deleted after its records, so that a kill between tells of a loss",
-        "stores/_local.py",
+        "stores/_folder_store.py",
         "            self._marks.delete(hashed(run_id))\n            rows.forget(run_id)\n"
         "            rows.commit()",
         "            rows.forget(run_id)\n            rows.commit()\n"
@@ -302,14 +302,14 @@ _STORES = [
     ),
     _mutant(
         "a draft that was taken stays beside the database, where there is no mark",
-        "stores/_local.py",
+        "stores/_folder_store.py",
         "            elif taken:\n                self._marks.taken(hashed(run_id))\n",
         "",
         "test_stores.py::test_what_was_put_beside_the_database_is_there_once",
     ),
     _mutant(
         "a second draft takes the place of the first, which no transaction has taken",
-        "stores/_local.py",
+        "stores/_folder_store.py",
         "before is not None and before.put.keys() != batch.put.keys()",
         "False",
         "test_stores.py::test_what_was_put_beside_the_database_makes_room_for_no_other",
@@ -456,7 +456,7 @@ _LATER = [  # drawn after the others were guarded
     ),
     _mutant(
         "what an object beside the database was to delete stays if it is replaced",
-        "stores/_local.py",
+        "stores/_folder_store.py",
         "batch._replace(delete=(*before.delete, *batch.delete))",
         "batch",
         "test_stores.py::test_a_later_form_of_an_object_deletes_what_the_first_did",
@@ -470,14 +470,14 @@ _LATER = [  # drawn after the others were guarded
     ),
     _mutant(
         "an object that an earlier owner left beside the database comes back",
-        "stores/_local.py",
+        "stores/_folder_store.py",
         "if draft is None or draft.epoch != epoch_of(rows.lease(run_id)):",
         "if draft is None:",
         "test_stores.py::test_what_was_put_beside_the_database_outlives_its_owner",
     ),
     _mutant(
         "an object beside the database is lost with its owner",
-        "stores/_local.py",
+        "stores/_folder_store.py",
         "                rows.put_object(run_id, draft.name, draft.data)\n",
         "                pass\n",
         "test_stores.py::test_what_was_put_beside_the_database_outlives_its_owner",

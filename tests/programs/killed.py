@@ -13,7 +13,7 @@ class Killed(KeyboardInterrupt):
 
 def forget_process():
     """What a process remembers of its runs is gone, as in a new one."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def line_of(workflow, text):

@@ -20,9 +20,9 @@ import time
 import warnings
 
 import stepwise
-from stepwise._calls import claim
+from stepwise._calls import perform
 
-claim.PATIENCE = 0.5  # no program of these waits on purpose
+perform.PATIENCE = 0.5  # no program of these waits on purpose
 
 _file = os.open(os.environ["WORLD_LOG"], os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 _count = itertools.count(1)

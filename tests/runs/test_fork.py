@@ -437,7 +437,7 @@ def test_what_is_made_again_is_the_forks_own():
 def test_unknown_steps_and_variables():
     """A step or variable that is not there is named, with those that are; nothing is made."""
     run = agent.execute("tides")
-    with pytest.raises(stepwise.StepNotFoundError, match="9 is no step of it"):
+    with pytest.raises(stepwise.StepNotFoundError, match="9 is not a step of it"):
         run.fork(at=9)
     with pytest.raises(stepwise.StepNotFoundError, match="'send' names more than one"):
         run.fork(results={"send": 1})

@@ -69,7 +69,7 @@ def nothing_done():
 
 def restart():
     """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def stopped(call, *arguments, at, by=None):
@@ -243,7 +243,9 @@ def test_forget():
     assert done == ["a", "b", "c", "b"]
     with pytest.raises(stepwise.StepNotFoundError, match="names more than one; give its number"):
         run.forget("work")
-    with pytest.raises(stepwise.StepNotFoundError, match=r"'nobody' of run .* is no step recorded"):
+    with pytest.raises(
+        stepwise.StepNotFoundError, match=r"'nobody' of run .* is not a step recorded"
+    ):
         run.forget("nobody")
 
 
@@ -390,7 +392,7 @@ def test_the_ways_to_start_anew_are_told_once(told):
     first, *others = told().splitlines()
     assert "To run it afresh: .options(fresh=True)" in first
     assert len(others) == 2
-    assert all(line.endswith("; here is its recorded result") for line in others)
+    assert all(line.endswith("; this is its recorded result") for line in others)
 
 
 def test_a_run_that_stopped_in_a_child_says_so(told):
@@ -429,7 +431,7 @@ def test_a_run_that_failed_first_says_so(told):
     told()
     assert chain("a") == ["a"]
     line = told().splitlines()[-1]
-    assert line.endswith("begins again from the top: no step of it had been done")
+    assert line.endswith("begins again from the top: none of its steps had been done")
 
 
 def test_a_resumed_run_says_so(told):

@@ -99,7 +99,7 @@ def test_the_sweep_sees_a_reporter_without_a_guard(undisturbed, tmp_path, monkey
 def test_every_reporter_is_in_the_sweep(undisturbed):
     """Each function that only reports is met by a scenario, or has a test that is named here."""
     elsewhere = {
-        "stepwise._calls.claim._tell_waiting": "test_which_call.py",
+        "stepwise._calls.perform._tell_waiting": "test_which_call.py",
         "stepwise._workflows.complaints.Complaints.no_memory": "test_limits.py",
         "stepwise._runtime.events._tell_once": "test_what_reports_are_made_with_fails",
         "stepwise._workflows.starts.Starting.warn_of_another": "test_starts.py",
@@ -214,7 +214,7 @@ def test_a_changed_argument_is_warned_of_once(recwarn):
     warnings.simplefilter("always")
     assert notes() == [1, 2, 3, 4]
     (only,) = [each for each in recwarn if each.category is ArgumentMutatedWarning]
-    assert str(only.message).startswith("'note' changed its argument 'notes'. What it became")
+    assert str(only.message).startswith("'note' changed its argument 'notes'. The new contents")
 
 
 def test_a_warning_that_is_an_error(recwarn):

@@ -26,7 +26,7 @@ from stepwise import (
 )
 from stepwise._journal.lease import Lease
 from stepwise.stores import Batch, Owner
-from stepwise.stores._packed import lease_front
+from stepwise.stores._rows import lease_front
 
 # -- asyncio, signals, fork ----------------------------------------------------------------------
 

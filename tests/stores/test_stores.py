@@ -20,7 +20,7 @@ from stepwise import (
     LeaseLostError,
     StoreError,
 )
-from stepwise.stores import Batch, Head, _folder, open_store
+from stepwise.stores import Batch, Head, _files, open_store
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 from stepwise.stores.sqlite import SqliteStore
@@ -335,7 +335,7 @@ def pretend_mounts(monkeypatch, *mounts):
         assert path == "/proc/self/mounts"
         return io.StringIO("".join(lines))
 
-    monkeypatch.setattr(_folder, "open", opened, raising=False)
+    monkeypatch.setattr(_files, "open", opened, raising=False)
 
 
 # -- opening -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._values.secrets import HIDDEN, References, Secrets, restored
+from stepwise._values.secrets import HIDDEN, SecretReferences, Secrets, restored
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 KEY = "sk-S3CR3T-0123456789"
@@ -594,6 +594,6 @@ def test_references():
         (f"{KEY}".encode(), ODD.encode()),
         (before["more"], after["more"]),
     ]:
-        assert restored(References(before).of(value), after) == expected
-    assert References(before).of("nothing") is None
-    assert References(before).of([KEY]) is None
+        assert restored(SecretReferences(before).of(value), after) == expected
+    assert SecretReferences(before).of("nothing") is None
+    assert SecretReferences(before).of([KEY]) is None

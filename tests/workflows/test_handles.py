@@ -481,7 +481,7 @@ def test_recover(told):
         "failed",
         "interrupted",
     ]
-    assert "3 runs cut off before, continued here: agent-" in told()
+    assert "3 runs that crashed, continued here: agent-" in told()
     assert stepwise.recover() == []
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import stepwise
-from stepwise.stores._local import FolderStore
+from stepwise.stores._folder_store import FolderStore
 
 PROGRAM = """
 import os, sys
@@ -76,7 +76,7 @@ def test_a_script_that_was_moved_is_told(began):
     printed, told = executed(new)
     assert printed == ANEW
     assert f"unfinished: {run_id}() with side effects send x1 of the same code" in told
-    assert f"in {old}, which is there no more" in told
+    assert f"in {old}, which no longer exists" in told
     assert f"STEPWISE_RESUME={run_id}" in told
 
 

@@ -55,7 +55,7 @@ def program(tmp_path):
 
 def restart():
     """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def ids():
@@ -256,7 +256,9 @@ def test_a_child_belongs_to_its_caller():
 
 def test_bad_starts(monkeypatch):
     """What ``start=`` cannot mean is refused, where it is written."""
-    with pytest.raises(ConfigurationError, match="start='latest' of workflow 'f': it is 'same'"):
+    with pytest.raises(
+        ConfigurationError, match="start='latest' of workflow 'f': it must be 'same'"
+    ):
 
         @workflow(start="latest")
         def f():
@@ -471,7 +473,7 @@ def test_run_id_for_of_a_new_run(monkeypatch):
 
     fine = []
     for chosen in (agent.options(start="new"), agent.options(start="unfinished")):
-        with pytest.raises(ConfigurationError, match=r"made up when it starts: give it one"):
+        with pytest.raises(ConfigurationError, match=r"generated when it starts: give it an id"):
             chosen.run_id_for("a")
     with pytest.raises(OSError, match="away"):
         agent("a")
@@ -888,7 +890,7 @@ def test_an_agent_with_a_time_or_a_random_id_resumes(program, mark):
     assert execute(DIE="1")[0] == ["charged 500"]
     printed, told = execute()
     assert printed == ["done"]
-    assert "is taken up, although it began with another self.mark" in told
+    assert "is taken over, although it began with another self.mark" in told
     assert len(stepwise.runs()) == 1
 
 

@@ -19,7 +19,7 @@ from stepwise._execution import process_memory
 from stepwise._journal.heads import open_head
 from stepwise._journal.journal import seal_for
 from stepwise.stores.disk import DiskStore
-from stepwise.stores.memory import MemoryStore, _Run
+from stepwise.stores.memory import MemoryStore, _StoredRun
 
 
 class Differs(AssertionError):
@@ -92,14 +92,14 @@ class RecordingStore(MemoryStore):
 
 def _copied(runs):
     return {
-        run_id: _Run(dict(run.records), dict(run.objects), run.head, run.epoch)
+        run_id: _StoredRun(dict(run.records), dict(run.objects), run.head, run.epoch)
         for run_id, run in runs.items()
     }
 
 
 def _restart():
     """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.Memory()))
+    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def execute(program, store, crash_at=None):

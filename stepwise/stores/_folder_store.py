@@ -13,7 +13,9 @@ import errno
 import functools
 import itertools
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,16 +24,23 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from stepwise._runtime.group_commit import Group, Share
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
-from stepwise.stores._copies import Copy, unwritable
-from stepwise.stores._folder import check_path, inode, is_alive, make_folder, store_error
+from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
-from stepwise.stores._packed import epoch_of, hashed, lease_front, owner_of, pack_lease
-from stepwise.stores._rows import Page, Rows, put_batch, put_objects
-from stepwise.stores._values import Values
+from stepwise.stores._rows import (
+    Page,
+    Rows,
+    epoch_of,
+    hashed,
+    lease_front,
+    owner_of,
+    pack_lease,
+    put_batch,
+    put_objects,
+)
 from stepwise.stores.base import Batch, Head, Owner
 
-__all__ = ["FolderStore"]
+__all__ = ["Copy", "FolderStore", "unwritable"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -316,7 +325,7 @@ class FolderStore(abc.ABC):
 
     @_locked
     def compact(self) -> int:
-        """Give what the database has free back to the disk; how many bytes that was."""
+        """Return the database's free space to the disk; return the number of bytes."""
         return self._opened_to_write().compact() if self._exists() else 0
 
     def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
@@ -352,7 +361,7 @@ class FolderStore(abc.ABC):
         return rows
 
     def _opened(self) -> Rows:
-        """The open database; opened again if the folder was deleted and made anew meanwhile."""
+        """Return the open database; reopen it if the folder was deleted and made again."""
         if self._rows is not None:
             current = self._copy is None or self._copy.is_current()
             if current and inode(self._database) == self._inode:
@@ -421,3 +430,65 @@ def _in_child() -> None:
         store._group = Group(store.path)
         if store._rows is not None:
             store._rows.abandon()
+
+
+# -- reading where nothing can be written --------------------------------------------------------
+#
+# On a read-only disk, or of another user: SQLite reads a database with a log only where it may make
+# files beside it.  So a copy is read, in a folder for a while, and made again when the database has
+# changed.
+
+_TRIES = 5
+
+
+def unwritable(database: str) -> int:
+    """The ``errno`` of writing to a database that is there; 0 if nothing speaks against it."""
+    folder = os.path.dirname(database)
+    try:
+        if os.statvfs(database).f_flag & os.ST_RDONLY:
+            return errno.EROFS
+    except FileNotFoundError:
+        return 0
+    may = os.access(folder, os.W_OK | os.X_OK) and os.access(database, os.W_OK)
+    return 0 if may else errno.EACCES
+
+
+class Copy:
+    """A copy of a database and its log.
+
+    Attributes:
+        folder: where it lies.
+        close: deletes it; called at the end of this object.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._files = [database, f"{database}-wal"]
+        self.folder = tempfile.mkdtemp(prefix="stepwise-")
+        self.close = weakref.finalize(self, _delete, self.folder, os.getpid())
+        for _ in range(_TRIES):  # another process may be writing to the database
+            self._seen = self._state()
+            for file in self._files:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy(file, self.folder)
+            if self.is_current():
+                break
+
+    def is_current(self) -> bool:
+        """Return whether the database is unchanged since it was copied."""
+        return self._seen == self._state()
+
+    def _state(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for file in self._files:
+            try:
+                there = os.stat(file)
+            except FileNotFoundError:
+                found.append(None)
+            else:
+                found.append((there.st_ino, there.st_size, there.st_mtime_ns))
+        return found
+
+
+def _delete(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # in a forked child, the copy belongs to the parent
+        shutil.rmtree(folder, ignore_errors=True)
