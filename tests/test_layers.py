@@ -280,6 +280,28 @@ def test_typing_extensions_are_for_the_type_checker():
                 assert id(node) in checked, f"{module}:{node.lineno}"
 
 
+WRITERS = """
+    _execution.active_run _execution.outcomes _calls.compensation _calls.doubt _calls.perform
+    _calls.recording _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
+    _workflows.opening _workflows.pieces _workflows.takeover testing.crashes
+"""
+
+
+def test_only_writers_name_kinds_of_records():
+    """A kind of record is named in ``_journal`` only, and in the modules that write it."""
+    from stepwise._journal.records import KINDS
+
+    kinds = {kind.__name__ for kind in KINDS.values()}
+    naming = {
+        module.removeprefix("stepwise.")
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "stepwise._journal.records"
+        if kinds & {each.name for each in node.names} and "._journal." not in module
+    }
+    assert sorted(naming) == sorted(WRITERS.split())
+
+
 def _top(name):
     return name.partition(".")[0]
 
@@ -310,7 +332,7 @@ FOR_LOOKING = """
     _runs.checkpoints _calls.compensation _runs.current _display.render _calls.doubt
     _runs.fork _workflows.handles _runs.steps _execution.viewer
     _runs.listing _calls.parallel _runs.overview _display.progress_notebook
-    _display.progress_terminal _workflows.recover _runs.run _runs.settle _runs.verify
+    _display.progress_terminal _workflows.recover _runs.run _runs.verify
     agent graph notebook
 """
 

@@ -35,19 +35,21 @@ from stepwise._journal.records import (
 )
 
 __all__ = [
+    "CallKey",
     "Calls",
     "Course",
     "Flags",
     "Places",
     "Projection",
     "RecordedCall",
-    "Rulings",
+    "Ruling",
     "Status",
     "Stop",
     "announcements",
     "derive_facts",
     "effects_seen",
     "end_of_step",
+    "facts_at_start",
     "given_up",
     "handled_in",
     "last_end",
@@ -62,9 +64,10 @@ _EMPTY = bytes(8 * 1024)  # places for so many calls more
 
 Flags = tuple[bool, bool, bool]
 """What a checkpoint keeps of a call: handled, retry and spent of :class:`RecordedCall`."""
-CallKey = tuple[str, str, int]  # by which a stopped call is known again
-Rulings = dict[CallKey, tuple[int, Ruled]]
-"""What people said of stopped calls, each with the number of the record that says it."""
+CallKey = tuple[str, str, int]
+"""By which a stopped call is known again: name, branch and ordinal."""
+Ruling = tuple[int, Ruled]
+"""What somebody said of a stopped call, with the number of the record that says it."""
 
 
 class Projection:
@@ -198,7 +201,7 @@ class Calls(Projection):
         self, entries: Iterable[Entry] = (), flags: Mapping[int, Flags] | None = None
     ) -> None:
         self.known: dict[int, RecordedCall] = {}
-        self.rulings: Rulings = {}
+        self.rulings: dict[CallKey, Ruling] = {}
         self.changing: list[Outcome] = []
         self.undone = False
         self._before_end: list[tuple[RecordedCall, Flags]] = []
@@ -599,13 +602,33 @@ class Course(Projection):
         return not self.forked or at > self.born
 
 
+def facts_at_start(run_id: str, started: Started) -> RunFacts:
+    """The facts of a run that begins."""
+    return RunFacts(
+        run_id=run_id,
+        workflow=started.workflow,
+        label=started.workflow.rpartition(":")[2],
+        status="running",
+        arguments=started.arguments,
+        digest=started.digest,
+        code=started.code,
+        parent=started.parent,
+        forked_from=started.forked_from,
+        secrets=started.secrets,
+        hidden=started.hidden,
+        created_at=started.at,
+        updated_at=started.at,
+        parts=started.parts,
+    )
+
+
 def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
     """Derive a run's facts from its records; return ``None`` if they do not show how it began."""
     facts: RunFacts | None = None
     for entry in entries:
         record = entry.record
         if isinstance(record, Started):
-            facts = RunFacts.begun(run_id, record)
+            facts = facts_at_start(run_id, record)
         elif facts is not None:
             facts = _after(facts, entry)
     return facts

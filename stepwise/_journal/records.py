@@ -366,26 +366,6 @@ class RunFacts(NamedTuple):
     parts: Mapping[str, str] | None = None
     restored: bool = False
 
-    @classmethod
-    def begun(cls, run_id: str, started: Started) -> "RunFacts":
-        """Return the facts of a run that has just begun."""
-        return cls(
-            run_id=run_id,
-            workflow=started.workflow,
-            label=started.workflow.rpartition(":")[2],
-            status="running",
-            arguments=started.arguments,
-            digest=started.digest,
-            code=started.code,
-            parent=started.parent,
-            forked_from=started.forked_from,
-            secrets=started.secrets,
-            hidden=started.hidden,
-            created_at=started.at,
-            updated_at=started.at,
-            parts=started.parts,
-        )
-
     def reopened(self, at: float) -> "RunFacts":
         """Return the facts without an end; an interrupted run stays so until it is called."""
         status: Any = "interrupted" if self.status == "interrupted" else "running"

@@ -219,7 +219,7 @@ class Pool:
             recorded = self._unused.get(ruled.steps[0])
         else:
             named = (self._unused[number] for number in self._by_name.get(call.name, ()))
-            recorded = made_since(said, ruled, named)
+            recorded = made_since(said, ruled.call, named)
             if recorded is None:
                 known = [self._unused[n] for n in ruled.steps if n in self._unused]
                 known = [each for each in known if agrees(call, ruled.call, each.call)]

@@ -6,17 +6,17 @@ start.  Where several calls of one name were ruled on, the arguments tell which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from stepwise._identity.parts import parse
 from stepwise._journal.counters import turn
-from stepwise._journal.projection import RecordedCall, Rulings
-from stepwise._journal.records import Call, Ruled
+from stepwise._journal.projection import CallKey, RecordedCall, Ruling
+from stepwise._journal.records import Call
 
 __all__ = ["agrees", "differing", "made_since", "ruling_on"]
 
 
-def ruling_on(call: Call, rulings: Rulings) -> tuple[int, Ruled] | None:
+def ruling_on(call: Call, rulings: Mapping[CallKey, Ruling]) -> Ruling | None:
     """Return the ruling on a call, and the number of the record that holds it."""
     if (call.name, call.branch, call.ordinal) not in rulings:
         return None
@@ -24,14 +24,14 @@ def ruling_on(call: Call, rulings: Rulings) -> tuple[int, Ruled] | None:
     return max(near, key=lambda each: _nearness(each[1].call, call), default=None)
 
 
-def made_since(number: int, ruled: Ruled, among: Iterable[RecordedCall]) -> RecordedCall | None:
+def made_since(number: int, stopped: Call, among: Iterable[RecordedCall]) -> RecordedCall | None:
     """Return the record of a call that was made because it was resolved as another act.
 
     Args:
         number: of the record that says so.
     """
     for each in among:
-        here = turn(each.call) == ruled.call.ordinal and _is_at(each.call, ruled.call)
+        here = turn(each.call) == stopped.ordinal and _is_at(each.call, stopped)
         if here and each.origin.number > number:
             return each
     return None

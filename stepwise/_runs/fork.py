@@ -151,7 +151,7 @@ class ForkedRun:
 def point_of(
     source: ForkedRun, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
-    """The last record to share, and the checkpoint to go on at, if not from the top."""
+    """The last record to share, and the checkpoint to resume at, if not from the top."""
     run_id, at = source.facts.run_id, change.at
     if at is None and results:
         at = max(results)

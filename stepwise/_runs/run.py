@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwise._calls.compensation import compensate
 from stepwise._calls.doubt import DidNotHappen, Landed
@@ -17,13 +17,14 @@ from stepwise._calls.driver import drive
 from stepwise._display.render import RunShown, run_html, run_text
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.inputs import load_inputs
+from stepwise._execution.outcomes import settled
 from stepwise._execution.registry import known_workflow
 from stepwise._execution.viewer import error_of, look_into, result_of
 from stepwise._journal.heads import is_ready, open_head
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease
-from stepwise._journal.projection import Calls
-from stepwise._journal.records import Entry, Forgotten, RunFacts
+from stepwise._journal.projection import Calls, RecordedCall, Stop, stops_in
+from stepwise._journal.records import Entry, Forgotten, Record, Ruled, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
 from stepwise._runs.checkpoints import RunCheckpoint, checkpoints_of, newest_checkpoint
@@ -38,15 +39,17 @@ from stepwise._runs.overview import (
     shown,
     status_of,
 )
-from stepwise._runs.settle import UNSET, choose, said_of, to_record
 from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
+from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise._values.hidden_arguments import NOT_SHOWN
-from stepwise.errors import RunNotFoundError, StepNotFoundError
+from stepwise.errors import ConfigurationError, RunNotFoundError, StepNotFoundError
 from stepwise.stores import Owner, Store
 
 __all__ = ["Run"]
+
+_UNSET: Any = object()
 
 
 class Run:
@@ -276,7 +279,7 @@ class Run:
         step: int | str,
         answer: Landed | DidNotHappen | type[DidNotHappen] | None = None,
         *,
-        landed: Any = UNSET,
+        landed: Any = _UNSET,
         did_not_happen: bool = False,
         same: bool = False,
         another: bool = False,
@@ -302,10 +305,10 @@ class Run:
             ConfigurationError: not exactly one thing is said.
             RunBusyError: the run is being executed.
         """
-        said = said_of(answer, landed, did_not_happen, same, another, stop)
+        said = _said_of(answer, landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
             codec = Codec(self._facts().codec)
-            items = to_record(self.id, step, entries, said, codec)
+            items = _to_record(self.id, step, entries, said, codec)
             if items:
                 journal.append(*items)
 
@@ -350,7 +353,7 @@ class Run:
             RunBusyError: the run is being executed.
         """
         with self._journal() as (journal, entries):
-            recorded = choose(self.id, step, [*Calls(entries)], "recorded")
+            recorded = _choose(self.id, step, [*Calls(entries)], "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time())
@@ -422,3 +425,143 @@ class Run:
 
 
 Run.__module__ = "stepwise"  # tracebacks and pickles show the public name
+
+
+# -- what somebody says of a step in doubt, or of a stopped call -----------------------------------
+
+
+def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
+    """The one of these calls that a number or a name means.
+
+    Raises:
+        StepNotFoundError: none, or more than one.
+    """
+    number = int(step) if isinstance(step, int) or step.isdecimal() else None
+    found = [each for each in among if step == each.call.name or number == each.call.number]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{each.call.number} ({each.call.name})" for each in among[:20])
+    problem = f"is not a step {what}" if not found else "names more than one; give its number"
+    raise StepNotFoundError(
+        f"{step!r} of run {run_id!r} {problem}. Steps {what}: {listed or 'none'}",
+        run_id=run_id,
+        step=step,
+    )
+
+
+class _Said(NamedTuple):
+    """An answer that somebody gave.
+
+    Args:
+        happened: of a step in doubt, whether it did; ``value`` is what it returned.
+        same: of a stopped call, whether it is the recorded one.
+        stop: number of the record that tells of the stopped call; needed if several could be it.
+    """
+
+    happened: bool | None = None
+    value: Any = None
+    same: bool | None = None
+    stop: int | None = None
+
+
+def _said_of(
+    answer: Any, landed: Any, did_not_happen: bool, same: bool, another: bool, stop: int | None
+) -> _Said:
+    """Return the answer in the arguments of ``resolve``.
+
+    Raises:
+        ConfigurationError: not exactly one thing is said.
+    """
+    given = [answer is not None, landed is not _UNSET, did_not_happen, same, another]
+    if sum(map(bool, given)) != 1:
+        raise ConfigurationError(
+            "give exactly one answer: for a step in doubt, resolve(step, landed=value) or "
+            "resolve(step, did_not_happen=True); for a call at which the run stopped because of a "
+            "step, resolve(step, same=True) or resolve(step, another=True)"
+        )
+    if same or another:
+        return _Said(same=bool(same), stop=stop)
+    if stop is not None:
+        raise ConfigurationError(
+            "stop= chooses a stopped call, for same=True and another=True only"
+        )
+    if isinstance(answer, Landed):
+        return _Said(happened=True, value=answer.value)
+    if answer is DidNotHappen or isinstance(answer, DidNotHappen) or did_not_happen:
+        return _Said(happened=False)
+    if answer is not None:
+        raise ConfigurationError(f"resolve() takes Landed(value) or DidNotHappen, not {answer!r}")
+    return _Said(happened=True, value=landed)
+
+
+def _to_record(
+    run_id: str, step: int | str, entries: list[Entry], said: _Said, codec: Codec
+) -> list[tuple[Record, Data]]:
+    """Build the records of a person's answer for a step; none, if it is recorded already.
+
+    Raises:
+        StepNotFoundError: no such step is in doubt, or no stopped call could be it.
+        ConfigurationError: it contradicts what was said of another stopped call.
+        NotRecordableError: the value cannot be recorded.
+    """
+    if said.same is not None:
+        ruled = _ruling(run_id, step, entries, said.same, said.stop)
+        return [] if ruled is None else [(ruled, b"")]
+    # Those in doubt, and the cancelled calls that the workflow handled.
+    among = [
+        each
+        for each in Calls(entries)
+        if each.in_doubt or (each.cancelled and each.may_have_happened and not each.call.child)
+    ]
+    recorded = _choose(run_id, step, among, "in doubt")
+    return [settled(codec, recorded.call, landed=bool(said.happened), value=said.value)]
+
+
+# -- stopped calls -------------------------------------------------------------------------------
+
+
+def _ruling(
+    run_id: str, step: int | str, entries: list[Entry], same: bool, wanted: int | None
+) -> Ruled | None:
+    """Build a ruling on a stopped call; return ``None`` if it is recorded already."""
+    stops = stops_in(entries)
+    if not stops:
+        raise StepNotFoundError(
+            f"run {run_id!r} has not stopped at a call that could be a recorded one. Run the "
+            "program again: if it stops at such a call, it names the step to resolve",
+            run_id=run_id,
+            step=step,
+        )
+    steps = {number for each in stops for number in each.steps}
+    among = [each for each in Calls(entries) if each.call.number in steps]
+    number = _choose(run_id, step, among, "that a stopped call could be").call.number
+    chosen = _stop_at(run_id, number, stops, wanted)
+    for other in stops:
+        if same and other is not chosen and (other.ruled or ())[1:3] == ((number,), True):
+            raise ConfigurationError(
+                f"step {number} of run {run_id!r} was resolved as the call of stop {other.number}, "
+                f"{_text(other)}, and a recorded call answers one call only. To take that back: "
+                f"stepwise resolve {run_id} {number} --another --stop {other.number}"
+            )
+    ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time())
+    return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled
+
+
+def _stop_at(run_id: str, number: int, stops: list[Stop], wanted: int | None) -> Stop:
+    found = [each for each in stops if number in each.steps and wanted in (None, each.number)]
+    if len(found) == 1:
+        return found[0]
+    listed = "; ".join(f"{each.number} is {_text(each)}" for each in stops if number in each.steps)
+    raise StepNotFoundError(
+        f"stop {wanted} of run {run_id!r} is not a call that could be step {number}: {listed}"
+        if wanted is not None
+        else f"several stopped calls of run {run_id!r} could be step {number}; choose one with "
+        f"stop= or --stop: {listed}",
+        run_id=run_id,
+        step=number,
+    )
+
+
+def _text(stop: Stop) -> str:
+    at = f" at {stop.call.site}" if stop.call.site else ""
+    return f"{stop.call.name}({stop.call.arguments}){at}"

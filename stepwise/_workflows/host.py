@@ -257,14 +257,12 @@ class HostedRun(opening.OpenedRun):
         if not (numbers or inside):
             return
         active, journal = self.active, self.active.journal
-        entries = list(read_entries(journal.store, journal.seal, journal.run_id, self.since))
-        back = list(numbers)
-        for entry in entries:
-            if entry.outcome is not None and entry.outcome.call.number == inside:
-                back += entry.outcome.inner
+        entries = [*read_entries(journal.store, journal.seal, journal.run_id, self.since)]
+        outcomes = (entry.outcome for entry in entries if entry.step == inside)
+        within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known
         with active.lock:
-            for recorded in filter(None, map(known.get, back)):
+            for recorded in filter(None, map(known.get, (*numbers, *within))):
                 active.pool.put_back(recorded)
 
     def count_anew(self, branch: str) -> None:

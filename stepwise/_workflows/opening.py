@@ -29,6 +29,7 @@ from stepwise._journal.journal import (
     seal_for,
 )
 from stepwise._journal.lease import Lease
+from stepwise._journal.projection import facts_at_start
 from stepwise._journal.records import RunFacts, Started
 from stepwise._journal.seal import Seal
 from stepwise._rewrite import Points, Rewritten
@@ -396,7 +397,7 @@ def _secrets_of(call: Invocation) -> Secrets:
 def _start(
     call: Invocation, journal: Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
-    now, parent = time.time(), call.parent
+    parent = call.parent
     callee, workflow = call.callee, call.callee.workflow
     bound, secret = callee.bound, callee.secret
     payload, form = record_inputs(
@@ -410,7 +411,7 @@ def _start(
         code=workflow.code,
         file=workflow.source.filename,
         parent=parent.run_id if parent is not None else "",
-        at=now,
+        at=time.time(),
         command=command,
         cwd=cwd,
         form=form,
@@ -418,7 +419,7 @@ def _start(
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
     )
-    facts = RunFacts.begun(call.run_id, started)._replace(
+    facts = facts_at_start(call.run_id, started)._replace(
         label=workflow.label,
         codec=call.codec,
         restored=parent is not None and parent.facts.restored,

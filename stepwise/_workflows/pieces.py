@@ -113,9 +113,9 @@ class RunPieces:
 
     def _slim(self, entry: Entry) -> Entry:
         """An entry without the value of its piece, which is read again when it is needed."""
-        if entry.outcome is not None and entry.outcome.call.module == self._module:
-            return entry._replace(payload=b"")
-        return entry
+        outcome = entry.outcome
+        is_piece = outcome is not None and outcome.call.module == self._module
+        return entry._replace(payload=b"") if is_piece else entry
 
     def open(self, store: Store, piece: Piece) -> PieceRun:
         """Take the run up, to execute a piece.

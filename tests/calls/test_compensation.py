@@ -191,6 +191,34 @@ def test_a_repeated_act_that_is_in_doubt_keeps_its_key(in_doubt):
     assert asked == ([given[1]] if in_doubt == "asked" else [])
 
 
+def test_what_was_made_again_with_other_arguments_is_undone_with_those():
+    """A call made again, which somebody said is the recorded one, is undone as it was made then."""
+    items, done = ["bike"], []
+
+    @tool(side_effect=True, compensate=lambda call: done.append(f"undo {call.arguments['item']}"))
+    def book(item):
+        if item == "bike":
+            raise KeyboardInterrupt
+        done.append(f"book {item}")
+
+    @workflow(compensate_on_failure=True)
+    def order():
+        book(items[0])
+        raise ValueError("sold out")
+
+    with pytest.raises(KeyboardInterrupt):
+        order()
+    items[0] = "boat"
+    with pytest.raises(stepwise.StepInDoubtError, match="arguments that are not recorded"):
+        order()
+    (run,) = stepwise.runs()
+    run.resolve(1, same=True)
+    run.resolve(1, did_not_happen=True)
+    with pytest.raises(ValueError, match="sold out"):
+        order()
+    assert done == ["book boat", "undo boat"]
+
+
 def test_without_the_option_nothing_is_undone(world):
     """A workflow that does not ask for it keeps what it did when it fails."""
     book = world.tool("book")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import stepwise
 from stepwise import cli, step, tool, workflow
 from stepwise._execution import process_memory
-from stepwise._journal.records import Call, Entry, Outcome
+from stepwise._journal.records import Call, Ended, Entry, Handled, Intent, Outcome, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._runs.steps import steps_of
 
@@ -559,6 +559,21 @@ def test_why_a_step_ran_again():
     assert [(each.number, each.instead) for each in run.steps] == [(1, 0), (2, 1), (3, 0)]
     text = CliRunner().invoke(cli.main, ["show", run.id]).output
     assert "step 2 work ran, since the argument 'x' differs from step 1" in text
+
+
+@pytest.mark.parametrize("void", [True, False])
+def test_an_end_that_does_not_count(void):
+    """A handled failure is in doubt again if the run ended with it, and that end counts."""
+    call = Call(1, "send", "m", "d", 1, effect=True)
+    records = [Intent(call), Outcome(call, "failed"), Handled((1,)), Ended("failed", retry=(1,))]
+    entries = [
+        Entry(number, record, b"")
+        for number, record in enumerate([*records, Resumed(2, "resumes", 0, void=void)], 1)
+    ]
+    (step,) = steps_of("r", entries, owned=False)
+    assert step.status == ("failed" if void else "in_doubt")
+    (before,) = steps_of("r", entries[:-1], owned=False)
+    assert before.status == "in_doubt"
 
 
 def test_what_differs_from_the_record():
