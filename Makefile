@@ -7,7 +7,7 @@ JOBS ?= 2
 # Interpreters that the tests start are to find compiled modules, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install test test-all sweeps mutants map lint format types wheel examples demo clean
+.PHONY: help install test test-fast test-all sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page
 
 help:  ## show this
@@ -22,10 +22,13 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	@touch $@
 
 test: install  ## run the tests; sweeps are sampled
-	$(BIN)/python -m pytest -n $(JOBS) -q
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
+
+test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no examples
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q --fast
 
 test-all: install  ## run the tests; sweeps are complete, or 20 times as large (hours)
-	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) -q
+	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
 
 sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STEPWISE_SCALE=5)
 	$(BIN)/python tests/sweeps.py -n $(JOBS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pathlib
 import signal
@@ -27,6 +28,7 @@ from sweeping import SEED, WHOLE
 hypothesis.settings.register_profile(
     "stepwise",
     deadline=None,
+    derandomize=not WHOLE,  # CI looks at the same examples each time, test-all at new ones
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
         hypothesis.HealthCheck.function_scoped_fixture,
@@ -37,11 +39,28 @@ hypothesis.settings.load_profile("stepwise")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background, as in CI
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else no program hears a Ctrl-C
 
-SECONDS = 900 if WHOLE else 60  # for a script of a test, at most: it is ended, were it to hang
+SLOW = {  # what "make test-fast" leaves out: sweeps, kernels, builds, programs of pages
+    *("crash", "docs", "notebook", "integrations"),
+    *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
+}
+SECONDS = 900 if WHOLE else 300  # for a script of a test, at most: it is ended, were it to hang
 
 
 def pytest_addoption(parser):
     parser.addoption("--sweeps", action="store_true", help="only the tests that tell totals")
+    parser.addoption("--fast", action="store_true", help="not the folders and files that take long")
+
+
+def pytest_ignore_collect(collection_path, config):
+    if config.getoption("--fast"):
+        return collection_path.name in SLOW or None
+    return None
+
+
+def pytest_collection_finish(session):
+    """A look for garbage, or for who holds what, is at what the test made, not at the suite."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):

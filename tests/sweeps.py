@@ -10,6 +10,7 @@ import datetime as dt
 import os
 import pathlib
 import platform
+import random
 import re
 import sys
 
@@ -18,6 +19,8 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "reliability.md"
 
+# The same in every process of pytest-xdist.
+os.environ.setdefault("STEPWISE_SEED", str(random.SystemRandom().randrange(10**6)))
 sys.path.insert(0, str(HERE / "programs"))
 from sweeping import SCALE, SEED, WHOLE  # noqa: E402
 
@@ -55,8 +58,8 @@ class Totals:
 
 def main():
     totals = Totals()
-    os.environ["STEPWISE_SEED"] = str(SEED)  # the same in every process of pytest-xdist
-    code = pytest.main([str(HERE), "--sweeps", "-q", *sys.argv[1:]], [totals])
+    where = [] if any(os.path.exists(word) for word in sys.argv[1:]) else [str(HERE)]
+    code = pytest.main([*where, "--sweeps", "-q", *sys.argv[1:]], [totals])
     lines = "\n".join(totals.table())
     print(lines)
     if code == 0 and totals.sweeps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import inspect
 import re
 import subprocess
@@ -157,6 +158,14 @@ def test_the_modules_of_a_room(room):
     assert upward == []
 
 
+def test_the_tests_lie_in_the_same_rooms():
+    """A folder of tests is called like a room, or holds the crashes or the pages."""
+    rooms = {name.removeprefix("stepwise.").strip("_") for row in layers() for name in row}
+    tests = ROOT.parent / "tests"
+    folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
+    assert folders - {"."} <= rooms | {"crash", "docs"}
+
+
 def test_no_cycles():
     """No module imports one that, at any distance, imports it."""
     graph = {
@@ -282,7 +291,7 @@ def test_typing_extensions_are_for_the_type_checker():
 
 WRITERS = """
     _execution.active_run _execution.outcomes _calls.compensation _calls.doubt _calls.perform
-    _calls.recording _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
+    _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
     _workflows.opening _workflows.pieces _workflows.takeover testing.crashes
 """
 
@@ -410,6 +419,16 @@ def test_names_of_modules():
     assert {unit(name) for name in public} <= {f"stepwise.{name}" for name in FRONT_MODULES.split()}
     last = {name.rpartition(".")[2].strip("_") for name in MODULES}
     assert last.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc", "tools"})
+
+
+def test_a_class_name_means_one_class():
+    """A class name is defined once in the package, with or without a leading underscore."""
+    places = collections.defaultdict(list)
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.strip("_")].append(f"{name}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_modules_describe_themselves():

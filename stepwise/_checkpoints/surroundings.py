@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from stepwise._checkpoints.references import References
-from stepwise._identity.identity import attributes
 from stepwise._values.data import parameter_types
+from stepwise._values.instances import attributes
 from stepwise._values.sentinels import look_for
 
 __all__ = ["COLLECTIONS", "NATIVE", "Surroundings"]

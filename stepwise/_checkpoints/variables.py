@@ -33,10 +33,9 @@ from stepwise._checkpoints.chunks import Reader
 from stepwise._checkpoints.exceptions import raised_form
 from stepwise._checkpoints.resources import made_by
 from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
-from stepwise._identity.identity import attributes
 from stepwise._values import secrets
 from stepwise._values.buffers import Data
-from stepwise._values.instances import by_name
+from stepwise._values.instances import attributes, by_name
 from stepwise._values.pickling import PROTOCOL, Reducers, dump
 from stepwise._values.preview import error_text
 from stepwise._values.trees import few

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from stepwise._checkpoints.surroundings import COLLECTIONS, Surroundings
 from stepwise._checkpoints.variables import content_of, refill
 from stepwise._identity.deltas import Delta
-from stepwise._identity.identity import attributes
 from stepwise._values import data as _data
 from stepwise._values.codec import Encoded, encode
+from stepwise._values.instances import attributes
 from stepwise._values.tagged_json import NotDataError, dump_tagged, load_tagged
 from stepwise.errors import NotRecordableError, UnreadableValueError
 

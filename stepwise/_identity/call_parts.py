@@ -19,6 +19,7 @@ from stepwise._identity.identity import Parameters
 from stepwise._identity.parts import class_digest
 from stepwise._runtime.forks import cached
 from stepwise._values import digest
+from stepwise._values.instances import attributes
 from stepwise._values.moments import is_momentary
 
 __all__ = ["CallParts", "Parts", "short_digest", "spoken"]
@@ -116,7 +117,7 @@ class CallParts(Parts):
 
     def _look_at(self, instance: object) -> None:
         self._held = identity.instance_parts(instance)
-        for name, value in identity.attributes(instance).items():
+        for name, value in attributes(instance).items():
             if is_momentary(value):
                 self._momentary.add(f"self.{name}")
             elif issubclass(type(value), _GROWS):
@@ -156,7 +157,7 @@ class CallParts(Parts):
             name: held for name, held in self._captured.items() if name not in self._momentary
         }
         if not self.computed:
-            values = identity.attributes(self._instance) if self.left_out else {}
+            values = attributes(self._instance) if self.left_out else {}
             for name in self.left_out:
                 counted[f"self.{name}"] = _class_of(values.get(name))
             content = self._instance is not None and class_digest(_class(self._instance))
@@ -228,7 +229,7 @@ class CallParts(Parts):
         if self._instance is not None:
             cls: Any = _class(self._instance)
             parts["class"] = (own_name(cls, self._function) + class_digest(cls)).encode()
-            values = identity.attributes(self._instance) if self.left_out else {}
+            values = attributes(self._instance) if self.left_out else {}
             out = self._ignored | identity.uncompared(cls)
             for name in self._held.keys() - out:
                 parts[f"self.{name}"] = self._held[name] or _class_of(values.get(name))

@@ -15,11 +15,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stepwise._identity import identity
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import class_digest, digest_part
 from stepwise._values import digest
 from stepwise._values.class_contents import assigned_in
+from stepwise._values.instances import attributes
 from stepwise._values.moments import is_momentary
 from stepwise.errors import DigestError
 
@@ -133,7 +133,7 @@ class _Teller:
         if content:
             parts = digest_part(value)[0]
             return digest.encode(("object", own_name(cls, self._of), content, parts))
-        held = identity.attributes(value) if type(value).__dictoffset__ else {}
+        held = attributes(value) if type(value).__dictoffset__ else {}
         stays = {name: each for name, each in held.items() if not is_momentary(each)}
         if len(stays) == len(held):
             return digest.encode(value)

@@ -14,10 +14,10 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from stepwise._identity import identity
 from stepwise._identity.call_parts import Parts, short_digest
 from stepwise._identity.captures import FIXED, fixed_cells, own_name, plain_function
 from stepwise._values import digest
+from stepwise._values.instances import attributes
 from stepwise._values.moments import is_momentary
 
 __all__ = ["HeldParts"]
@@ -85,5 +85,5 @@ def _values_of(function: Any) -> Iterator[tuple[str, Any, type | None]]:
         defaults = inspect.signature(plain).parameters.values()
         yield from ((p.name, p.default, None) for p in defaults if p.default is not p.empty)
     if plain is None or instance is not function:
-        attributes = identity.attributes(instance).items()
-        yield from ((name, value, type(instance)) for name, value in attributes)
+        held = attributes(instance).items()
+        yield from ((name, value, type(instance)) for name, value in held)

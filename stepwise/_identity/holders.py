@@ -10,8 +10,9 @@ from types import CellType, FunctionType
 from typing import Any
 
 from stepwise._identity.deltas import MISSING
-from stepwise._identity.identity import Parameters, attributes, reader_of, slots_of, uncompared
+from stepwise._identity.identity import Parameters, reader_of, uncompared
 from stepwise._identity.parts import captured, class_digest, module_key
+from stepwise._values.instances import attributes, slots_of
 
 __all__ = ["Holder", "class_text"]
 

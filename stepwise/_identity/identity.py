@@ -27,6 +27,7 @@ from stepwise._runtime.forks import cached
 from stepwise._values import digest as _digest
 from stepwise._values.digest_atoms import ATOMS, main_name
 from stepwise._values.hidden_arguments import Hiding, Redact, attributes_in
+from stepwise._values.instances import attributes
 from stepwise.errors import ConfigurationError, DigestError
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "label_of",
     "place_of",
     "random_id",
-    "slots_of",
     "uncompared",
     "workflow_name",
 ]
@@ -461,33 +461,6 @@ _READERS: dict[type, Callable[[Any], Any]] = {
     collections.deque: lambda held: [*collections.deque.__iter__(held)],
     BaseException: lambda held: held.args,
 }
-
-
-def attributes(instance: object) -> dict[str, Any]:
-    """Return the attributes of an instance, from ``__dict__`` and from slots."""
-    state = dict(getattr(instance, "__dict__", _NO_ATTRIBUTES))
-    cls: Any = type(instance)
-    for name in slots_of(cls):
-        if hasattr(instance, name):
-            state[name] = getattr(instance, name)
-    return state
-
-
-_NO_ATTRIBUTES: Mapping[str, Any] = {}
-
-
-@functools.lru_cache(maxsize=1000)
-def slots_of(cls: type) -> tuple[str, ...]:
-    """The names of the slots of a class."""
-    found = []
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name.startswith("__") and not name.endswith("__"):
-                name = f"_{base.__name__.lstrip('_')}{name}"  # noqa: PLW2901
-            if name not in ("__dict__", "__weakref__"):
-                found.append(name)
-    return tuple(found)
 
 
 # -- parameters that a framework injects ---------------------------------------------------------

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from stepwise._identity.clients import field, fields_of, is_foreign
-from stepwise._values.class_contents import content_of
+from stepwise._values.class_contents import cell_content, content_of
 from stepwise._values.digest import Encoder, Numbering, form_of
 from stepwise._values.digest_atoms import ATOMS, class_name, fold, join, main_name, string
 from stepwise._values.moments import has_volatile_form, is_clock
@@ -279,7 +279,7 @@ class _Lenient(Encoder):
             return known[1]
         cells = {} if self.without_cells else _own_cells(function)
         self.without_cells = False
-        held = {name: _content(cell) for name, cell in cells.items()}
+        held = {name: cell_content(cell) for name, cell in cells.items()}
         encoded = join(
             b"F",
             [
@@ -365,7 +365,7 @@ def captured(function: Any) -> Mapping[str, types.CellType]:
             if id(cell) not in met:
                 met.add(id(cell))
                 cells[prefix + name] = cell
-                inner = as_function(_content(cell))
+                inner = as_function(cell_content(cell))
                 if inner is not None:
                     waiting.append((f"{prefix}{name}.", inner))
     return cells
@@ -383,13 +383,6 @@ def as_function(value: Any) -> types.FunctionType | None:
     wrapped = getattr(value, "__wrapped__", None) if _wraps(type(value)) else None
     function = wrapped if isinstance(wrapped, types.FunctionType) else value
     return function if isinstance(function, types.FunctionType) else None
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it has no value yet
-        return None
 
 
 def module_key(module: str | None) -> str:

@@ -24,7 +24,6 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 ``following``  the statement that comes after a position
 ``scope``      declarations, and the hidden names
 ``made``       variables that one call makes
-``nodes``      what is added to a body
 ``transform``  the rewrite of a body
 ``frame``      what the rewritten function asks while it runs
 ``build``      from the rewritten tree to a function
@@ -32,7 +31,7 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 
 The modules, each importing only from those before it::
 
-    source points ahead frame made scope nodes transform build cells following
+    source points ahead frame made scope transform build cells following
 """
 
 from __future__ import annotations

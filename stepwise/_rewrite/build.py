@@ -17,7 +17,6 @@ from typing import Any
 from stepwise._rewrite.ahead import Ahead
 from stepwise._rewrite.frame import enter, visible
 from stepwise._rewrite.made import Made, made_by_calls
-from stepwise._rewrite.nodes import ask
 from stepwise._rewrite.points import yields
 from stepwise._rewrite.scope import (
     ENTER,
@@ -33,7 +32,7 @@ from stepwise._rewrite.scope import (
     placed,
 )
 from stepwise._rewrite.source import FunctionNode, Source, capture
-from stepwise._rewrite.transform import Point, Reading, Transformed, With, transform
+from stepwise._rewrite.transform import Point, Reading, Transformed, With, ask, transform
 
 __all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
 

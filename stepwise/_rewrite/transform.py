@@ -47,15 +47,6 @@ from stepwise._rewrite.ahead import (
     mentions,
     with_file,
 )
-from stepwise._rewrite.nodes import (
-    ask,
-    load,
-    reset,
-    store,
-    target,
-    unless_resuming,
-    when_resuming,
-)
 from stepwise._rewrite.points import TRIES, any_calls, calls, opens
 from stepwise._rewrite.scope import (
     CHOICE,
@@ -69,13 +60,7 @@ from stepwise._rewrite.scope import (
 )
 from stepwise._rewrite.source import FunctionNode
 
-__all__ = [
-    "Point",
-    "Reading",
-    "Transformed",
-    "With",
-    "transform",
-]
+__all__ = ["Point", "Reading", "Transformed", "With", "ask", "transform"]
 
 _FORS = (ast.For, ast.AsyncFor)
 
@@ -456,3 +441,42 @@ class _Rewriter:
             test = ast.Compare(load(CHOICE), [ast.Eq()], [ast.Constant(index)])
             dispatch = [ast.If(test=test, body=body, orelse=dispatch)]
         return [choose, *dispatch]
+
+
+# -- nodes that are added beside those of the user ------------------------------------------------
+
+
+def load(name: str) -> ast.expr:
+    """The value of a variable."""
+    return ast.Name(name, ast.Load())
+
+
+def store(name: str, value: ast.expr) -> ast.stmt:
+    """``name = value``."""
+    return ast.Assign(targets=[ast.Name(name, ast.Store())], value=value)
+
+
+def ask(attribute: str, *arguments: ast.expr) -> ast.expr:
+    """``@f.attribute(arguments)``."""
+    function = ast.Attribute(load(FRAME), attribute, ast.Load())
+    return ast.Call(func=function, args=list(arguments), keywords=[])
+
+
+def target(operator: ast.cmpop, number: int) -> ast.expr:
+    """``@t < number``."""
+    return ast.Compare(load(TARGET), [operator], [ast.Constant(number)])
+
+
+def when_resuming(then: ast.expr, otherwise: ast.expr) -> ast.expr:
+    """``then if @t else otherwise``."""
+    return ast.IfExp(test=load(TARGET), body=then, orelse=otherwise)
+
+
+def unless_resuming(*body: ast.stmt) -> ast.stmt:
+    """``if not @t: body``."""
+    return ast.If(test=ast.UnaryOp(ast.Not(), load(TARGET)), body=list(body), orelse=[])
+
+
+def reset() -> ast.stmt:
+    """``@t = 0``."""
+    return store(TARGET, ast.Constant(0))

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepwise._values.instances import by_name
 
-__all__ = ["assigned_in", "content_of"]
+__all__ = ["assigned_in", "cell_content", "content_of"]
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not set for classes compiled into the interpreter
 _STEP = "__stepwise_step__"
@@ -41,7 +41,7 @@ def content_of(cls: type) -> dict[str, Any] | None:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             for each, cell in cells:
                 if each not in assigned and each != "__class__":
-                    found[f"{name}.{each}"] = _content(cell)
+                    found[f"{name}.{each}"] = cell_content(cell)
         elif name[:2] != "__" and not hasattr(type(value), "__get__"):
             found[name] = value
     found = {name: value for name, value in found.items() if not isinstance(value, _CHANGED)}
@@ -67,11 +67,12 @@ def _plain(value: Any) -> Any:
     return value.fget if isinstance(value, property) else value
 
 
-def _content(cell: types.CellType) -> Any:
+def cell_content(cell: types.CellType, missing: Any = None) -> Any:
+    """Return the value of a captured variable; ``missing`` if it has none yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # it has no value yet
-        return None
+    except ValueError:
+        return missing
 
 
 @functools.lru_cache(maxsize=1000)

@@ -1,7 +1,7 @@
 """Comparison of a value with its copy: types, items, order and attributes, to any depth.
 
 ``==`` says too little here: a ``defaultdict`` equals a dict, ``True`` equals 1, and a list equals
-any list of equal items.  Imports nothing of ours.
+any list of equal items.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
+from stepwise._values.instances import attributes
+
 __all__ = ["alike", "held_twice", "state_of"]
 
-_NOT_STATE = frozenset({"__dict__", "__weakref__", "__pydantic_fields_set__"})
+_NOT_STATE = frozenset({"__pydantic_fields_set__"})
 _CONTAINERS = (list, tuple, deque, dict, set, frozenset)
 
 
@@ -103,16 +105,8 @@ def _alike_mappings(one: Any, other: Any, *, ordered: bool) -> bool:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an instance, in ``__dict__`` and in slots."""
-    state = dict(getattr(value, "__dict__", None) or {})
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name.startswith("__") and not name.endswith("__"):
-                name = f"_{cls.__name__.lstrip('_')}{name}"  # noqa: PLW2901
-            if hasattr(value, name):
-                state[name] = getattr(value, name)
-    return {name: held for name, held in state.items() if name not in _NOT_STATE}
+    """Return the attributes of an instance that its copy must have."""
+    return {n: held for n, held in attributes(value).items() if n not in _NOT_STATE}
 
 
 def held_twice(value: Any) -> Any:

@@ -18,13 +18,13 @@ import gc
 import struct
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
 
 from stepwise._values.sentinels import held_as
 
-__all__ = ["Kind", "by_name", "kind_of"]
+__all__ = ["Kind", "attributes", "by_name", "kind_of", "slots_of"]
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: such instances refer to their class
 _POINTER = struct.calcsize("P")
@@ -193,3 +193,32 @@ class _Example:
 
 
 _DICT = vars(_Example)["__dict__"]
+
+
+# -- attributes ----------------------------------------------------------------------------------
+
+_NO_ATTRIBUTES: Mapping[str, Any] = {}
+
+
+def attributes(instance: object) -> dict[str, Any]:
+    """Return the attributes of an instance, from ``__dict__`` and from slots."""
+    state = dict(getattr(instance, "__dict__", _NO_ATTRIBUTES))
+    cls: Any = type(instance)
+    for name in slots_of(cls):
+        if hasattr(instance, name):
+            state[name] = getattr(instance, name)
+    return state
+
+
+@functools.lru_cache(maxsize=1000)
+def slots_of(cls: type) -> tuple[str, ...]:
+    """The names of the slots of a class."""
+    found = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name.startswith("__") and not name.endswith("__"):
+                name = f"_{base.__name__.lstrip('_')}{name}"  # noqa: PLW2901
+            if name not in ("__dict__", "__weakref__"):
+                found.append(name)
+    return tuple(found)

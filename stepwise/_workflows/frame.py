@@ -125,9 +125,7 @@ class WorkflowFrame(Frame):
         self.known = checkpoints.known_values(active.secrets)
         self.references = References(self.known)
         self.module = ModuleState(active, rewritten.function, rewritten.assigned)
-        self.managers: dict[
-            int, tuple[int, str]
-        ] = {}  # steps done before; why it cannot be entered
+        self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it stays shut
         self.complaints = Complaints(active, self.file, rewritten)
         self.prefixes: dict[tuple[int, int], str | None] = {}
         self.asking = rewritten.ahead.keys() - {0}

@@ -17,6 +17,7 @@ from stepwise._execution.active_run import ActiveRun, live_runs
 from stepwise._execution.process_memory import memory
 from stepwise._identity.parts import captured
 from stepwise._runtime.messages import notice, reports
+from stepwise._values.class_contents import cell_content
 from stepwise._values.digest import digest
 from stepwise._values.preview import preview
 from stepwise._values.trees import Watch, walk
@@ -55,7 +56,10 @@ class ModuleState:
             memory.globals.setdefault(self._key(name), _mark(self._value(name)))
         named, functions = _named_by(function)
         contents = {name: _content(self._value(name)) for name in named - {*self._assigned}}
-        self._cells = {_CAPTURED + name: (cell, _held(cell)) for name, cell in _cells(functions)}
+        self._cells = {
+            _CAPTURED + name: (cell, cell_content(cell, _MISSING))
+            for name, cell in _cells(functions)
+        }
         contents.update((name, _content(value)) for name, (_, value) in self._cells.items())
         trees = {name: walk(c, most=_MOST) for name, c in contents.items() if c is not None}
         self._watched = {n: Watch.over(t.nodes) for n, t in trees.items() if t and t.nodes}
@@ -174,16 +178,9 @@ def _spoken(names: Collection[str]) -> str:
     return " and ".join([*spoken, *([f"the captured {', '.join(captured)}"] if captured else [])])
 
 
-def _held(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return _MISSING
-
-
 def _is_another(cell: types.CellType, before: Any) -> bool:
     """Return whether a captured variable was given another value."""
-    now = _held(cell)
+    now = cell_content(cell, _MISSING)
     return now is not before and _mark(now) != _mark(before)
 
 

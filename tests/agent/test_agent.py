@@ -7,13 +7,12 @@ import json
 import os
 import pathlib
 import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from harness import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -710,14 +709,7 @@ def test_a_killed_agent(tmp_path, place):
     environment = {**os.environ, "LOG": str(tmp_path / "log"), "STORE": str(tmp_path / "store")}
 
     def start(die):
-        return subprocess.run(
-            [sys.executable, tmp_path / "agent.py"],
-            env={**environment, "DIE": die},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        return python(tmp_path / "agent.py", env={**environment, "DIE": die})
 
     assert start(place).returncode == -9
     again = start("")

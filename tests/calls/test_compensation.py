@@ -4,13 +4,9 @@ import asyncio
 import contextlib
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
+from harness import python
 from outside import Log, Outside
 
 import stepwise
@@ -702,14 +698,7 @@ def start(folder, *, die="", fail=True, resolve=""):
         "FAIL": "1" if fail else "",
         "RESOLVE": resolve,
     }
-    return subprocess.run(
-        [sys.executable, PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return python(PROGRAM, env=environment)
 
 
 @pytest.mark.parametrize("answer", ["truth", "other"])
@@ -788,13 +777,6 @@ def test_killed_between_a_child_run_and_its_caller(tmp_path):
     program.write_text(DIES_BETWEEN, encoding="utf-8")
     told = []
     for what in ("fail", "undo", "again"):
-        done = subprocess.run(
-            [sys.executable, "-u", program, what],
-            env={**os.environ, "STEPWISE_HOME": str(tmp_path / "home")},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = python(program, what, env={**os.environ, "STEPWISE_HOME": str(tmp_path / "home")})
         told.append((done.returncode, done.stdout.split()))
     assert told == [(0, ["book", "no"]), (-9, ["undo"]), (0, ["book", "booked"])]

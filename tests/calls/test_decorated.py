@@ -896,7 +896,7 @@ def test_nothing_happens_outside_a_run(tmp_path, home):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert (done.stdout, done.stderr) == ("done\n", "")
     assert not home.exists()

@@ -94,7 +94,7 @@ def agent(tmp_path):
             process = subprocess.Popen(
                 command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
             )
-            code = process.wait(60)
+            code = process.wait(300)
         if die == "owner":
             os.killpg(process.pid, signal.SIGKILL)  # its workers, which wait for more
         return code, out.read_text().strip(), said.read_text(), log.read_text().splitlines()

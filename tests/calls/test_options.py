@@ -203,7 +203,7 @@ def test_the_longest_timeout(monkeypatch):
 
     @step(timeout=threading.TIMEOUT_MAX)
     def slow():
-        return waited.wait(30)
+        return waited.wait(300)
 
     @workflow
     def flow():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import step, tool, workflow
@@ -260,14 +259,7 @@ def shipped(tmp_path_factory):
     def run(name, source):
         script = folder / name
         script.write_text(source, "utf-8")
-        done = subprocess.run(
-            [sys.executable, script, folder / "shipped.pickle"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = python(script, folder / "shipped.pickle", env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -256,7 +256,7 @@ def test_post_mortem(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert "('question is', 42)" in done.stdout, done.stdout
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from harness import python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
@@ -591,10 +590,7 @@ def test_killed_and_resumed(tmp_path, options):
     said = []
     for die in (70, 71, 140, 201, None):
         environment = {**os.environ, "DIE": str(die)}
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = python(str(script), cwd=tmp_path, env=environment)  # fmt: skip
         assert done.returncode == (-9 if die is not None else 0), done.stderr
         said += re.findall(r"^think (\d+)$", done.stdout, re.MULTILINE)
     assert said == [str(number) for number in range(230)]

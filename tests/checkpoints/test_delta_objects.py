@@ -11,12 +11,11 @@ import itertools
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import uuid
 from typing import Any
 
 import pytest
+from harness import python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
@@ -676,11 +675,8 @@ if __name__ == "__main__":
 
 
 def start(script, die=None):
-    return subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "DIE": str(die), "STEPWISE_QUIET": ""}, cwd=script.parent,
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, "DIE": str(die), "STEPWISE_QUIET": ""}
+    return python(script, cwd=script.parent, env=environment)
 
 
 def test_killed_and_resumed(tmp_path):

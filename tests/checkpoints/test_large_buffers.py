@@ -3,12 +3,11 @@
 import hashlib
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import tracemalloc
 
 import pytest
+from harness import python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killed import Killed, forget_process, line_of, played_to_the_end
@@ -360,17 +359,7 @@ def test_a_killed_process_goes_on_with_its_arrays(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
-    runs = [
-        subprocess.run(
-            [sys.executable, str(script)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for _ in range(2)
-    ]
+    runs = [python(str(script), cwd=tmp_path, env=environment) for _ in range(2)]
     assert runs[0].returncode == -9
     assert runs[1].stdout.strip() == str([7.0 * 28, True, 400_000 * 399_999 / 2])
     files = [each for each in (tmp_path / "home").rglob("*") if each.stat().st_size > MB]

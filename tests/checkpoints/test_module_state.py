@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
 import traceback
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from survival import lab_of, survives
 
 from stepwise import step, workflow

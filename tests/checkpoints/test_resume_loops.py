@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import sys
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from survival import lab_of, line_of, survives, undisturbed
 
 BAR = """

@@ -6,13 +6,7 @@ it.  Run again, it calls that with the very same value, and draws nothing again.
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import Doubt
 from survival import lab_of
 
@@ -115,10 +109,10 @@ def survives_inside(body, options="", kind="def"):
     program += f"\n    def run():\n        {call}\n"
     with lab_of(program) as lab:
         lab.environment["WORLD_NUMBER"] = "1"
-        assert lab.run_for_real(die_at="in pay").code == -9, lab.said
+        assert lab.run(die_at="in pay").code == -9, lab.said
         before = lab.log
         lab.environment["WORLD_NUMBER"] = "2"
-        ended = lab.run_for_real()
+        ended = lab.run()
         assert ended.code == 0, ended.text
         again = lab.log[len(before) :]
         assert again[0] == before[-1], (before, again)
@@ -193,13 +187,13 @@ def test_what_is_drawn_first_after_going_on():
     """
     with lab_of(f"{TOOLS}{program}") as lab:
         lab.environment["WORLD_NUMBER"] = "1"
-        assert lab.run_for_real().code == 1
+        assert lab.run().code == 1
         lab.environment["WORLD_NUMBER"] = "2"
-        killed = lab.run_for_real(die_at="in pay")
+        killed = lab.run(die_at="in pay")
         assert killed.code == -9, killed.text
         assert "resumes at" in killed.text
         before = lab.log
-        ended = lab.run_for_real()
+        ended = lab.run()
         assert ended.code == 0, ended.text
         assert lab.log == [*before, before[-1]]
 
@@ -219,9 +213,9 @@ def test_what_somebody_settled_is_what_was_paid():
             log(f"paid {cents}")
     """
     with lab_of(program) as lab:
-        assert lab.run_for_real(die_at="in pay").code == -9
-        lab.settle(Doubt.read(lab.run_for_real().text), "null")
-        assert lab.run_for_real().code == 0
+        assert lab.run(die_at="in pay").code == -9
+        lab.settle(Doubt.read(lab.run().text), "null")
+        assert lab.run().code == 0
         tried, paid = lab.log
         assert tried.removeprefix("try ") == paid.removeprefix("paid ")
 

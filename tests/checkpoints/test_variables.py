@@ -6,13 +6,7 @@ is that of the undisturbed program; see ``programs/survival.py``.
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from survival import lab_of, line_of, survives
 
 RULES = {

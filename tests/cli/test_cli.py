@@ -390,7 +390,7 @@ def test_terminal(no_colour):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert ("\x1b[32mcompleted" in done.stdout) is not no_colour
@@ -412,7 +412,7 @@ def test_a_table_fits(columns):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     _, _, tables = done.stdout.partition("STEP")
@@ -428,7 +428,7 @@ def test_broken_pipe():
         agent("x" * 60 + str(number))
     script = f"{COMMAND} runs | head -1; for i in 1 2 3; do {COMMAND} runs --json | true; done"
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", script], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout.split() == ["RUN", "STATUS", "UPDATED", "CALL"]
     assert done.stderr == ""

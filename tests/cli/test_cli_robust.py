@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from harness import python
 
 import stepwise
 from stepwise import cli, step, workflow
@@ -319,7 +320,7 @@ def test_nothing_that_a_terminal_obeys(command, hostile, tmp_path, monkeypatch):
     monkeypatch.delenv("STEPWISE_QUIET")
     arguments = [part.replace("RUN", f"run{HOSTILE}") for part in ALL[command].split()]
     code = f"import sys; sys.argv[1:] = {arguments!r}; from stepwise.cli import run; run()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     shown = done.stdout + done.stderr
     assert "Traceback" not in shown
     assert not {each for each in shown if not each.isprintable() and each not in "\n\t"}

@@ -396,7 +396,7 @@ def test_watch_and_show_a_live_run(start, monkeypatch):
     assert "think(number=1)  completed" in watching.stdout.readline()
     script.tell()
     script.finish()
-    rest, _ = watching.communicate(timeout=60)
+    rest, _ = watching.communicate(timeout=300)
     assert "think(number=2)  completed" in rest
     assert rest.splitlines()[-1] == f"{live.id} has completed"
     assert watching.returncode == 0
@@ -441,7 +441,7 @@ def test_interrupt_a_script(tmp_path):
     path.write_text(SCRIPT)
     with waiting("run", str(path), STOP_AT="2") as started:
         os.killpg(started.pid, signal.SIGINT)
-        _, told = started.communicate(timeout=60)
+        _, told = started.communicate(timeout=300)
     assert started.returncode == 130
     assert told.splitlines()[-1].endswith(f"to resume: stepwise run {path}")
     done = process("run", str(path))

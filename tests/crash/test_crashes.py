@@ -4,28 +4,12 @@ The programs are in ``tests/programs``.  Each passes named places: inside every 
 after it does what it does, and after every call that returned.  An undisturbed run lists them.
 """
 
-import pathlib
-import random
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import PROGRAMS as FOLDER
 from harness import Doubt, Lab, called
-from judge import BROKEN, PROGRAMS, check, is_effect, undisturbed
-from sweeping import many
+from judge import BROKEN, PROGRAMS, check, is_effect, programs, sampled, undisturbed
 
-SAMPLES, PAIRS = 25, 8  # of each program's events
-
-NEEDS_311 = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in 3.11"
-)
-programs = pytest.mark.parametrize(
-    "program",
-    [pytest.param(name, marks=NEEDS_311 if name == "task group" else ()) for name in PROGRAMS],
-)
+SAMPLES, PAIRS = 12, 5  # of each program's events
 
 
 # -- killed everywhere ---------------------------------------------------------------------------
@@ -66,13 +50,6 @@ def test_killed_again_while_it_recovers(program, tally):
             lab.run_to_end(first, second)
             check(lab, program, first, second)
     tally("killed at a call or return, and again in the recovery", len(firsts))
-
-
-def sampled(seed, count, program=None):
-    """Events of a program, of which it has tens of thousands: the same in every session."""
-    events = undisturbed(program or seed).events
-    chosen = random.Random(seed).sample(range(1, events + 1), many(count, events))
-    return [f"event {number}" for number in chosen]
 
 
 # -- in doubt ------------------------------------------------------------------------------------

@@ -7,15 +7,10 @@ How that is checked: ``tests/programs/equivalence``.  A failure prints the seed 
 from __future__ import annotations
 
 import os
-import pathlib
 import pickle
-import sys
 from collections import Counter
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from equivalence.checker import Differs, check_seeds, kinds_of_statements
 from equivalence.programs import write
 from sweeping import WHOLE, size
@@ -25,7 +20,7 @@ from stepwise._rewrite import Rewritten
 from stepwise._workflows import frame
 
 BLOCK = 50  # programs of one test
-BLOCKS = range(size(40, 400))
+BLOCKS = range(size(12, 400))
 CRASHES = 8 if WHOLE else 4  # of each kind, of one program
 FORKED = range(size(4, 20))
 COMPOUND = {"If", "For", "AsyncFor", "While", "Try", "With", "AsyncWith", "Match"}

@@ -5,14 +5,9 @@ logged, a record written) is a place to die as well.
 """
 
 import functools
-import pathlib
 import re
-import sys
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import Lab
 from sweeping import WHOLE, many, size
 

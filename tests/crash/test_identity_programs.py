@@ -5,14 +5,9 @@ How that is checked: ``tests/programs/identity``.  A failure prints the seed and
 """
 
 import functools
-import pathlib
-import sys
 from collections import Counter
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from identity.judge import PROMISED, check_seeds
 from identity.programs import CARRIERS, draw
 from identity.rules import NAIVE, TODAY

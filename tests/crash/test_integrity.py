@@ -27,7 +27,7 @@ import sweeping
 from sweeping import SEED
 
 PROGRAM = pathlib.Path(__file__).parents[1] / "programs" / "damaged.py"
-FLIPS, CUTS, FAILURES = 40, 12, 12
+FLIPS, CUTS, FAILURES = 24, 10, 10
 STORES = {"disk": "cache.db", "sqlite": "stepwise.db"}  # and their databases
 ERRORS = {"StoreError", "CorruptStoreError", "JournalLostError", "StepInDoubtError"}
 NEW_KEY = "ConfigurationError"  # the key file is not part of the store; without it none is read

@@ -5,16 +5,11 @@ truncation or new file in its home; ``test_crashes.py`` kills at the calls and r
 Whatever is killed is run again by the same command until it has ended.
 """
 
-import pathlib
 import random
 import signal
-import sys
 from collections import Counter
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import PROGRAMS as FOLDER
 from harness import Lab
 from judge import BROKEN, FLOWS, PROGRAMS, check, undisturbed

@@ -16,6 +16,7 @@ import subprocess
 import sys
 
 import pytest
+from harness import python
 from sweeping import SEED, needs_the_shim, shim, size
 
 import stepwise
@@ -47,7 +48,7 @@ def record(folder, store, durability):
         "STEPWISE_STORE": f"{store}:{home}/store",
     }
     command = [sys.executable, HERE / "program.py", str(STEPS)]
-    subprocess.run(command, env=environment, check=True, timeout=60)
+    subprocess.run(command, env=environment, check=True, timeout=300)
     return list(operations(log.read_bytes(), f"{home}/"))
 
 
@@ -210,14 +211,7 @@ def goes_on(image, store, acks):
         "POWER_ACKS": str(image / "acks"),
         "POWER_DURABILITY": "fsync",
     }
-    again = subprocess.run(
-        [sys.executable, HERE / "program.py", str(STEPS)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    again = python(HERE / "program.py", str(STEPS), env=environment)
     if "StepInDoubtError" in again.stderr:  # it was begun, and perhaps no more than that
         (call,) = re.findall(r"  step +\d+  (\S+)$", again.stderr, re.MULTILINE)
         return f"done {call}".encode() not in acks

@@ -70,7 +70,7 @@ def run(lab, library, version, **dying):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     return ended.returncode, ended.stderr
 

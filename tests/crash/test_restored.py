@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import (
@@ -261,15 +260,7 @@ def test_restore_on_the_command_line(tmp_path):
     home = tmp_path / "home"
 
     def start(*command):
-        return subprocess.run(
-            [sys.executable, *command],
-            env={**os.environ, "STEPWISE_HOME": str(home)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        return python(*command, cwd=tmp_path, env={**os.environ, "STEPWISE_HOME": str(home)})
 
     def settle(step, *answer):
         done = start("-m", "stepwise", "resolve", "one", step, *answer)

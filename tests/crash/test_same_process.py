@@ -7,27 +7,21 @@ import asyncio
 import contextlib
 import gc
 import os
-import pathlib
 import signal
 import sys
 import threading
 
 import pytest
+from harness import Lab
+from judge import FLOWS, PROGRAMS, check, programs, sampled, undisturbed
+from outside import Log
+from sweeping import WHOLE
 
 import stepwise
 from stepwise import RunBusyError, step, tool, workflow
 from stepwise._execution import process_memory
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-from harness import Lab
-from judge import PROGRAMS, check, undisturbed
-from outside import Log
-from sweeping import WHOLE
-from test_crashes import programs, sampled
-
-SAMPLES, EVERY = 8, 1 if WHOLE else 6
+SAMPLES, EVERY = 5, 1 if WHOLE else 8
 RETURNING = 8  # events: out of the context manager, through three functions, into the program
 
 
@@ -54,9 +48,13 @@ def test_ctrl_c_and_again(program):
 
 
 def _returns(program, place):
-    """Whether the call has ended by then and only returns: the next one is another run."""
-    number = place.removeprefix("event ")
-    return number.isdecimal() and int(number) > undisturbed(program).events - RETURNING
+    """Whether the call has ended by then and only returns: the next one is another run.
+
+    Branches that write together pass now more, now fewer events.
+    """
+    number, events = place.removeprefix("event "), undisturbed(program).events
+    surely = events * 9 // 10 if program in FLOWS else events
+    return number.isdecimal() and int(number) > surely - RETURNING
 
 
 def _beyond(lab, place):

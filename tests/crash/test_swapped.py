@@ -13,8 +13,9 @@ import stepwise
 from stepwise import DidNotHappen, Landed, current_step, step, tool, workflow
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint
 from stepwise._checkpoints.chunks import Vault
-from stepwise._execution import process_memory, summary
+from stepwise._execution import process_memory
 from stepwise._journal import seal as _seal
+from stepwise._journal import summary
 from stepwise._journal.chain import read
 from stepwise._journal.journal import Journal, facts_of, seal_for
 from stepwise._journal.records import Entry
@@ -24,7 +25,7 @@ from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 IDS = ("one", "two", "three")
 STORES = {"disk": DiskStore, "sqlite": SqliteStore}
-LOOKED, RESUMED = 40, 6  # pairs of each kind
+LOOKED, RESUMED = 16, 4  # pairs of each kind
 
 paid = []
 

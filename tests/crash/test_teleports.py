@@ -84,7 +84,7 @@ def test_calls_go_on_in_a_new_interpreter(part, library, tally):
     """At every statement a call can be left, and ends elsewhere as if nothing had happened."""
     total = Counter()
     for tests, version in some(CASES, 2, "teleports")[part::PARTS]:
-        said = teleport(tests, version, library, size(20, 400))
+        said = teleport(tests, version, library, size(8, 400))
         if said is None:
             continue
         recorded, left, ended = said

@@ -193,7 +193,7 @@ def browse(tmp_path):
              f"--user-data-dir={tmp_path / 'profile'}", "--window-size=800,400",
              f"--blink-settings=preferredColorScheme={0 if dark else 1}",
              *options, page.as_uri()],
-            check=True, capture_output=True, timeout=60, text=True,
+            check=True, capture_output=True, timeout=300, text=True,
         )  # fmt: skip
         return done.stdout
 

@@ -3,10 +3,9 @@
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+from harness import python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "checkpoint-api.md"
@@ -31,15 +30,7 @@ def test_a_program_of_the_page(which, tmp_path):
     printed, only_once = PRINTED[which]
     environment = {**os.environ, "STEPWISE_HOME": f"{tmp_path}/home"}
     for start in (1, 2):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", path],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = python("-W", "error", path, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
         assert printed in done.stdout
         if only_once:

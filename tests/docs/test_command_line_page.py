@@ -49,7 +49,7 @@ def shell(tmp_path, home):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         ).stdout
 

@@ -33,7 +33,7 @@ class Client(NotebookClient):
     """Runs the cells of a notebook, and sends its kernel a signal when it prints something."""
 
     def __init__(self, nb, folder, *, at="", send=signal.SIGKILL):
-        super().__init__(nb, timeout=60, resources={"metadata": {"path": str(folder)}})
+        super().__init__(nb, timeout=300, resources={"metadata": {"path": str(folder)}})
         self._at, self._send = at, send
 
     def output(self, outs, msg, display_id, cell_index):

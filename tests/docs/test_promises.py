@@ -18,7 +18,7 @@ import pytest
 import stepwise
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
-SECONDS = 60
+SECONDS = 300
 
 PROGRAM = """
 import sys

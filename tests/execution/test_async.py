@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-import pathlib
 import re
 import sys
 import threading
 import warnings
 
 import pytest
+from clocks import LIMIT, be_late
+from outside import Log, Switches
+from survival import lab_of
 
 import stepwise
 from stepwise import (
@@ -21,11 +23,6 @@ from stepwise import (
     workflow,
 )
 from stepwise._calls import operations
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
-from outside import Log
-from survival import lab_of
 
 needs_311 = pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11")
 
@@ -342,21 +339,24 @@ def test_a_timeout_that_was_handled_is_an_outcome(log):
     assert log == ["slow", "handled", "noted", "noted"]
 
 
-async def _limited(call, seconds):
-    await asyncio.wait_for(call, seconds)
+SECONDS = Switches(now=LIMIT)
 
 
-async def _first(call, seconds):
+async def _limited(call):
+    await asyncio.wait_for(call, SECONDS.now)
+
+
+async def _first(call):
     call = asyncio.ensure_future(call)
-    done, pending = await asyncio.wait({call}, timeout=seconds)
+    done, pending = await asyncio.wait({call}, timeout=SECONDS.now)
     assert (len(done), len(pending)) == (0, 1)
     call.cancel()
     await asyncio.wait({call})
     raise asyncio.TimeoutError
 
 
-async def _together(call, seconds):
-    await asyncio.wait_for(asyncio.gather(call, asyncio.sleep(seconds / 4)), seconds)
+async def _together(call):
+    await asyncio.wait_for(asyncio.gather(call, asyncio.sleep(SECONDS.now / 4)), SECONDS.now)
 
 
 @pytest.mark.parametrize("decorator", [step, tool(side_effect=True)])
@@ -364,10 +364,12 @@ async def _together(call, seconds):
 def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
     """Replayed, what ran out of time runs out of time: never a cancellation that nobody made."""
     monkeypatch.setattr(operations, "_LATE", 3600.0)  # on a busy machine it comes late, too
+    monkeypatch.setattr(SECONDS, "now", LIMIT)
 
     @decorator
     async def slow(number):
         log.append("slow")
+        be_late()
         await asyncio.Event().wait()
 
     @step
@@ -381,7 +383,7 @@ def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
         said = []
         for number in range(2):
             try:
-                await limited(slow(number), 0.02)
+                await limited(slow(number))
             except asyncio.TimeoutError:
                 said.append(await note("late"))
         return [*said, await note("end")]
@@ -392,18 +394,20 @@ def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
 
     with pytest.raises(OSError):
         asyncio.run(agent())
+    SECONDS.now = 0.02  # nothing begins, only this passes
     assert asyncio.run(agent()) == ["late", "late", "end"]
     assert log == ["slow", "slow", "end"]
 
 
 def test_a_timeout_that_was_taken_out(log):
     """With the code edited so that nobody cancels it any more, a plain step runs again."""
-    limit = 0.01
+    limit = LIMIT
 
     @step
     async def slow():
         log.append("slow")
         if limit is not None:
+            be_late()
             await asyncio.Event().wait()
         return "done"
 
@@ -618,7 +622,7 @@ def test_a_plain_step_past_its_timeout_is_abandoned():
 
     assert agent() == "in time"
     go.set()
-    assert ended.wait(60)
+    assert ended.wait(300)
     assert stepwise.runs()[0].result == "in time"
 
 
@@ -640,6 +644,6 @@ def test_a_side_effect_past_its_timeout_is_not_tried_again(log):
         agent()
     with pytest.raises(StepInDoubtError, match="does not prove that nothing happened"):
         agent()
-    assert began.wait(30)  # a busy machine starts the thread later than the timeout
+    assert began.wait(300)  # a busy machine starts the thread later than the timeout
     go.set()
     assert log == ["post"]

@@ -6,10 +6,10 @@ import asyncio
 import functools
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import NotRecordableError, step, tool, workflow
@@ -120,12 +120,8 @@ def test_what_returns_an_awaitable_is_recorded(tmp_path, what, dies):
     """
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(PROGRAM, "utf-8")
-    command = [sys.executable, str(program), str(log), what]
     for dying in dict.fromkeys([dies, ""]):
-        environment = {**os.environ, "DIE": dying}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=60
-        )
+        done = python(program, log, what, env={**os.environ, "DIE": dying})
         killed = dying and (dying, what) != ("late", "synchronous")
         assert done.returncode == (-signal.SIGKILL if killed else 0), done.stderr
     assert done.stdout.strip() == ANSWERS[what]

@@ -3,22 +3,18 @@
 import asyncio
 import contextlib
 import os
-import pathlib
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from harness import Lab
+from outside import Log
 
 import stepwise
 from stepwise import OutsideRunError, RunBusyError, UnrecordedCallWarning, step, tool, workflow
 from stepwise._execution.concurrency import Flows
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
-from harness import Lab
-from outside import Log
 
 pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of threads
 

@@ -1,12 +1,6 @@
 """What steps do to their instances and to what these hold, when the steps are answered."""
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from calls import Calls, stopped
 
 BLOCKS = pytest.mark.parametrize(

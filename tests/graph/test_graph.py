@@ -5,11 +5,10 @@ import functools
 import itertools
 import json
 import os
-import pathlib
-import sys
 import threading
 
 import pytest
+from killed import forget_process
 
 import stepwise
 from stepwise import tool
@@ -26,9 +25,6 @@ from stepwise.graph import (
     Node,
 )
 from stepwise.stores import Batch, Owner
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-from killed import forget_process
 
 CALLS: list = []
 

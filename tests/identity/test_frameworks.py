@@ -4,13 +4,12 @@ import dataclasses
 import datetime as dt
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import pytest
+from harness import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -467,15 +466,7 @@ def test_model_calls_of_a_killed_program(tmp_path):
     (package / "messages.py").write_text(PYDANTIC_AI)
     (tmp_path / "agent.py").write_text(PROGRAM)
     for die in ("3", "5", ""):
-        ended = subprocess.run(
-            [sys.executable, "agent.py"],
-            cwd=tmp_path,
-            env={**os.environ, "DIE": die},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        ended = python("agent.py", cwd=tmp_path, env={**os.environ, "DIE": die})
         assert ended.returncode == (-signal.SIGKILL if die else 0), ended.stderr
     assert ended.stdout.strip() == "8"
     asked = (tmp_path / "asked").read_text().split()

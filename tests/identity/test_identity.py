@@ -251,7 +251,7 @@ def test_other_processes():
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
         ).stdout
         for seed in ("1", "2")
     }

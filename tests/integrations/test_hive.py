@@ -1,12 +1,6 @@
 """``stepwise.integrations.hive`` on a stand-in of hive's executor, killed at every place."""
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import Lab
 
 from stepwise.errors import ConfigurationError

@@ -8,12 +8,8 @@ import inspect
 import json
 import os
 import pathlib
-import sys
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import Lab
 
 from stepwise.integrations import hive

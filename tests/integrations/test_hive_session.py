@@ -8,9 +8,6 @@ import sys
 import types
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from harness import Lab
 
 import stepwise

@@ -5,15 +5,10 @@ In notebooks, where a cell is edited and run again: ``test_notebooks.py``.
 
 from __future__ import annotations
 
-import pathlib
 import re
-import sys
 from typing import NamedTuple
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from survival import lab_of, line_of
 
 PROGRAM = """

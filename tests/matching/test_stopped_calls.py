@@ -4,13 +4,13 @@ import asyncio
 import itertools
 import json
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
+from clocks import LIMIT, be_late
+from harness import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -411,10 +411,11 @@ def test_what_was_cancelled_can_be_settled():
     @tool(side_effect=True)
     async def slow():
         sent.append("slow")
-        await asyncio.sleep(60)
+        be_late()
+        await asyncio.Event().wait()
 
     @workflow
-    async def agent(limit=0.01):
+    async def agent(limit=LIMIT):
         try:
             found = await asyncio.wait_for(slow(), limit)
         except asyncio.TimeoutError:
@@ -471,15 +472,7 @@ def test_killed_processes(tmp_path):
 
     def start(die=""):
         environment = {**os.environ, "DIE": die, "STEPWISE_QUIET": ""}
-        return subprocess.run(
-            [sys.executable, "shop.py"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return python("shop.py", cwd=tmp_path, env=environment)
 
     assert start("between").returncode == -9
     assert "1 --same" in start().stderr
@@ -646,7 +639,7 @@ def test_a_blocked_call_says_what_it_waits_for(notices, how):
 
     @step
     def work():
-        return not again.is_set() or told.wait(30)
+        return not again.is_set() or told.wait(300)
 
     @step
     async def awork():

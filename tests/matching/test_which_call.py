@@ -9,9 +9,6 @@ import sys
 import tarfile
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from calls import CARRIERS, Calls, stopped
 from harness import Lab
 

@@ -3,21 +3,15 @@
 import contextlib
 import os
 import subprocess
-import sysconfig
 
-COMMAND = os.path.join(sysconfig.get_path("scripts"), "stepwise")
+from harness import COMMAND, python
+
+__all__ = ["COMMAND", "process", "waiting"]
 
 
 def process(*arguments, **env):
     """``stepwise ...``, to its end."""
-    return subprocess.run(
-        [COMMAND, *arguments],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return python("stepwise", *arguments, env={**os.environ, **env})
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from stepwise._journal import chain, journal
 from stepwise._journal import seal as _seal
 from stepwise._workflows import opening
 
-SECONDS = 120  # until a start counts as hung
+SECONDS = 300  # until a start counts as hung
 ORDER = {}  # what the forked process was told to do
 
 

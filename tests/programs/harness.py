@@ -6,6 +6,7 @@ costs a fork.  :class:`Lab` is one program's folder: its runs, its log, what it 
 
 import atexit
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -14,15 +15,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections import Counter
 from typing import NamedTuple
 
+from sweeping import WHOLE
+
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 ATTEMPTS = 12
-_MEMORY = "/dev/shm"  # a killed process needs no disk; a flush costs nothing here
+COMMAND = os.path.join(sysconfig.get_path("scripts"), "stepwise")
 
 _DID = re.compile(r"did (.*?) -> (.*)")
+
+
+def _memory():
+    """A folder in memory, where there is one: a flush costs nothing there."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def python_path(*folders):
@@ -66,7 +75,7 @@ class Doubt(NamedTuple):
 
 
 @functools.cache
-def _host(preload=""):
+def _host(preload="", number=0):
     """The process that forks itself for every program."""
     host = subprocess.Popen(
         [sys.executable, PROGRAMS / "host.py"],
@@ -79,10 +88,60 @@ def _host(preload=""):
     return host
 
 
+def _ask(host, request):
+    """The answer of a host to a request."""
+    host.stdin.write(json.dumps(request) + "\n")
+    host.stdin.flush()
+    return json.loads(host.stdout.readline())
+
+
 def _end(host):
     host.stdin.close()
     host.wait()
     host.stdout.close()
+
+
+_turns = itertools.count()
+
+
+def python(*argv, cwd=None, env=None, text=""):
+    """``python`` with these words, to its end, and what it printed: see ``subprocess.run``.
+
+    A fork of one of two hosts in turn: so what one start left on the disk is met by one that hashes
+    strings otherwise.  With ``STEPWISE_WHOLE=1`` it is an interpreter of its own; an environment
+    variable that Python itself reads needs one always.  ``stepwise`` is the command of that name.
+
+    Args:
+        text: what it can read from its stdin.
+    """
+    words, env = [*map(str, argv)], dict(os.environ if env is None else env)
+    if WHOLE:
+        command = [COMMAND, *words[1:]] if words[0] == "stepwise" else [sys.executable, *words]
+        return subprocess.run(
+            command,
+            cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
+        files = {name: pathlib.Path(folder, name) for name in ("input", "out", "err")}
+        files["input"].write_text(text, encoding="utf-8")
+        cwd = os.path.abspath(cwd or ".")
+        script = words[2] if words[0] == "-W" else words[0]
+        first = os.path.dirname(os.path.join(cwd, script)) if script[0] != "-" else cwd
+        paths = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+        request = {
+            "argv": words,
+            "env": {name: str(value) for name, value in env.items()},
+            "alone": True,
+            "cwd": cwd,
+            "path": [first, *map(os.path.abspath, paths)],
+            **{name: str(path) for name, path in files.items()},
+        }
+        answer = _ask(_host(number=next(_turns) % 2), request)
+        said = [
+            files[name].read_text(encoding="utf-8") if files[name].exists() else ""
+            for name in ("out", "err")
+        ]
+        return subprocess.CompletedProcess(words, answer["code"], *said)
 
 
 class Lab:
@@ -97,8 +156,7 @@ class Lab:
 
     def __init__(self, script, *arguments, preload="", store="", **environment):
         self.preload = preload
-        parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="stepwise-", dir=parent))
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="stepwise-", dir=_memory()))
         if "\n" in script:
             self.script = self.folder / "script.py"
             self.script.write_text(script, encoding="utf-8")
@@ -130,7 +188,9 @@ class Lab:
         request = {
             "argv": ["stepwise", *command] if command else [str(self.script), *self.arguments],
             "env": {**self.environment, "DIE_AT": die_at, "DIE_HOW": how},
-            "errors": str(errors),
+            "path": [str(self.script.parent), str(PROGRAMS)],
+            "out": str(errors),
+            "err": str(errors),
         }
         if die_at.startswith("second "):
             request["kill_after"] = float(die_at.removeprefix("second "))
@@ -139,10 +199,7 @@ class Lab:
             number = die_at.removeprefix("operation ") if die_at.startswith("operation ") else "0"
             watched = {"POWER_ROOT": str(self.folder / "home"), "POWER_TALLY": str(tally)}
             request["env"].update(watched, POWER_KILL=number)
-        host = _host(self.preload)
-        host.stdin.write(json.dumps(request) + "\n")
-        host.stdin.flush()
-        answer = json.loads(host.stdout.readline())
+        answer = _ask(_host(self.preload), request)
         ended = Ended(answer["code"], errors.read_text(encoding="utf-8"), answer["seconds"])
         self.said.append(ended.text)
         self.codes.append(ended.code)
@@ -163,7 +220,7 @@ class Lab:
     def run_for_real(self, **dying):
         """The same, to its end."""
         with self.popen(**dying) as process:
-            text, _ = process.communicate(timeout=60)
+            text, _ = process.communicate(timeout=300)
         self.said.append(text)
         return Ended(process.returncode, text)
 

@@ -1,10 +1,16 @@
 """Starts programs quickly: forks itself for each, having imported what they will import.
 
-Reads one JSON request a line, ``{"argv": [...], "env": {...}, "errors": path}``, and answers
-``{"code": N, "seconds": ...}``, the code negative for a signal.  With ``"kill_after"`` in the
-request the program is killed after so many seconds.  The host has opened no store and started no
-thread, and the fork then runs the program as ``__main__``, to the end of the interpreter.  What a
-program prints on stderr goes to ``errors``.
+Reads one JSON request a line and answers ``{"code": N, "seconds": ...}``, the code negative for a
+signal.  The host has opened no store and started no thread; the fork then runs the program as
+``__main__``, as the interpreter would have, and ends as it would.  A request has:
+
+``argv``        the words behind ``python``; or ``stepwise`` and the words behind that.
+``env``         what is set in the environment, or the whole of it if ``alone`` is true.
+``path``        the folders that stand first in ``sys.path``.
+``cwd``         the folder to go to.
+``out, err``    the files for what it prints.
+``input``       a file to read from.
+``kill_after``  the seconds after which it is killed.
 """
 
 import asyncio
@@ -12,6 +18,7 @@ import asyncio.runners  # noqa: F401
 import atexit
 import concurrent.futures.thread  # noqa: F401
 import gc
+import importlib.machinery
 import json
 import os
 import runpy
@@ -21,7 +28,8 @@ import sqlite3  # noqa: F401
 import sys
 import threading
 import time
-import traceback
+import types
+import warnings
 
 import cloudpickle  # noqa: F401
 import diskcache  # noqa: F401
@@ -29,7 +37,7 @@ import diskcache  # noqa: F401
 import stepwise.cli
 import stepwise.stores.disk
 
-TIMEOUT = 60
+TIMEOUT = 300
 
 
 def serve():
@@ -60,31 +68,61 @@ def kill_after(pid, seconds):
 def become(request):
     """Be the program that was asked for, to its end."""
     signal.alarm(TIMEOUT)  # a hang ends, loudly
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    errors = os.open(request["errors"], os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    os.dup2(errors, 1)
-    os.dup2(errors, 2)
+    appended = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+    os.dup2(os.open(request.get("input", os.devnull), os.O_RDONLY), 0)
+    os.dup2(os.open(request["out"], appended, 0o600), 1)
+    os.dup2(os.open(request["err"], appended, 0o600), 2)
+    if request.get("alone"):
+        os.environ.clear()
     os.environ.update(request["env"])
-    sys.argv = request["argv"]
+    os.chdir(request.get("cwd", "."))
+    sys.path[:1] = request["path"]
+    code = 0
     try:
-        if sys.argv[0] == "stepwise":
-            stepwise.cli.run()
-        else:
-            sys.path.insert(0, os.path.dirname(sys.argv[0]))
-            runpy.run_path(sys.argv[0], run_name="__main__")
+        execute(request["argv"])
     except SystemExit as exit_:
-        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    else:
-        code = 0
+        code = exit_.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException as error:
+        code, traceback = 1, error.__traceback__
+        while traceback and traceback.tb_frame.f_code.co_filename in OURS:
+            traceback = traceback.tb_next
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
     # As the interpreter ends, without taking apart all that the fork shares with the host.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit((code or 0) & 0xFF)
+
+
+OURS = {__file__, runpy.__file__, runpy.run_path.__code__.co_filename}
+
+
+def execute(argv):
+    """Execute a script, ``-c`` or ``-m`` as ``__main__``, or the command ``stepwise``."""
+    sys.orig_argv = [sys.executable, *argv]
+    if argv[0] == "-W":
+        warnings.simplefilter(argv[1])
+        argv = argv[2:]
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"], sys.argv = main, argv
+    if argv[0] == "stepwise":
+        stepwise.cli.run()
+    elif argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy._run_module_as_main(argv[1])
+    elif argv[0] == "-c":
+        sys.argv = ["-c", *argv[2:]]
+        exec(compile(argv[1], "<string>", "exec"), vars(main))
+    else:
+        main.__file__ = os.path.abspath(argv[0])
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+        with open(main.__file__, "rb") as file:
+            source = file.read()
+        exec(compile(source, main.__file__, "exec"), vars(main))
 
 
 gc.freeze()

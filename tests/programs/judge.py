@@ -1,10 +1,14 @@
 """What the programs do when nothing happens to them, and whether a killed one did the same."""
 
 import functools
+import random
 import re
+import sys
 from typing import NamedTuple
 
+import pytest
 from harness import Lab
+from sweeping import many
 
 PROGRAMS = {
     "plain": ("plain.py",),
@@ -21,6 +25,14 @@ PROGRAMS = {
     "threads": ("threaded.py", "threads"),
 }
 FLOWS = {"gather": 3, "task group": 3, "nested async": 2, "map": 2, "async map": 2, "threads": 3}
+
+NEEDS_311 = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="asyncio.TaskGroup is new in 3.11"
+)
+programs = pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=NEEDS_311 if name == "task group" else ()) for name in PROGRAMS],
+)
 
 
 class Undisturbed(NamedTuple):
@@ -42,6 +54,13 @@ def undisturbed(program):
         assert set(lab.did.values()) == {1}
         events = int(re.search(r"^events (\d+)$", "\n".join(lab.log), re.MULTILINE)[1])
         return Undisturbed(places, lab.result, lab.did, events)
+
+
+def sampled(seed, count, program=None):
+    """Events of a program, of which it has tens of thousands: the same in every session."""
+    events = undisturbed(program or seed).events
+    chosen = random.Random(seed).sample(range(1, events + 1), many(count, events))
+    return [f"event {number}" for number in chosen]
 
 
 def check(lab, program, *killed):

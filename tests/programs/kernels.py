@@ -37,7 +37,7 @@ class Kernel(NotebookClient):
 
     def __init__(self, folder, *, at_now=None):
         super().__init__(
-            nbformat.v4.new_notebook(), timeout=60, resources={"metadata": {"path": str(folder)}}
+            nbformat.v4.new_notebook(), timeout=300, resources={"metadata": {"path": str(folder)}}
         )
         self._send = at_now
 
@@ -56,7 +56,7 @@ class Kernel(NotebookClient):
 
     def hear(self):
         """The next message about what it does."""
-        return run_sync(self.kc.get_iopub_msg)(timeout=60)
+        return run_sync(self.kc.get_iopub_msg)(timeout=300)
 
     def begin(self, source):
         """Begin to execute a cell."""

@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import io
-import pathlib
 import pdb  # noqa: T100
 import pickle
 import subprocess
@@ -14,13 +13,8 @@ import sys
 import traceback
 import warnings
 
-import pytest
-
-from stepwise._rewrite import Frame, UnsupportedError, build, capture, rewrite
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 import constructs
+import pytest
 from constructs import (
     CASES,
     Boom,
@@ -35,6 +29,8 @@ from constructs import (
     observe,
     waiting,
 )
+
+from stepwise._rewrite import Frame, UnsupportedError, build, capture, rewrite
 
 HERE = __file__
 

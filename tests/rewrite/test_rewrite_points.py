@@ -586,7 +586,7 @@ def test_other_pythons(version, tmp_path):
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
         ).stdout
         for python in (sys.executable, interpreter(version))
     ]

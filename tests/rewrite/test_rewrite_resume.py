@@ -1,18 +1,11 @@
 """A rewritten function goes on right from each of its resume points, and repeats nothing."""
 
 import copy
-import pathlib
 import sys
 import threading
 import types
 
 import pytest
-
-import stepwise
-from stepwise._rewrite import Frame, build, capture, pending
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from constructs import (
     CASES,
     Boom,
@@ -27,6 +20,9 @@ from constructs import (
     statements,
     without_calls,
 )
+
+import stepwise
+from stepwise._rewrite import Frame, build, capture, pending
 
 
 @pytest.fixture

@@ -520,7 +520,7 @@ def again(path, **env):
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     return done.stdout.splitlines()

@@ -231,7 +231,7 @@ def on_terminal(path, **env):
         env={**os.environ, "COLUMNS": "60", **env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     return done.stdout.decode()
@@ -265,7 +265,7 @@ def test_no_progress_unasked(tmp_path):
         env={**os.environ, "STEPWISE_PROGRESS": "1", "STEPWISE_FRESH": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stderr == "an error\n" * 3

@@ -11,6 +11,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from harness import python_path
+from outside import Log, Outside
 
 import stepwise
 from stepwise import StoreError, step, tool, workflow
@@ -23,10 +25,6 @@ from stepwise.stores import Owner
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 from stepwise.stores.sqlite import SqliteStore
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-from harness import python_path
-from outside import Log, Outside
 
 SEAL = Seal((b"k" * 32,))
 OWNER = Owner(os.getpid(), "here", 0.0)
@@ -50,7 +48,7 @@ class Watched(Outside):
         self.threads.append(threading.get_ident())
         if self.held is not None:
             self.began.set()
-            assert self.held.wait(30)
+            assert self.held.wait(300)
         if self.fate is not None:
             self.fate()
         self.store.write(run_id, epoch, batch)
@@ -93,7 +91,7 @@ def together(store, journal, count, append):
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
     threads[0].start()
-    assert store.began.wait(30)  # the first writes for itself alone
+    assert store.began.wait(300)  # the first writes for itself alone
     for waiting, thread in enumerate(threads[1:], 2):
         thread.start()
         while len(journal._group._waiting) < waiting:  # so they wait in the order of their numbers
@@ -223,7 +221,7 @@ def test_flushes_are_shared(tmp_path):
         ["strace", "-f", *calls, sys.executable, str(program), tmp_path / "store"],
         env={**os.environ, "PYTHONPATH": python_path(pathlib.Path(__file__).parent)},
         check=True,
-        timeout=120,
+        timeout=300,
     )
     assert 1 <= trace.read_text().count("sync(") <= 40
 
@@ -536,7 +534,7 @@ async def cancelled_in_a_write(store, run, records):
     def fate():
         if len(store.records) == before + records:
             loop.call_soon_threadsafe(seen.set_result, None)
-            assert release.wait(30)
+            assert release.wait(300)
 
     store.fate = fate
     others, task = crowd(), asyncio.ensure_future(run())
@@ -683,6 +681,6 @@ def test_a_loop_that_was_closed_is_not_told():
     share = Share(loop.create_future())
     loop.close()
     group.submit(share, lambda shares: done.set())
-    assert done.wait(30)
+    assert done.wait(300)
     group.alone(lambda: None)
     assert share.done

@@ -25,6 +25,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from harness import python
 from hypothesis import given
 from hypothesis import strategies as st
 from pickled import Account, Model, Plain, Point, double
@@ -423,16 +424,7 @@ def test_what_a_script_defines(tmp_path):
     """What a script defines is itself again in its next run: classes, members, errors."""
     script, file = tmp_path / "agent.py", tmp_path / "recorded"
     script.write_text(SCRIPT, "utf-8")
-    said = [
-        subprocess.run(
-            [sys.executable, "-W", "error", str(script), str(file)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        for _ in range(2)
-    ]
+    said = [python("-W", "error", str(script), str(file)) for _ in range(2)]
     assert [(done.stdout, done.stderr) for done in said] == [("recorded\n", ""), ("read\n", "")]
 
 
@@ -444,7 +436,7 @@ def test_plain_values_need_no_cloudpickle():
         "assert decode(*encode({'a': [1, 2.5, 'x']})) == {'a': [1, 2.5, 'x']}\n"
         "assert 'cloudpickle' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=300)
     assert done.returncode == 0
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pydantic
 import pytest
+from harness import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -697,13 +698,7 @@ def test_a_handler_is_the_same_after_a_kill(tmp_path, options):
     """After kill -9, ``except CardDeclined`` and ``except TimeoutError`` catch what they caught."""
     script = tmp_path / "agent.py"
     script.write_text(textwrap.dedent(PROGRAM.replace("OPTIONS", options)))
-    command = [sys.executable, str(script)]
-    ended = [
-        subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-        for _ in range(2)
-    ]
+    ended = [python(script, cwd=tmp_path) for _ in range(2)]
     assert ended[0].returncode == -signal.SIGKILL
     assert ended[1].stdout == "[51, 'slow']\n", ended[1].stderr
     assert ended[0].stdout == "charge\nnote\n"

@@ -112,7 +112,7 @@ def digests_of(script, python=sys.executable, seed="random"):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -5,11 +5,11 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import step, tool, workflow
@@ -161,15 +161,9 @@ def program(folder, declared, options=""):
 
 def run(script, home, *command, **environment):
     """A process: its exit code, and all that it said."""
-    ended = subprocess.run(
-        [sys.executable, *(command or ("-W", "ignore", str(script)))],
-        cwd=script.parent,
-        env={**os.environ, "STEPWISE_HOME": str(home), "STEPWISE_QUIET": "0", **environment},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
+    environment = {"STEPWISE_HOME": str(home), "STEPWISE_QUIET": "0", **environment}
+    command = command or ("-W", "ignore", str(script))
+    ended = python(*command, cwd=script.parent, env={**os.environ, **environment})
     return ended.returncode, ended.stdout + ended.stderr
 
 

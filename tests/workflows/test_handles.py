@@ -31,7 +31,7 @@ def nothing_done():
 @step
 def work(name):
     if name in gates:
-        assert gates[name].wait(60)
+        assert gates[name].wait(300)
     done.append(name)
     if name == "bad":
         raise LookupError(name)

@@ -3,19 +3,16 @@
 import asyncio
 import functools
 import gc
-import pathlib
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from outside import Log
 
 import stepwise
 from stepwise import ConfigurationError, NotRecordableError, RunWarning, step, tool, workflow
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-from outside import Log
 
 
 @step
@@ -175,7 +172,7 @@ def test_without_a_file():
         [sys.executable, "-c", f"exec({program!r})"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout == "1 1\n"

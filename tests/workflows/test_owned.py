@@ -140,7 +140,7 @@ def nothing_done():
 def work(x):
     done.append(x)
     entered.set()
-    assert leave.wait(60)
+    assert leave.wait(300)
     return len(done)
 
 
@@ -167,7 +167,7 @@ def begin(call, *arguments):
 def test_threads_wait_for_one():
     """Equal calls of many threads are one run, whose result all get; it counts as one call."""
     threads = [begin(agent, "x") for _ in range(5)]
-    assert entered.wait(60)
+    assert entered.wait(300)
     leave.set()
     for thread, _ in threads:
         thread.join()
@@ -180,7 +180,7 @@ def test_threads_wait_for_one():
 def test_execute_waits_and_skips():
     """``execute()`` waits for the run too, or gives the one that is being executed."""
     thread, results = begin(agent, "x")
-    assert entered.wait(60)
+    assert entered.wait(300)
     run = agent.options(on_owned="skip").execute("x")
     assert run.status == "running"
     with pytest.raises(RunSkipped) as skipped:
@@ -322,7 +322,7 @@ def test_runs_that_wait_for_each_other():
         if name in done:  # it was taken over
             raise InterruptedError
         done.append(name)
-        meet.wait(60)
+        meet.wait(300)
 
     @workflow(on_owned="wait")
     def one():
@@ -336,7 +336,7 @@ def test_runs_that_wait_for_each_other():
 
     threads = [begin(each.options(run_id=name)) for each, name in ((one, "one"), (two, "two"))]
     for thread, _ in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     results = [result for _, (result,) in threads]
     assert any(isinstance(each, RunOwnedError) for each in results)
@@ -354,7 +354,7 @@ def test_a_child_run_that_another_run_executes():
         return name, shared.options(run_id="shared")()
 
     first, one = begin(parent, "a")
-    assert entered.wait(60)
+    assert entered.wait(300)
     second, two = begin(parent, "b")
     leave.set()
     first.join()

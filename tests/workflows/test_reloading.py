@@ -112,7 +112,7 @@ def reloaded(tmp_path, mode, *edits):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -216,7 +216,7 @@ def test_an_edited_workflow_is_resumed_inside(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumes at m.py" in done.stderr

@@ -1,10 +1,9 @@
 """A workflow that has another name or place than when its run began is told, and can go on."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise.stores._folder_store import FolderStore
@@ -49,13 +48,7 @@ def began(tmp_path):
 
 def executed(program, *arguments, **environment):
     """What a program printed, and what was told."""
-    ended = subprocess.run(
-        [sys.executable, program, *arguments],
-        env={**os.environ, "STEPWISE_QUIET": "", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python(program, *arguments, env={**os.environ, "STEPWISE_QUIET": "", **environment})
     assert ended.returncode == (9 if "DIE" in environment else 0), ended.stderr
     return ended.stdout, ended.stderr
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "programs"))
-
 from survival import lab_of, line_of, survives
 
 # -- statements ----------------------------------------------------------------------------------
@@ -563,9 +557,9 @@ def test_the_order_of_a_set():
     for seed in ("1", "2"):
         with lab_of(program) as lab:
             lab.environment["PYTHONHASHSEED"] = "3"
-            assert lab.run_for_real(die_at="work(cid) before").code == -9
+            assert lab.run(die_at="work(cid) before").code == -9
             lab.environment["PYTHONHASHSEED"] = seed
-            ended = lab.run_for_real()
+            ended = lab.run()
             assert ended.code == 0, ended.text
             assert lab.result == [["ada", "bob", "cid", "dan", "eve"], "end"]
             assert {*lab.did.values()} == {1}

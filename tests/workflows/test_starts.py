@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 import uuid
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import ConfigurationError, RunConflictError, RunWarning, step, workflow
@@ -32,15 +31,8 @@ def program(tmp_path):
     folder.mkdir()
 
     def execute(*arguments, cwd=folder, **environment):
-        done = subprocess.run(
-            [sys.executable, *(arguments or ["agent.py"])],
-            cwd=cwd,
-            env={**os.environ, "STEPWISE_QUIET": "", **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        environment = {**os.environ, "STEPWISE_QUIET": "", **environment}
+        done = python(*(arguments or ["agent.py"]), cwd=cwd, env=environment)
         assert done.returncode == (9 if "DIE" in environment else 0), done.stderr
         return done.stdout.split("\n")[:-1], done.stderr
 
@@ -125,12 +117,12 @@ def test_a_run_that_somebody_executes_is_not_taken_up():
     def wait(number):
         if not inside.is_set():
             inside.set()
-            assert done.wait(30)
+            assert done.wait(300)
         return number
 
     first = threading.Thread(target=wait, args=(1,))
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(300)
     assert wait(1) == 1
     done.set()
     first.join()

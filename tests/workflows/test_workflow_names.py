@@ -76,7 +76,7 @@ def run(tmp_path, home):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
