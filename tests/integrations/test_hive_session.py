@@ -178,7 +178,7 @@ def test_the_limit_of_steps(run_id, told):
     assert cut.path == ["a", "b", "c"]
     assert "with a higher max_steps" in told()
     [run] = stepwise.runs(store=world.store)
-    assert (run.status, "taken the 3 steps" in str(run.error)) == ("failed", True)
+    assert (run.status, "used all 3 steps" in str(run.error)) == ("failed", True)
     for _ in range(2):
         assert world.execute({"x": 1}, max_steps=3).path == ["a", "b", "c"]
     done = world.execute({"x": 1}, max_steps=30)
