@@ -44,7 +44,7 @@ SLOW = {  # what "make test-fast" leaves out: sweeps, kernels, builds, programs 
     *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
     *("test_resume_loops.py", "test_delta_checkpoints.py", "test_delta_objects.py"),
-    *("test_reports.py", "test_reloading.py", "test_cli_steer.py", "test_decorated.py"),
+    *("test_reports.py", "test_reloading.py", "test_cli_steer.py"),
 }
 SECONDS = 900 if WHOLE else 300  # for a script of a test, at most: it is ended, were it to hang
 

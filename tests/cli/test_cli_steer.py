@@ -431,7 +431,7 @@ def test_run_a_module(tmp_path, monkeypatch):
     assert crashed.status == "completed"
     done = process("run", "talks.talk")
     assert done.returncode == 2
-    assert "A module is run by: stepwise run -m talks.talk" in done.stderr
+    assert "To run a module: stepwise run -m talks.talk" in done.stderr
     assert process("run").returncode == 2
 
 

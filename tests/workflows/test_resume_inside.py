@@ -657,7 +657,7 @@ def test_a_block_of_a_function_is_named_by_it():
                 return [first, second, work(3)]
     """
     said = survives(program, back=["work(2)", "work(3)"])
-    assert "If a opened() can simply be made and entered again" in said["work(3)"]
+    assert "If a opened() can safely be made and entered again" in said["work(3)"]
     assert "_GeneratorContextManager" not in "".join(said.values())
 
 
