@@ -148,7 +148,10 @@ def check(mode, subject, folder, version=MINE, library=None):
     assert said["tests"] >= (1 if subject in LANGUAGE else 8)
     assert said["rewritten"] >= subject.functions
     assert said["entered"] >= times * subject.functions
-    assert set(said["refused"]) <= {
+    refused = dict(said["refused"])
+    if subject.tests == "test_grammar" and version == "3.10":  # it moves the line of a statement
+        assert refused.pop("its source does not match its code", 0) <= 3
+    assert set(refused) <= {
         *("it is a generator", "it is an asynchronous generator"),
         # Made by dataclass, namedtuple.
         *("it is a lambda", "its source is not available; put it into a file"),
