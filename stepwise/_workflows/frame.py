@@ -228,7 +228,7 @@ class WorkflowFrame(Frame):
         for name in rewritten.made.keys() & named.keys():
             value = named[name]
             if type(value) is Remade and remade(name, value.cls, named, rewritten) != value:
-                raise LookupError(f"the code that makes {name!r} has changed")
+                raise LookupError(f"what makes {name!r} has changed: its class or an argument")
         return named
 
     def look(self, result: object) -> Looked | None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import start
@@ -77,7 +77,14 @@ __all__ = [
     "uncounted",
 ]
 
-T = TypeVar("T")
+
+class _Numbered(Protocol):
+    @property
+    def step_number(self) -> int:
+        """After how many steps or nodes it was taken."""
+
+
+NumberedT = TypeVar("NumberedT", bound=_Numbered)
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -195,8 +202,8 @@ class HostedRun(opening.OpenedRun):
         return f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
 
     def resume_at_newest(
-        self, checkpoints: Iterable[tuple[T, State | None]], place: Callable[[T], str]
-    ) -> T | None:
+        self, checkpoints: Iterable[tuple[NumberedT, State | None]], noun: str
+    ) -> NumberedT | None:
         """Resume at the newest checkpoint that still holds; ``None`` if none does.
 
         The records after it answer the calls that follow.
@@ -204,7 +211,7 @@ class HostedRun(opening.OpenedRun):
         Args:
             checkpoints: the newest first, each with its state; all records answer the calls that
                 follow one without a state.
-            place: says after what one was taken, for the notice that it is left out.
+            noun: what their ``step_number`` counts.
         """
         active, journal = self.active, self.active.journal
         for checkpoint, state in checkpoints:
@@ -213,8 +220,8 @@ class HostedRun(opening.OpenedRun):
                 return checkpoint
             if not holds(journal.store, journal.seal, journal.run_id, state.start):
                 notice(
-                    f"{self.run_id}: the journal before its checkpoint after {place(checkpoint)} "
-                    "is damaged; the checkpoint is left out"
+                    f"{self.run_id}: the journal before its checkpoint after "
+                    f"{count(checkpoint.step_number, noun)} is damaged; the checkpoint is left out"
                 )
                 continue
             entries = journal.load(state.start)

@@ -270,9 +270,7 @@ class _Recoveries:
     def _recover(self, why: str = "") -> Checkpoint | None:
         """Move to the newest checkpoint; records after it answer the calls."""
         run = self._run
-        checkpoint = run.resume_at_newest(
-            self._agent.store._newest_first(self.run_id), lambda each: f"step {each.step_number}"
-        )
+        checkpoint = run.resume_at_newest(self._agent.store._newest_first(self.run_id), "step")
         if checkpoint is None:
             run.resume_from_start()
         run.forget_failures()

@@ -267,7 +267,7 @@ class _RecordedWalk:
         run = self._run
         # Without a state it was taken beside a node in progress: records from before are needed.
         found = (each for each in self._manager.newest_first(run.run_id) if each[1] is not None)
-        checkpoint = run.resume_at_newest(found, lambda each: count(each.step_number, "node"))
+        checkpoint = run.resume_at_newest(found, "node")
         if checkpoint is not None:
             self._walk.restore(checkpoint.to_session_state())
             told = f"resumes after {count(checkpoint.step_number, 'node')}"

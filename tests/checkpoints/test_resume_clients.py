@@ -96,7 +96,7 @@ def test_a_client_whose_argument_is_another_now():
         lab.environment["KEY"] = "rotated"
         ended = lab.run()
         assert ended.code == 0, ended.text
-        assert "what makes 'client' is not what it was" in ended.text
+        assert "what makes 'client' has changed: its class or an argument" in ended.text
         assert lab.result[0] == "first by rotated 1"
         assert {*lab.did.values()} == {1}
 
