@@ -723,3 +723,26 @@ def test_a_killed_agent(tmp_path, place):
     inside = word in ("send", "sent")
     for n in range(1, 5):
         assert log.count(f"send {n}") == (2 if inside and n == int(number) else 1)
+
+
+def test_a_forked_child_saves_no_checkpoint_of_its_parents_run(tmp_path):
+    """A forked child of the process that executes a run gets ``RunBusyError`` for its save."""
+    store = CheckpointStore(f"disk:{tmp_path / 'store'}")
+    codes = []
+
+    async def agent_fn(ctx):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                store.save(checkpoint(9))
+            except stepwise.RunBusyError:
+                code = 7
+            finally:
+                os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return True
+
+    asyncio.run(RecoverableAgent(agent_fn, store).run_with_recovery("task", "run"))
+    assert codes == [7]
+    assert store.list("run") == []
