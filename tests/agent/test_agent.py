@@ -740,7 +740,7 @@ def test_a_forked_child_saves_no_checkpoint_of_its_parents_run(tmp_path):
                 code = 7
             finally:
                 os._exit(code)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))  # noqa: ASYNC222 - it ends at once
         return True
 
     asyncio.run(RecoverableAgent(agent_fn, store).run_with_recovery("task", "run"))
