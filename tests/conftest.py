@@ -39,12 +39,14 @@ hypothesis.settings.load_profile("stepwise")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background, as in CI
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else no program hears a Ctrl-C
 
-SLOW = {  # what "make test-fast" leaves out: sweeps, kernels, builds, programs of pages
+SLOW = {  # what "make test-fast" leaves out: sweeps, kernels, builds, programs that are killed
     *("crash", "docs", "notebook", "integrations"),
     *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
     *("test_resume_loops.py", "test_delta_checkpoints.py", "test_delta_objects.py"),
-    *("test_reports.py", "test_reloading.py", "test_cli_steer.py"),
+    *("test_reports.py", "test_reloading.py", "test_cli_steer.py", "test_long_runs.py"),
+    *("test_which_call.py", "test_variables.py", "test_rewrite_points.py", "test_starts.py"),
+    *("test_resume_clients.py", "test_testing.py", "test_statements.py"),
 }
 SECONDS = 900 if WHOLE else 300  # for a script of a test, at most: it is ended, were it to hang
 
