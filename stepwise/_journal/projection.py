@@ -1,4 +1,4 @@
-"""What the records of a journal say of its calls and of the run.
+"""The meaning of a journal's records: the state of its calls and of the run.
 
 Each kind of record has its meaning here and nowhere else: whoever wants to know what became of a
 call or a run asks one of these projections, which take the records one by one, in their order.
@@ -185,7 +185,7 @@ class RecordedCall:
 
 
 class Calls(Projection):
-    """What became of each call.
+    """The state of each call.
 
     Args:
         flags: what a checkpoint knew of the calls, by the numbers of their records.
@@ -588,7 +588,7 @@ class Course(Projection):
         self.at = max(self.at, record.at)
 
     def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
-        """What was in flight is lost from the record before it on."""
+        """Leave ``at`` as it is: the calls in flight count as lost from the record before."""
 
     def on_other(self, entry: Entry, record: Any) -> None:
         self.at = max(self.at, record.at)

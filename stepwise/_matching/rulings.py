@@ -1,4 +1,4 @@
-"""What people said of calls at which a run stopped: which recorded act they are.
+"""Rulings: what people answered about calls at which a run stopped, and the act each of them is.
 
 A call is known again by its call site and its ordinal, since its arguments may be others at every
 start.  Where several calls of one name were ruled on, the arguments tell which is which.
