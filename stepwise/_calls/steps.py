@@ -19,7 +19,7 @@ from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
 from stepwise._calls.driver import Unfinished, drive_on
 from stepwise._calls.operations import Core
-from stepwise._calls.perform import perform
+from stepwise._calls.perform import Performance
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import ArgumentWatch
 from stepwise._execution.outside import warn_if_unseen
@@ -228,7 +228,7 @@ class Step:
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
             raise scope.run.stop(stopped(doing, error)) from error
-        return perform(self, scope, identity, bound, args, kwargs)
+        return Performance(self, scope, identity, bound, args, kwargs).core()
 
     def identify(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepwise._calls.awaitables import made_by
 from stepwise._calls.driver import drive
 from stepwise._calls.operations import Core, Result
-from stepwise._calls.perform import perform
+from stepwise._calls.perform import Performance
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._display.activity import Doing
 from stepwise._display.progress import Display
@@ -99,7 +99,7 @@ class ChildCall(WorkflowCall):
         digest = self._digest(parent)
         self.child = self._id(parent, digest, parent.ordinals.of_child(self.name, digest))
         self.child_digest = digest
-        return perform(self, scope, self._identity(scope, digest), self.bound, (), {})
+        return Performance(self, scope, self._identity(scope, digest), self.bound).core()
 
     def _identity(self, scope: Scope, digest: str) -> Identity:
         parameters, function = self.workflow.parameters, self.workflow.function
