@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwise._calls.operations import (
     Attempt,
@@ -36,7 +36,7 @@ from stepwise._execution.outcomes import (
 )
 from stepwise._journal.projection import RecordedCall, Status
 from stepwise._journal.records import Call, Entry, Intent, Outcome, Record, StepStatus
-from stepwise._matching.callers import NOBODY, Asks, Caller
+from stepwise._matching.callers import NOBODY, AnyCaller, Caller
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
@@ -45,7 +45,7 @@ from stepwise._runtime.messages import notice, reports, warn
 from stepwise._runtime.retries import Attempts
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec, Encoded
-from stepwise._values.secrets import Secrets
+from stepwise._values.hidden_arguments import Hiding
 from stepwise.errors import (
     ArgumentMutatedWarning,
     ArgumentsChangedWarning,
@@ -66,38 +66,42 @@ _Recording = Generator[Write, Result, None]
 _Settling = Generator[Attempt | Write, Result, Result | None]
 
 
-class Performer(Protocol):
-    """The callee of a recorded call: a step, a tool or a child workflow."""
+class Performer:
+    """The callee of a recorded call: a step, a tool or a child workflow.
+
+    Attributes:
+        hiding: what of its arguments is not stored, or not shown.
+        returns: the type that its value is annotated with.
+    """
 
     name: str
     module: str
     effect: bool
-    idempotent: bool
-    in_doubt: InDoubt
-    fails_cleanly: tuple[type[BaseException], ...]
-    timeout: float | None
+    idempotent = False
+    in_doubt: InDoubt = "raise"
+    fails_cleanly: tuple[type[BaseException], ...] = ()
+    timeout: float | None = None
+    hiding: Hiding
+    returns: Any
+
+    def watch(self, bound: Mapping[str, Any]) -> Watches:
+        """Return the watch that notices when the call changes its arguments."""
+        raise NotImplementedError
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """Return the function to execute for a call."""
+        raise NotImplementedError
 
     def new_child(self, taken: Container[str]) -> str:
         """Return the id of a new child run, none of the ``taken`` ones; empty for a step."""
+        return ""
 
     def answered(self, call: Call) -> None:
         """Called when a record answers the call."""
 
-    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """Return the arguments as text, without hidden values."""
-
-    def watch(self, bound: Mapping[str, Any]) -> Watches:
-        """Return the watch that notices when the call changes its arguments."""
-
     def attempts(self) -> Attempts:
-        """The attempts that one call may have."""
-
-    def body(self, call: Call) -> Callable[..., Any]:
-        """The function to execute for a call."""
-
-    @property
-    def returns(self) -> Any:
-        """The type that its value is annotated with."""
+        """Return the attempts that one call may have."""
+        return Attempts(0, Exception, None)
 
     def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
         """Encode the data that a compensation needs, to be recorded with the intent of the call."""
@@ -126,12 +130,12 @@ class Performance(NamedTuple):
 
     def core(self) -> Core:
         """Answer the call from the journal, or execute it and record its outcome."""
-        performer, scope, identity, *_ = self
+        performer, scope, identity, bound, _, _ = self
         active = scope.run
         active.check(performer.name)
         active.subjects.begin(identity, scope.around)
         try:
-            shown = performer.shown(self.bound, active.secrets)
+            shown = performer.hiding.shown(bound, active.secrets)
             call, origin = active.begin(
                 scope, performer.name, performer.module, identity, shown, effect=performer.effect
             )
@@ -417,7 +421,7 @@ def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
 
 
 @reports
-def _tell_twins(active: ActiveRun, caller: Asks) -> None:
+def _tell_twins(active: ActiveRun, caller: AnyCaller) -> None:
     notice(f"{active.run_id}: {caller.twins_text()}")
 
 

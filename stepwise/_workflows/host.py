@@ -23,7 +23,7 @@ from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.process_memory import memory
-from stepwise._identity.held_parts import HeldParts
+from stepwise._identity.call_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of
 from stepwise._identity.module_names import file_of, other_names, place_of
 from stepwise._identity.parts import uncounted
