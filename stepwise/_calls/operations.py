@@ -14,6 +14,7 @@ from stepwise._runtime.messages import notice
 from stepwise._values.buffers import Data
 
 __all__ = [
+    "READY",
     "Attempt",
     "Cancelled",
     "Core",
@@ -112,6 +113,8 @@ class Write(NamedTuple):
     item: tuple[Record, Data]
     durable: bool = True
 
+
+READY = Ready()
 
 Operation = Union[Attempt, Cancelled, Sleep, FlowChange, Ready, Write]
 Core = Generator[Operation, Result, Result]

@@ -36,7 +36,7 @@ from stepwise._runtime.retries import Attempts, Backoff, RetryOn
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import Hiding, Redact
+from stepwise._values.hidden_arguments import Redact
 from stepwise.errors import ConfigurationError, NotRecordableError
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Step(Performer):
         self.parameters = Parameters(
             function, ignore=ignore, key=key, secret=secret, redact=redact, what=self.what
         )
+        self.hiding = self.parameters.hiding
         self._bindings: dict[type, bool] = {}
         self._looked_for_caches = False
         self._make_known()
@@ -161,11 +162,6 @@ class Step(Performer):
                 type_name="dict",
             )
         return encoded
-
-    @property
-    def hiding(self) -> Hiding:  # type: ignore[override]
-        """What of its arguments is not stored, or not shown."""
-        return self.parameters.hiding
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -292,7 +288,7 @@ class Step(Performer):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, hiding=state["parameters"].hiding)
         self._make_known()
 
 

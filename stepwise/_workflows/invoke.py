@@ -68,6 +68,7 @@ class ChildCall(WorkflowCall, Performer):
     """A call inside a run, which is performed like one of a step."""
 
     effect = True
+    timeout = None
     child: str
     child_digest: str
     opened: Recall | WorkflowRun | None = None
