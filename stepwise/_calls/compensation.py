@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwise._calls.doubt import DidNotHappen, InDoubtCall, Landed, compensation_in_doubt
-from stepwise._calls.operations import Attempt, Core, Result
+from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
 from stepwise._execution.viewer import view

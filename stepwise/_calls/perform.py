@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Container, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwise._calls.operations import (
+from stepwise._calls.driver import (
     READY,
     Attempt,
     Core,

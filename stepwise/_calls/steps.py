@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
-from stepwise._calls.driver import Unfinished, drive_on
-from stepwise._calls.operations import Core
+from stepwise._calls.driver import Core, Unfinished, drive_on
 from stepwise._calls.perform import Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import ArgumentWatch

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from stepwise._calls.async_driver import aresume
-from stepwise._calls.driver import start
-from stepwise._calls.operations import Result
+from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope

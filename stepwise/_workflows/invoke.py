@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Container, Generator, Mapp
 from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.awaitables import made_by
-from stepwise._calls.driver import drive
-from stepwise._calls.operations import Core, Result
+from stepwise._calls.driver import Core, Result, drive
 from stepwise._calls.perform import Performance, Performer
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._display.activity import Doing
