@@ -65,7 +65,7 @@ class Result:
         self.awaited = awaited
 
     def unwrap(self) -> Any:
-        """The value; raises the exception."""
+        """Return the value, or raise the exception."""
         if self.error is None:
             return self.value
         try:
@@ -94,8 +94,8 @@ class Sleep(NamedTuple):
 class Cancelled(NamedTuple):
     """Wait to be cancelled again, as the recorded call was; the error is this cancellation.
 
-    The value is true if that did not happen within ``seconds``.  What is not awaited cannot be
-    cancelled, and has nothing to wait for.
+    The value is true if that did not happen within ``seconds``.  A call that is not awaited cannot
+    be cancelled, so it does not wait.
 
     Args:
         awaited: as what the body of a plain function handed its outcome out.
@@ -106,7 +106,7 @@ class Cancelled(NamedTuple):
 
 
 class FlowChange(NamedTuple):
-    """Wait until another flow of control of the run did something; the value says if one did.
+    """Wait until another flow of control of the run did something; the value says whether one did.
 
     It is false if that did not happen within ``seconds``.
     """
@@ -123,8 +123,8 @@ class Ready(NamedTuple):
 class Write(NamedTuple):
     """Append a record with its payload to the journal of a run.
 
-    The value of its result is the record's number; with it may come an error that is not the
-    journal's: a cancellation of who waited for it.
+    The value of its result is the record's number.  An error beside it is a cancellation of the
+    caller, not a failure of the journal.
     """
 
     run: ActiveRun

@@ -95,7 +95,7 @@ class Codec(NamedTuple):
         return encode(value, what)
 
     def encode_error(self, error: BaseException, then: str = "") -> Encoded:
-        """Encode an exception; ``then`` as of ``encode_raised``, for what is recorded as data."""
+        """Encode an exception; ``then`` is used for exceptions as data: see ``encode_raised``."""
         if not self.data_only:
             return encode_error(error, self.secrets)
         from stepwise._values.exception_data import (

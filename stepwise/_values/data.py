@@ -111,7 +111,7 @@ def _name(kind: Any) -> str:
 def _to_json(value: Any, kind: Any) -> bytes:
     adapter = _adapter(kind)
     if adapter is not None:
-        # Strict in what is taken: a value that is not of its type would be changed silently.
+        # Strict: a value of another type would be changed silently.
         return bytes(adapter.dump_json(value, warnings="error"))
     return json_bytes(value)
 

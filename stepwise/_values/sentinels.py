@@ -1,9 +1,9 @@
-"""Objects that a module or class holds under a name and that tell nothing but which one they are.
+"""Sentinels: objects that a module or class holds under a name, and that only mean themselves.
 
 ``UNSET = object()``, ``dataclasses.MISSING``, an SDK's ``NOT_GIVEN``: compared with ``is``, so a
-copy of one is a stranger.  Stored is the name; loaded is the object of that name, if it is still of
-that class and its attributes, if it has any, are what they were; else a copy.  So a small object
-that a module holds as state comes back as it was, too.
+copy of one would be another object.  The name is stored.  Loading gives the object of that name if
+its class and attributes are the same, else a copy; so a small object that a module holds as state
+comes back as it was, too.
 
 Imports nothing of ours.
 """
@@ -25,7 +25,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _OWN_WAYS = ("__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 _homes: dict[type, list[str]] = {}
-"""Modules, beside that of the class, that hold sentinels of a class."""
+"""Modules that hold sentinels of a class, other than the module of the class."""
 
 _looked_at: dict[str, int] = {}
 """Modules that were looked at, and how many names they had."""

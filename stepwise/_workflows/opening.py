@@ -196,7 +196,7 @@ class OpenedRun:
     def _record_end(
         self, value: Any, error: BaseException | None, *, again: bool
     ) -> dict[str, str]:
-        """Record the end; what of the objects that the run was given was changed."""
+        """Record the end; return which of its arguments the run changed."""
         active, changed = self.active, dict[str, str]()
         if error is None and again:
             active.finish("completed", value, None)
