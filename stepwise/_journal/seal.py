@@ -182,7 +182,7 @@ class Seal:
 def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     begun = _begun.get(key)
     if begun is None:
-        begun = _begun[key] = hmac.new(key, digestmod="sha256")
+        begun = _begun[key] = _hmac_of(key)
     mac = begun.copy()  # hmac.digest looks the algorithm up each time
     if sum(map(len, parts)) < _SMALL:  # one call, although it copies
         mac.update(b"".join((_named(identity), *parts)))
@@ -191,6 +191,13 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     for part in parts:
         mac.update(part)
     return mac.digest()
+
+
+def _hmac_of(key: bytes) -> hmac.HMAC:
+    """Return a MAC without data: OpenSSL's object, which ``hmac.HMAC`` would wrap in Python."""
+    mac = hmac.new(key, digestmod="sha256")
+    inner: hmac.HMAC | None = getattr(mac, "_hmac", None)  # it has the same methods
+    return inner or mac
 
 
 def _digested(view: memoryview) -> tuple[memoryview, bytes]:
