@@ -169,6 +169,12 @@ class Seal:
             else name
         )
 
+    def indexes(self, name: str) -> list[str]:
+        """Return every index key that a name may have: encrypted or not, with any of the keys."""
+        data = name.encode("utf-8", "surrogatepass")
+        tags = (_mac(key, "index", data)[:16].hex() for key in self.keys)
+        return list(dict.fromkeys((self.index(name), name, *tags)))
+
     def tag(self, identity: str, data: bytes) -> bytes:
         """Return sixteen bytes that only an owner of the key can make for ``data``."""
         return _mac(self.keys[0], identity, data)[:16]
