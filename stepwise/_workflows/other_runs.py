@@ -16,7 +16,6 @@ from stepwise._identity.call_parts import Parts, spoken
 from stepwise._identity.module_names import place_of
 from stepwise._journal.chain import is_of_file, place_of_run
 from stepwise._journal.heads import open_head, unfinished_heads
-from stepwise._journal.journal import read_start
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
