@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 from stepwise._calls.awaitables import hand_out, made_by
@@ -39,12 +39,12 @@ from stepwise._values.hidden_arguments import Redact
 from stepwise.errors import ConfigurationError, NotRecordableError
 
 if TYPE_CHECKING:
-    from stepwise._calls.doubt import InDoubt
+    from stepwise._calls.doubt import CompletedCall, InDoubt
 
 __all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Compensate = Callable[[Any], Any] | None
+Compensate = Union[Callable[["CompletedCall"], Any], None]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 known_steps: set[tuple[str, ...]] = set()

@@ -26,6 +26,7 @@ from stepwise._identity.call_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of
 from stepwise._identity.module_names import file_of, other_names, place_of
 from stepwise._identity.parts import uncounted
+from stepwise._journal.chain import is_of_file
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.projection import Calls
@@ -36,7 +37,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, notice
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
-from stepwise._workflows import execute, opening, other_runs
+from stepwise._workflows import execute, opening
 from stepwise._workflows.definition import Callee, HostProgram
 from stepwise._workflows.opening import Invocation, Recall
 from stepwise._workflows.takeover import (
@@ -357,7 +358,7 @@ class HostStore:
 
     def is_of_file(self, facts: RunFacts, names: Sequence[str], file: str) -> bool:
         """Return whether a run's program is defined in a file, by one of these full names."""
-        return other_runs.is_of_file(self.store, self._seal, facts, names, file)
+        return is_of_file(self.store, self._seal, facts, names, file)
 
     def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
         """An object beside the records of a run: its header and its data.
