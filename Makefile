@@ -41,7 +41,7 @@ map: install  ## draw the rooms of the house, and count: docs/house.md
 	$(BIN)/python tests/house.py --picture docs/pictures/house.svg > docs/house.md
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import stepwise
 from stepwise._calls.steps import Step
+from stepwise._journal import records as journal
 from stepwise._runtime import settings
 from stepwise._runtime.options import _KINDS as ACCEPTED
 from stepwise._workflows.definition import Options
@@ -182,6 +183,23 @@ def _problem(cls: type) -> Problem:
     )
 
 
+# -- records -------------------------------------------------------------------------------------
+
+
+def records_text(which: str) -> str:
+    """Write the kinds of records, or the facts of a call, as a table."""
+    if which == "call":
+        meanings = arguments(journal.Call)
+        rows = [f"| `{name}` | {meanings[name]} |" for name in journal.Call._fields]
+        return "\n".join(["| fact | meaning |", "|---|---|", *rows])
+    rows = []
+    for kind, cls in journal.KINDS.items():
+        meaning = markdown(" ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split()))
+        facts = ", ".join(f"`{name}`" for name in cls._fields)
+        rows.append(f"| `{kind}` | {meaning} | {facts} |")
+    return "\n".join(["| kind | meaning | facts |", "|---|---|---|", *rows])
+
+
 # -- directives ----------------------------------------------------------------------------------
 
 
@@ -241,9 +259,11 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     from sphinx.util.docutils import SphinxDirective
 
-    def directive(write: Callable[[str], str], arguments: int) -> type[SphinxDirective]:
+    def directive(
+        write: Callable[[str], str], required: int, optional: int = 0
+    ) -> type[SphinxDirective]:
         class FromCode(SphinxDirective):
-            required_arguments = arguments
+            required_arguments, optional_arguments = required, optional
 
             def run(self) -> list[nodes.Node]:
                 text = write(*(self.arguments or [""]))
@@ -255,4 +275,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("options", directive(options_text, 1))
     app.add_directive("environment", directive(environment_text, 0))
     app.add_directive("problems", directive(errors_text, 0))
+    app.add_directive("records", directive(records_text, 0, 1))
     return {"parallel_read_safe": True}
