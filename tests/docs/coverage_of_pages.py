@@ -1,6 +1,6 @@
 """Lists every public name, option, error, setting and command with the pages that document it.
 
-``python tests/docs/coverage_of_pages.py`` prints the list, and exits with 1 if something has no page.
+``python tests/docs/coverage_of_pages.py`` prints the list, and exits with 1 if one has none.
 A page documents a name if the page is made from the name's docstring, and that says something; the
 other pages that mention the name are listed behind it.
 """
