@@ -31,7 +31,7 @@ from stepwise.errors import ConfigurationError
 if TYPE_CHECKING:
     import asyncio
 
-    from stepwise._runs.overview import RunStatus
+    from stepwise._runs.as_dict import RunStatus
     from stepwise._runs.run import Run
 
 __all__ = ["AsyncHandle", "Handle", "StartedRun", "start"]

@@ -359,6 +359,7 @@ def workflow(
     trust: Literal["all", "data"] = ...,
     durability: Literal["fsync", "os"] = ...,
     on_owned: Literal["raise", "wait", "skip"] = ...,
+    tags: Mapping[str, str] = ...,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -401,6 +402,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         on_owned: a run that somebody else is executing: ``"raise"`` a ``RunBusyError``; ``"wait"``
             for its result (or its exception), and take it over if its owner dies; ``"skip"`` it:
             a call raises ``RunSkipped``, ``execute()`` gives the run.
+        tags: texts by name, ``{"customer": "ann"}``, that are recorded when the run starts, to find
+            it by: ``stepwise.runs(tags=...)``.  They do not tell runs apart, and are readable to
+            who can read the store's listing, so they are no place for secrets.
         key: what tells two runs apart instead of the arguments: names of parameters, or a function
             that gets the arguments and returns a value.
         ignore: names of parameters that do not tell runs apart; they are not shown.
