@@ -36,10 +36,12 @@ def elided(text: str, width: int, others: Iterable[str] = ()) -> str:
         spare = width - len(_shown(parts, name, context))
         return _cut(_shown(parts, name + spare, context), width)
     name = name if name <= width // 3 else 0
-    count = sum(differs for differs, _ in parts)
-    room = max(2, (width - name) // count - 1)
-    even = [(differs, _cut(each, room) if differs else each) for differs, each in parts]
-    return _cut(_shown(even, name, 0), width)
+    for room in range(width, 1, -1):
+        even = [(differs, _cut(each, room) if differs else each) for differs, each in parts]
+        shown = _shown(even, name, 0)
+        if len(shown) <= width:
+            break
+    return _cut(shown, width)
 
 
 def _cut(text: str, width: int) -> str:

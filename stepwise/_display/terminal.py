@@ -1,53 +1,54 @@
-"""Tables, trees and coloured words for a terminal, by rich, which is imported on use.
+"""Tables, trees and coloured words for a terminal.
 
-Recorded text reaches rich as plain ``Text``, made printable before: neither markup (``[red]``) nor
-what a terminal obeys is in it.  Only a :class:`Word` has a colour.
+Recorded text is made printable: nothing in it is obeyed.  Only a :class:`Word` has a colour.
 
-Things that do not work: ``rich.table`` for every row takes 0.3 ms for each, and the steps of a run
-may be a hundred thousand; so it lays out the first part of a table, and the parts after it get its
-widths.  ``rich.live`` for the progress of a run lays out again what the program prints.
+Things that do not work: rich costs a run nothing, since only commands would load it.  But it brings
+three more packages, so that an installation has 10 of them (8 are the limit of
+``benchmarks/start.py``) in 9.5 MB instead of 3.5; a table of its takes 0.3 ms for each row, and a
+run may have a hundred thousand steps; what takes the work, shortened cells that still differ, it
+does not have; and its live display lays out again what the program prints.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import re
 import shutil
+import sys
 import time
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepwise._display.elide import elided
-from stepwise._runtime.messages import printable
+from stepwise._runtime.messages import count, printable
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
-__all__ = ["NARROW", "Branch", "Column", "Screen", "Word", "ago", "line_of", "when"]
+__all__ = [
+    "NARROW",
+    "Below",
+    "Branch",
+    "Column",
+    "Terminal",
+    "Word",
+    "ago",
+    "count",
+    "line_of",
+    "shown_value",
+    "when",
+]
 
 NARROW = 100  # columns; a narrower table has fewer columns
 _PART = 500  # rows that are printed at once
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
+_GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
 _COLOURS = {
-    "completed": "green",
-    "verified": "green",
-    "running": "cyan",
-    "started": "cyan",
-    "ready": "cyan",
-    "failed": "red",
-    "crashed": "red",
-    "in_doubt": "yellow",
-    "cancelled": "yellow",
-    "compensated": "yellow",
-    "interrupted": "yellow",
-    "stopped": "yellow",
-    "ok": "green",
-    "warning": "yellow",
-    "problem": "red",
+    **dict.fromkeys(("completed", "verified", "ok"), _GREEN),
+    **dict.fromkeys(("running", "started", "ready"), _CYAN),
+    **dict.fromkeys(("failed", "crashed", "problem"), _RED),
+    **dict.fromkeys(("in_doubt", "cancelled", "compensated"), _YELLOW),
+    **dict.fromkeys(("interrupted", "stopped", "warning"), _YELLOW),
 }
-_HEAD, _SOFT = "bold", "dim"
 
 
 class Word(str):
@@ -55,10 +56,11 @@ class Word(str):
 
     __slots__ = ()
 
-    @property
-    def style(self) -> str:
-        """The colour of the word."""
-        return _COLOURS.get(self, "")
+
+class Below(str):
+    """A line of a table that belongs to the row above it, and has the width of the table."""
+
+    __slots__ = ()
 
 
 class Column(NamedTuple):
@@ -77,7 +79,7 @@ class Column(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A line of a tree, and the lines below it; its parts as those of :meth:`Screen.line`."""
+    """A line of a tree, and the lines below it; its parts as those of :meth:`Terminal.line`."""
 
     parts: Sequence[str]
     below: Sequence[Branch] = ()
@@ -87,6 +89,14 @@ def line_of(cell: object, limit: int) -> str:
     """Return one line of limited length, without characters that a terminal obeys."""
     text = re.sub(r"[\n\t]", " ", printable(str(cell)[: 4 * limit], 4 * limit))
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def shown_value(value: object, limit: int = 100_000) -> str:
+    """``repr(value)``, whatever that raises or holds."""
+    try:
+        return printable(repr(value), limit)
+    except Exception as error:
+        return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
 
 
 def ago(seconds: float) -> str:
@@ -102,7 +112,7 @@ def when(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
-class Screen:
+class Terminal:
     """The place where text is shown.
 
     Args:
@@ -115,7 +125,7 @@ class Screen:
         self.colour = colour
 
     @classmethod
-    def of(cls, stream: Any) -> Screen:
+    def of(cls, stream: Any) -> Terminal:
         """Return the screen of a stream: a terminal, or a pipe unless ``COLUMNS`` is set."""
         try:
             terminal = bool(stream.isatty())
@@ -133,34 +143,52 @@ class Screen:
 
     def line(self, *parts: str) -> str:
         """Return text whose words are coloured, and whose other parts are made printable."""
-        return self._rendered(_text(parts)) if self.colour else _plain(parts)
+        return "".join(map(self._part, parts))
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    def _part(self, part: str) -> str:
+        if not isinstance(part, Word):
+            return printable(part, sys.maxsize)
+        return self._styled(part, _COLOURS.get(part, 0))
+
+    def _styled(self, text: str, style: int) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self.colour and style else text
+
+    def table(
+        self, columns: Sequence[Column], rows: Iterable[Sequence[Any] | Below]
+    ) -> Iterator[str]:
         """Lay out a table, part by part; a column becomes wider where a part needs that."""
         places = [n for n, each in enumerate(columns) if not (each.wide and self.is_narrow)]
         shown, waiting = [columns[n] for n in places], iter(rows)
         widths = [len(each.name) for each in shown]
         first = True
         while part := [*itertools.islice(waiting, _PART)]:
-            cells = self._cells(shown, [[row[n] for n in places] for row in part])
+            chosen = [[row[n] for n in places] for row in part if not isinstance(row, Below)]
+            cells = self._cells(shown, chosen)
             needed = [max(map(_width, column)) for column in zip(*cells, strict=True)]
-            widths = [max(pair) for pair in zip(widths, needed, strict=True)]
+            widths = [max(pair) for pair in zip(widths, needed or widths, strict=True)]
+            cut, below = iter(cells), self._below([row for row in part if isinstance(row, Below)])
+            lines = [
+                next(below) if isinstance(row, Below) else self._row(shown, next(cut), widths)
+                for row in part
+            ]
             if first:
-                yield self._laid_out(shown, cells, widths)
-            else:
-                yield "\n".join(self._row(shown, row, widths) for row in cells)
+                head = self._row(shown, [each.name for each in shown], widths)
+                lines.insert(0, self._styled(head, _BOLD))
+            yield "\n".join(lines)
             first = False
 
     def tree(self, top: Branch) -> str:
         """Lay out a tree."""
-        from rich.tree import Tree
+        return "\n".join(self._branch(top))
 
-        def grow(tree: Any, branch: Branch) -> Any:
-            for each in branch.below:
-                grow(tree.add(self._branch(each)), each)
-            return tree
-
-        return self._rendered(grow(Tree(self._branch(top), guide_style=_SOFT), top))
+    def _branch(self, branch: Branch) -> Iterator[str]:
+        yield self.line(*branch.parts)
+        for number, each in enumerate(branch.below, 1):
+            last = number == len(branch.below)
+            lines = self._branch(each)
+            yield f"{'└── ' if last else '├── '}{next(lines)}"
+            for line in lines:
+                yield f"{'    ' if last else '│   '}{line}"
 
     # -- cells -----------------------------------------------------------------------------------
 
@@ -185,18 +213,12 @@ class Screen:
                 _fit(cells, n, limit)
         return cells
 
-    def _laid_out(
-        self, columns: Sequence[Column], cells: list[list[str]], widths: list[int]
-    ) -> str:
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=_HEAD)
-        for column, width in zip(columns, widths, strict=True):
-            justify: Any = "right" if column.right else "left"
-            table.add_column(_text([column.name]), width=width, no_wrap=True, justify=justify)
-        for row in cells:
-            table.add_row(*(_text([cell]) for cell in row))
-        return self._rendered(table, sum(widths) + 2 * len(widths))
+    def _below(self, rows: Sequence[Below]) -> Iterator[str]:
+        cells = [[line_of(row, _WIDEST)] for row in rows]
+        if self.width is not None:
+            _fit([each for each in cells if _name(each[0])], 0, self.width - 4)
+            cells = [[_shortened(each, self.width - 4, [])] for (each,) in cells]
+        return (f"    {cell}" for (cell,) in cells)
 
     def _row(self, columns: Sequence[Column], row: list[str], widths: list[int]) -> str:
         padded = []
@@ -206,47 +228,13 @@ class Screen:
             padded.append(space + text if column.right else text + space)
         return "  ".join(padded).rstrip()
 
-    def _branch(self, branch: Branch) -> Text:
-        return _text(branch.parts)
-
-    def _rendered(self, what: Any, width: int | None = None) -> str:
-        from rich.console import Console
-
-        out = io.StringIO()
-        console = Console(
-            file=out,
-            width=width or 100_000,
-            color_system="standard" if self.colour else None,
-            force_terminal=self.colour,
-            force_jupyter=False,
-            legacy_windows=False,
-            markup=False,
-            highlight=False,
-            emoji=False,
-        )
-        console.print(what, soft_wrap=width is None)
-        return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
-
-
-def _plain(parts: Iterable[str]) -> str:
-    return "".join(printable(part, 1 << 62) for part in parts)
-
-
-def _text(parts: Iterable[str]) -> Text:
-    from rich.text import Text
-
-    text = Text(no_wrap=True, overflow="ignore")
-    for part in parts:
-        text.append(_plain([part]), part.style if isinstance(part, Word) else None)
-    return text
-
 
 def _width(cell: str) -> int:
+    """Return the columns of a terminal that a text takes."""
     if cell.isascii():
         return len(cell)
-    from rich.cells import cell_len
-
-    return cell_len(cell)
+    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in cell)
+    return len(cell) + wide - sum(unicodedata.combining(each) > 0 for each in cell)
 
 
 def _share(needed: list[int], room: int) -> int:
@@ -274,7 +262,8 @@ def _fit(cells: list[list[str]], place: int, limit: int) -> None:
 
 
 def _name(text: str) -> str:
-    found = re.match(r"[\w.]+", text)
+    """Return the name of a call; empty for another text."""
+    found = re.match(r"[\w.<>]+\(", text)
     return found[0] if found else ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from stepwise._display import render
 from stepwise._display.render import RunShown, duration_text
-from stepwise._display.terminal import Column, Screen, line_of, when
+from stepwise._display.terminal import Column, Terminal, line_of, when
 
 __all__ = ["run_text", "runs_text"]
 
@@ -21,8 +21,8 @@ _STEPS = [
 ]
 
 
-def _screen() -> Screen:
-    return Screen(shutil.get_terminal_size((120, 24)).columns)
+def _terminal() -> Terminal:
+    return Terminal(shutil.get_terminal_size((120, 24)).columns)
 
 
 def run_text(run: RunShown) -> str:
@@ -50,7 +50,7 @@ def run_text(run: RunShown) -> str:
     ]
     if run.earlier and rows:
         rows.insert(0, ["...", f"{run.earlier:,} earlier steps", "", "", ""])
-    return "\n".join([*lines, *_screen().table(_STEPS, rows)])
+    return "\n".join([*lines, *_terminal().table(_STEPS, rows)])
 
 
 def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
@@ -58,5 +58,5 @@ def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
     rows = [[each.id, each.status, when(each.updated_at), each.call] for each in runs]
     if not rows:
         return "no runs"
-    lines = _screen().table(_RUNS, rows)
+    lines = _terminal().table(_RUNS, rows)
     return "\n".join([*lines, f"and {more} more"] if more else lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -32,14 +31,8 @@ def duration_of(facts: RunFacts) -> float | None:
 
 def error_line(preview: str) -> str:
     """Return ``Name: text`` for the ``repr`` of an exception; another ``repr`` stays as it is."""
-    match = re.fullmatch(r"(\w+)\((.+)\)", preview, re.DOTALL)
-    if match is None:
-        return preview
-    try:
-        text = ast.literal_eval(match[2])
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return preview
-    return f"{match[1]}: {text}" if isinstance(text, str) else preview
+    match = re.fullmatch(r"(\w+)\((['\"])([^\\]*)\2\)", preview)
+    return f"{match[1]}: {match[3]}" if match is not None else preview
 
 
 def run_dict(facts: RunFacts, owner: Owner | None, counts: Mapping[str, int]) -> dict[str, Any]:
