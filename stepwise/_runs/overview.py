@@ -23,6 +23,7 @@ from stepwise._runs.as_dict import status_of
 from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.steps import StepRecord, each_step, step_record, steps_with
 from stepwise._runs.stops import StoppedCall, stopped_calls
+from stepwise._runtime.public_names import public
 from stepwise._values.codec import Codec
 from stepwise.stores import Owner, Store
 
@@ -38,6 +39,7 @@ __all__ = [
 SHOWN = 50  # steps of a long run
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Program:
     """Return how the program that executed a run was started.

@@ -21,6 +21,7 @@ from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._matching.rulings import differing
 from stepwise._runs.as_dict import error_line
+from stepwise._runtime.public_names import public
 from stepwise.stores import Store
 
 __all__ = ["StepRecord", "each_step", "step_record", "steps_of", "steps_with"]
@@ -29,6 +30,7 @@ _NEAR = 256  # records that are kept, since tasks do not end in the order in whi
 _LARGE = 10_000  # bytes; a larger record is read again when it is needed again
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One call of a step, tool or child workflow, as the journal has it.
@@ -117,7 +119,6 @@ class StepRecord:
 
 
 _PLAIN = [each.name for each in fields(StepRecord) if not each.name.startswith("_")]
-StepRecord.__module__ = "stepwise"  # tracebacks and pickles show the public name
 
 
 def steps_of(run_id: str, entries: list[Entry], *, owned: bool) -> list[StepRecord]:
