@@ -359,6 +359,7 @@ def workflow(
     trust: Literal["all", "data"] = ...,
     durability: Literal["fsync", "os"] = ...,
     on_owned: Literal["raise", "wait", "skip"] = ...,
+    tags: Mapping[str, str] = ...,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -406,6 +407,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             ``RunBusyError``; ``"wait"`` for its result or its exception, and take the run over if
             its owner dies; ``"skip"`` it: the call raises ``RunSkipped``, and ``execute()``
             returns the run.
+        tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
+            with ``stepwise.runs(tags=...)``.  They do not distinguish runs.  Whoever can read the
+            listing of the store can read them: never put a secret into a tag.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that gets the arguments and returns a value.
         ignore: names of parameters that do not distinguish runs.  They are not shown either.
