@@ -1,4 +1,4 @@
-"""Finding runs: :func:`runs`, which shows as a table, and :func:`get_run`."""
+"""Finding runs: :func:`runs`, which shows as a table, :func:`get_run`, :func:`current_run`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwise._display.render import RunShown, runs_html, runs_text
+from stepwise._execution.active_run import current_scope
 from stepwise._journal.chain import is_of_file
 from stepwise._journal.heads import open_head
 from stepwise._journal.journal import facts_of, seal_for
@@ -17,7 +18,7 @@ from stepwise._runtime import settings
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Store, open_store
 
-__all__ = ["Listed", "Runs", "get_run", "listed", "runs"]
+__all__ = ["Listed", "Runs", "current_run", "get_run", "listed", "runs"]
 
 _SHOWN = 100  # runs of a list
 
@@ -43,6 +44,12 @@ class Runs(list[Run]):
             except RunNotFoundError:
                 shown.append(RunShown(run.id, "", "deleted"))
         return shown, len(self) - len(shown)
+
+
+def current_run() -> Run | None:
+    """The run that is being executed here; ``None`` outside of one."""
+    scope = current_scope()
+    return None if scope is None else Run(scope.run.journal.store, scope.run.run_id)
 
 
 def get_run(run_id: str, *, store: Any = None) -> Run:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from stepwise._identity.call_parts import Parts, spoken
 from stepwise._identity.module_names import place_of
 from stepwise._journal.chain import is_of_file, place_of_run
-from stepwise._journal.heads import open_head
+from stepwise._journal.heads import open_head, unfinished_heads
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
@@ -144,8 +144,11 @@ def _unfinished(
     Args:
         most: how many runs are looked at.
     """
-    index = None if workflow is None else seal.index(workflow)
-    for head in itertools.islice(store.heads(index, unfinished=True), most):
+    if workflow is None:
+        heads = store.heads(unfinished=True)
+    else:
+        heads = unfinished_heads(store, seal, workflow)
+    for head in itertools.islice(heads, most):
         facts = open_head(seal, head)
         if facts is not None and not facts.parent and store.owner(facts.run_id) is None:
             yield facts
