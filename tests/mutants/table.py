@@ -217,9 +217,16 @@ _FAILURES = [
     _mutant(
         "what a failed group cancelled counts as handled at the end of the run",
         "_execution/failures.py",
-        "            again |= self._cancelled & self._pending.keys()",
+        "            again |= {*beside}",
         "            pass",
         "test_async.py::test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt",
+    ),
+    _mutant(
+        "what failed in a task or thread beside the failure counts as handled",
+        "_execution/failures.py",
+        "at != self.main or n in",
+        "n in",
+        "test_failures.py::test_what_failed_beside_the_failure_is_tried_again",
     ),
     _mutant(
         "what returned though it was cancelled is recorded as timed out",
