@@ -43,6 +43,7 @@ from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.stops import StoppedCall
 from stepwise._runs.verify import Verification, repair, verify
 from stepwise._runtime.public_names import public
+from stepwise._runtime.tracebacks import fold
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise._values.hidden_arguments import NOT_SHOWN
@@ -306,7 +307,10 @@ class Run:
             UnreadableValueError: an argument is not known, and not given here.
             RunBusyError: it is being executed.
         """
-        return known_workflow(self.workflow).resume(self, inputs)
+        try:
+            return known_workflow(self.workflow).resume(self, inputs)
+        except BaseException as error:
+            raise fold(error)  # noqa: B904
 
     def resolve(
         self,
