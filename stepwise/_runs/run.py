@@ -462,7 +462,7 @@ class Run:
             lease.release()
 
 
-# -- what somebody says of a step in doubt, or of a stopped call -----------------------------------
+# -- answers about steps in doubt and stopped calls ----------------------------------------------
 
 
 def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
@@ -485,7 +485,7 @@ def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) 
 
 
 class _Said(NamedTuple):
-    """An answer that somebody gave.
+    """A person's answer.
 
     Args:
         happened: of a step in doubt, whether it did; ``value`` is what it returned.

@@ -71,7 +71,7 @@ class StepRecord:
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the call to its outcome; ``None`` if somebody settled it."""
+        """Seconds from the call to its outcome; ``None`` if a person settled it."""
         if self.finished_at is None or self._entry.landed:
             return None
         return max(0.0, self.finished_at - self.started_at)
@@ -146,7 +146,7 @@ def each_step(
     doubtful: Container[int],
     places: Places | None = None,
 ) -> Iterator[StepRecord]:
-    """Read the steps of a run one after the other; only what is read next is in memory.
+    """Read the steps of a run one by one, with only the next one in memory.
 
     Args:
         doubtful: the numbers of those that are in doubt.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -22,6 +21,7 @@ from stepwise._runtime import options as _options
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.hidden_arguments import Redact
 from stepwise._values.pickling import pickled_by_value
+from stepwise._values.sentinels import found_at
 from stepwise._workflows.definition import (
     Definition,
     Options,
@@ -267,9 +267,7 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
     def __reduce_ex__(self, protocol: Any) -> Any:
         function, options = self.definition.function, self.definition.options
         module, name = function.__module__, function.__qualname__
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
+        found = found_at(module, name)
         # By name, as pickle does with functions.  cloudpickle pickles definitions of __main__ by
         # value, since another process has another __main__.
         if (

@@ -195,7 +195,7 @@ _FAILURES = [
     *[
         _mutant(
             f"of what an exception came from, {what} is not followed",
-            "_execution/failures.py",
+            "_runtime/tracebacks.py",
             "todo += [each.__cause__, each.__context__, *getattr",
             f"todo += [{followed}, *getattr",
             "test_failures.py::test_what_an_error_was_raised_from_is_tried_again",
