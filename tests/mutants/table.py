@@ -355,7 +355,7 @@ _STORES = [
         "        if found and digest_of(each.link for each in chunks) != needs.links:\n"
         "            return False\n",
         "",
-        "test_delta_checkpoints.py::test_a_chunk_of_another_time_is_not_the_one_that_is_meant",
+        "test_stored_once.py::test_a_chunk_of_another_time_is_not_the_one_that_is_meant",
     ),
     _mutant(
         "a waiting task misses what happened before it began to wait",
