@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    render activity progress_terminal progress_notebook progress
+    render markup timeline page activity progress_terminal progress_notebook progress
 """

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    steps checkpoints fork overview verify run listing current
+    steps checkpoints fork overview verify run page listing current
 """

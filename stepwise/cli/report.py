@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import itertools
 import json
 import os
@@ -17,26 +16,13 @@ import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display.render import duration_text, facts_html, printable, run_html
+from stepwise._display.render import duration_text, printable
+from stepwise._runs.page import html_page
 from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
 from stepwise.cli._display import echo_json, error_text, say, shown_value
 from stepwise.cli.look import run_facts, step_facts
 
 __all__: list[str] = []
-
-_STEPS = 1000  # the newest ones, on a page
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em;
-padding: 0 1em }}</style>
-{parts}
-</html>
-"""
 
 
 @main.command(short_help="Write a RUN as one HTML page, or as JSON.")
@@ -52,9 +38,13 @@ def export(run_id: str, *, form: str, output: str) -> None:
     A file is readable by its owner only, as the store is.
     """
     run = find_run(run_id)
+    page = html_page(run) if form == "html" else ""  # before a file is opened
     out: Any = click.open_file("-", "w", "utf-8") if output == "-" else _private(output)
     with out as file:
-        _export(run, form, file)
+        if page:
+            click.echo(page, file=file, nl=False)
+        else:
+            _write_json(run, file)
 
 
 @contextlib.contextmanager
@@ -79,37 +69,25 @@ def _open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-def _export(run: Run, form: str, file: TextIO) -> None:
-    variables, problem = _variables(run)
-    if form == "json":
-        facts = {
-            **run_facts(run),
-            "error": error_text(run),
-            "steps": map(step_facts, run._each_step(run._seen(1))),
-            "checkpoints": [
-                {name: getattr(each, name) for name in each.__slots__} for each in run.checkpoints
-            ],
-            "locals": variables,
-        }
-        echo_json(facts, file)
-        return
-    shown = run._shown(run._seen(_STEPS))
-    parts = [run_html(shown)]
-    if variables or problem:
-        title = f"local variables: {problem}" if problem else "local variables"
-        parts.append(facts_html(title, variables))
-    page = _PAGE.format(title=html.escape(f"{shown.call} {shown.status}"), parts="\n".join(parts))
-    click.echo(page.encode("utf-8", "replace").decode(), file=file, nl=False)
+def _write_json(run: Run, file: TextIO) -> None:
+    facts = {
+        **run_facts(run),
+        "error": error_text(run),
+        "steps": map(step_facts, run._each_step(run._seen(1))),
+        "checkpoints": [
+            {name: getattr(each, name) for name in each.__slots__} for each in run.checkpoints
+        ],
+        "locals": _variables(run),
+    }
+    echo_json(facts, file)
 
 
-def _variables(run: Run) -> tuple[dict[str, str], str]:
-    """The variables at the newest checkpoint as text, or why they cannot be shown."""
+def _variables(run: Run) -> dict[str, str]:
+    """The variables at the newest checkpoint as text; empty if they cannot be shown."""
     try:
-        return {name: shown_value(value) for name, value in run._shown_locals().items()}, ""
-    except stepwise.StepNotFoundError:
-        return {}, ""
-    except stepwise.UnreadableValueError as error:
-        return {}, str(error)
+        return {name: shown_value(value) for name, value in run._shown_locals().items()}
+    except (stepwise.StepNotFoundError, stepwise.UnreadableValueError):
+        return {}
 
 
 # -- where two runs part -------------------------------------------------------------------------
