@@ -80,12 +80,16 @@ class Question:
     """A call that somebody has to settle.
 
     Args:
-        told: what is in question.
+        call: the call.
+        about: what is in question.
+        could_be: the recorded steps that it could be.
         commands: the commands that answer it.
     """
 
-    told: str
+    call: str
+    about: str
     commands: Sequence[str]
+    could_be: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _code(text: str) -> Markup:
+def _code(text: Content) -> Markup:
     return tag("pre", text)
 
 
@@ -235,11 +239,19 @@ def _facts(run: RunPage) -> Markup:
 
 
 def _question(question: Question) -> Markup:
-    return tag("section", question.told, _code("\n".join(question.commands)), cls="ask")
+    return tag(
+        "section",
+        tag("div", tag("code", question.call), " ", question.about),
+        tag("ul", [tag("li", tag("code", each)) for each in question.could_be])
+        if question.could_be
+        else None,
+        _code("\n".join(question.commands)),
+        cls="ask",
+    )
 
 
 def _picture(run: RunPage, prefix: str) -> Markup:
-    now = time.time() if run.shown.status == "running" else run.shown.updated_at
+    now = time.time() if run.shown.status == "running" else None
     drawn = timeline(run.shown.steps, now, [at for at, _ in run.resumes], prefix)
     return markup(drawn, tag("small", "pauses are shortened")) if drawn else drawn
 
@@ -291,14 +303,14 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str) -> Markup:
     child = ids.of(step.child) if step.child else None
     link = step.child if child is None else tag("a", step.child, href=f"#{child}run")
     skipped = step.status == "completed" and step._entry.number < run.shown.begun
+    began = f"{_when(step.started_at)}{', before the last attempt' if skipped else ''}"
     failed = step.status not in ("completed", "started")
     facts: dict[str, Content] = {
         "arguments": _code(step.arguments) if step.arguments else "",
         "error" if failed else "result": _code(step.preview) if step.preview else "",
         "traceback": _code(step.traceback) if step.traceback else "",
         "ran again": _compared(run.different.get(step.number), step.arguments, prefix),
-        "called at": tag("code", step.site) if step.site else "",
-        "began": f"{_when(step.started_at)}{', before the last attempt' if skipped else ''}",
+        "called": (tag("code", step.site), " " if step.site else "", began),
         "tries": f"{step.attempts}" if step.attempts > 1 else "",
         "idempotency key": tag("code", step.idempotency_key) if step.side_effect else "",
         "child run": link,
@@ -317,7 +329,7 @@ def _compared(different: Different | None, arguments: str, prefix: str) -> Marku
     if not different.arguments:
         return told
     before, after = _differences(different.arguments[:_COMPARED], arguments[:_COMPARED])
-    return markup(told, tag("pre", "- ", before, "\n+ ", after))
+    return markup(told, tag("small", "then"), _code(before), tag("small", "now"), _code(after))
 
 
 def _differences(before: str, after: str) -> tuple[Markup, Markup]:

@@ -19,7 +19,7 @@ from stepwise._display.render import duration_text
 __all__ = ["timeline"]
 
 _GAP = 4.0  # percent that a pause takes at most
-_THIN = 0.4  # percent that a step takes at least
+_THIN = 0.4  # percent that a step takes at least; a shorter pause is not drawn
 _LANE = 22  # pixels
 _LETTER = 0.85  # percent of the width that a letter of a label takes, about
 _LANES = 24
@@ -75,6 +75,7 @@ class _Axis:
         self.pauses = [
             Pause(left * self._scale, width * self._scale, seconds, down)
             for left, width, seconds, down in pauses
+            if down or width * self._scale >= _THIN
         ]
 
     def at(self, moment: float) -> float:
@@ -97,19 +98,20 @@ def _lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def timeline(
-    steps: Sequence[Any], now: float, resumes: Sequence[float], prefix: str = ""
+    steps: Sequence[Any], now: float | None, resumes: Sequence[float], prefix: str = ""
 ) -> Markup:
     """Draw the steps of a run; each is a link to its entry.
 
     Args:
-        now: the end of what is not finished.
+        now: the end of what is not finished; ``None`` if the run is not being executed, so that
+            nobody knows how long such a step ran.
         prefix: of the ids of the entries.
     """
     if not steps:
         return Markup()
     first = min(step.started_at for step in steps)
     resumes = [at for at in resumes if at >= first]
-    spans = [(step.started_at, _end(step, now)) for step in steps]
+    spans = [_span(step, now, resumes) for step in steps]
     axis, lanes = _Axis(spans, resumes), _lanes(spans)
     height = _LANE * (min(max(lanes), _LANES - 1) + 1)
     bars = [
@@ -129,10 +131,13 @@ def timeline(
     )
 
 
-def _end(step: Any, now: float) -> float:
+def _span(step: Any, now: float | None, resumes: Sequence[float]) -> tuple[float, float]:
+    """Return when a step began and ended; one that was executed again, when it last began."""
+    start = float(step.started_at)
     if step.finished_at is None:
-        return max(float(step.started_at), now)
-    return float(step.started_at) + (step.duration or 0.0)
+        return start, start if now is None else max(start, now)
+    end = start + (step.duration or 0.0)
+    return max([start, *(at for at in resumes if start < at < end)]), end
 
 
 def _bar(step: Any, left: float, right: float, top: int, prefix: str) -> Markup:
@@ -140,15 +145,14 @@ def _bar(step: Any, left: float, right: float, top: int, prefix: str) -> Markup:
     left = min(left, 100 - width)
     took = duration_text(step.duration) or "unfinished"
     tries = f", {step.attempts} tries" if step.attempts > 1 else ""
-    called = f"{step.name}({step.arguments})"
     label = step.name.rpartition(".")[2]
     room = int(width / _LETTER)
     return tag(
         "a",
         tag(
             "svg",
-            tag("title", f"{step.number} {called}: {step.status}, {took}{tries}"),
-            tag("rect", width="100%", height=_LANE - 4, rx=3),
+            tag("title", f"{step.number} {step.name}: {step.status}, {took}{tries}"),
+            tag("rect", width="100%", height=_LANE - 4),
             tag("text", label, x=4, y=13) if room >= len(label) else None,
             x=f"{left:.2f}%",
             y=top,

@@ -38,7 +38,7 @@ __all__ = ["html_page"]
 
 _STEPS = 1000  # the newest ones, those of child runs included
 _CHECKPOINTS = 8  # the newest ones
-_VALUE = 5000  # characters of a value
+_VALUE = 2000  # characters of a value
 _UNFINISHED = ("crashed", "failed", "interrupted", "ready")
 
 
@@ -136,8 +136,9 @@ def _questions(run: Run, seen: Overview) -> Iterator[Question]:
     """Return the side effects in doubt, and the calls at which the run stopped."""
     for step in seen.in_doubt:
         yield Question(
-            f"Step {step.number}, {step.name}({step.arguments}), is in doubt: it may or may not "
-            f"have happened. Find out (key {step.idempotency_key}), then run one of these:",
+            f"{step.name}({step.arguments})",
+            f"is in doubt: step {step.number} may or may not have happened. Find out (its key is "
+            f"{step.idempotency_key}), then run one of these:",
             [
                 f"stepwise resolve {run.id} {step.number} --landed JSON",
                 f"stepwise resolve {run.id} {step.number} --did-not-happen",
@@ -146,15 +147,16 @@ def _questions(run: Run, seen: Overview) -> Iterator[Question]:
     stops = [stop for stop, _ in seen.stops]
     for stop, others in seen.stops:
         if stop.ruled is None:
-            could_be = "; ".join(
-                f"step {other.number}, {other.name}({other.arguments})"
-                f"{_differs(differing(stop.call, other))}"
-                for other in others
-            )
             yield Question(
-                f"The run stopped at {stop.call.name}({stop.call.arguments}), called at "
-                f"{stop.call.site or '?'}, which could be {could_be}. Say which:",
+                f"{stop.call.name}({stop.call.arguments})",
+                f"is where the run stopped, called at {stop.call.site or '?'}: it could be one of "
+                "these recorded steps. Say which:",
                 [line.strip() for line in ruling_commands(run.id, stop, stops)],
+                [
+                    f"step {other.number} {other.name}({other.arguments})"
+                    f"{_differs(differing(stop.call, other))}"
+                    for other in others
+                ],
             )
 
 
