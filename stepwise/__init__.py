@@ -48,8 +48,8 @@ Environment variables: STEPWISE_HOME (the folder, ~/.stepwise), STEPWISE_STORE (
 STEPWISE_FRESH=1 (start new runs), STEPWISE_START, STEPWISE_RESUME=RUN, STEPWISE_ENCRYPT=1,
 STEPWISE_KEY, STEPWISE_PROGRESS, STEPWISE_QUIET=1 (no notices), STEPWISE_DEBUG=1 (full tracebacks).
 
-More: README.md, docs/command-line.md, docs/servers.md, docs/notebooks.md, docs/checkpoint-api.md,
-docs/design.md (every promise and its limits); ``stepwise --help`` lists the commands.
+More: README.md, docs/index.md (tutorial, how-to guides, concepts, reference), docs/design.md (every
+promise and its limits); ``stepwise --help`` lists the commands.
 
 For maintainers
 ---------------

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from stepwise._execution.process_memory import Given, memory
 from stepwise._identity import identity
 from stepwise._identity.call_parts import spoken
-from stepwise._journal.heads import is_ready, open_head
+from stepwise._journal.chain import is_of_file
+from stepwise._journal.heads import is_ready, open_head, unfinished_heads
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
@@ -23,7 +24,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import digest as _digest
 from stepwise._workflows.definition import BoundCall, Start
-from stepwise._workflows.other_runs import is_call_of, is_of_file
+from stepwise._workflows.other_runs import is_call_of
 from stepwise.errors import RunWarning
 from stepwise.stores import Store
 
@@ -274,7 +275,7 @@ class Starting:
         if next(iter(self._store.heads(unfinished=True)), None) is None:
             return found
         for name in (workflow.full_name, *workflow.other_names):
-            heads = self._store.heads(self._seal.index(name), unfinished=True)
+            heads = unfinished_heads(self._store, self._seal, name)
             for head in itertools.islice(heads, _MOST):
                 facts = open_head(self._seal, head)
                 if facts is not None and self._could_be(facts, name):

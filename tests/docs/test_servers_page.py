@@ -11,7 +11,7 @@ import pytest
 
 import stepwise
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "servers.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/how-to/servers.md"
 
 
 class HTTPException(Exception):

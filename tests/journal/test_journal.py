@@ -1072,6 +1072,19 @@ def test_keys_in_the_file_are_rotated(store, home):
     assert load_seal().keys[0] == b"\xab" * 32
 
 
+def test_the_text_of_a_key_file_is_its_key(store, monkeypatch, home):
+    """What the key file has signed is read with its text in STEPWISE_KEY, and the reverse."""
+    monkeypatch.delenv("STEPWISE_KEY", raising=False)
+    write_story(store, seal=load_seal())
+    text = (home / "key").read_text()
+    journal = begin(store, seal=seal_of(monkeypatch, text))
+    assert (len(journal.load()), journal.lost) == (7, [])
+    journal.append((outcome(6), b"6"))
+    store.release("run", journal.epoch)
+    journal, loaded = load(store, seal=seal_of(monkeypatch, None))
+    assert (len(loaded), journal.lost) == (8, [])
+
+
 def test_a_lost_tail_is_noticed_after_rotation(disk, monkeypatch, told):
     """Marks that were written with an older key tell of lost records as before."""
     write_story(disk, seal=seal_of(monkeypatch, A))
