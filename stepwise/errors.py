@@ -37,8 +37,6 @@ and continue unrecorded.  A class's docstring is its default message; the facts 
 attributes.  Every exception survives pickle.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
 from stepwise._calls.driver import Unfinished, drive_on
 from stepwise._calls.operations import Core
-from stepwise._calls.perform import perform
+from stepwise._calls.perform import Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import ArgumentWatch
 from stepwise._execution.outside import warn_if_unseen
@@ -36,17 +36,16 @@ from stepwise._runtime.retries import Attempts, Backoff, RetryOn
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import Redact
-from stepwise._values.secrets import Secrets
+from stepwise._values.hidden_arguments import Hiding, Redact
 from stepwise.errors import ConfigurationError, NotRecordableError
 
 if TYPE_CHECKING:
-    from stepwise._calls.doubt import InDoubt
+    from stepwise._calls.doubt import CompletedCall, InDoubt
 
 __all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Compensate = Callable[[Any], Any] | None
+Compensate = Union[Callable[["CompletedCall"], Any], None]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 known_steps: set[tuple[str, ...]] = set()
@@ -65,7 +64,7 @@ _STEP = "__stepwise_step__"
 _NOTHING = object()  # None is the result of a decorator that forgot its return
 
 
-class Step:
+class Step(Performer):
     """A function that is recorded once per run, and its options."""
 
     fold = staticmethod(fold)
@@ -124,11 +123,11 @@ class Step:
         if self.compensate is not None:
             compensated_tools[self.module, self.name] = self
 
-    # -- the interface for perform() -------------------------------------------------------------
+    # -- the interface of a Performer -------------------------------------------------------------
 
     def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
         """Return the watch that notices when a call changes its arguments."""
-        return ArgumentWatch(self.parameters.hiding.stored(bound), self.function)
+        return ArgumentWatch(self.hiding.stored(bound), self.function)
 
     def attempts(self) -> Attempts:
         """The attempts that one call may have."""
@@ -149,7 +148,7 @@ class Step:
             return None
         arguments = {
             name: value
-            for name, value in self.parameters.hiding.stored(bound).items()
+            for name, value in self.hiding.stored(bound).items()
             if not codec.secrets.holds(value)
         }
         encoded = codec.encode(arguments, f"the arguments of {self.name!r}, kept to undo it,")
@@ -163,16 +162,10 @@ class Step:
             )
         return encoded
 
-    def new_child(self, taken: Container[str]) -> str:
-        """Return no id: a step is not a child run."""
-        return ""
-
-    def answered(self, call: Call) -> None:
-        """Do nothing: a step has no run to hand out."""
-
-    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """Return the arguments as text, without hidden values."""
-        return self.parameters.hiding.shown(bound, secrets)
+    @property
+    def hiding(self) -> Hiding:  # type: ignore[override]
+        """What of its arguments is not stored, or not shown."""
+        return self.parameters.hiding
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -221,14 +214,14 @@ class Step:
             instance = args[0]
         if instance is not None:
             bound.pop(self.parameters.first or "", None)
-        if self.parameters.hiding.secret:
-            scope.run.secrets.add(self.parameters.hiding.secrets_of(bound, instance))
+        if self.hiding.secret:
+            scope.run.secrets.add(self.hiding.secrets_of(bound, instance))
         try:
             identity = self.identify(scope.run.subjects, instance, bound, (args, kwargs))
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
             raise scope.run.stop(stopped(doing, error)) from error
-        return perform(self, scope, identity, bound, args, kwargs)
+        return Performance(self, scope, identity, bound, args, kwargs).core()
 
     def identify(
         self,

@@ -56,7 +56,6 @@ __all__ = [
     "made_again",
     "start_of",
     "stops_in",
-    "undone_in",
 ]
 
 _RESUMES = 20  # resumes that are listed
@@ -377,15 +376,6 @@ def effects_seen(entries: Iterable[Entry]) -> int:
 
 
 # -- what is to be done again --------------------------------------------------------------------
-
-
-def undone_in(entries: Iterable[Entry]) -> set[int]:
-    """The numbers of the calls that these records undo.
-
-    A tool is announced before it is undone; of a child run it is recorded afterwards.
-    """
-    undone = (Compensating, Compensated)
-    return {each.record.number for each in entries if isinstance(each.record, undone)}
 
 
 def made_again(entries: Iterable[Entry]) -> set[int]:

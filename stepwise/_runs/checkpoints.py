@@ -8,11 +8,13 @@ from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, n
 from stepwise._checkpoints.chunks import Vault
 from stepwise._display.render import facts_html
 from stepwise._journal.seal import Seal
+from stepwise._runtime.public_names import public
 from stepwise.stores import Store
 
 __all__ = ["RunCheckpoint", "checkpoints_of", "newest_checkpoint"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class RunCheckpoint:
     """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.

@@ -1,4 +1,4 @@
-"""Finding runs: :func:`runs`, which shows as a table, and :func:`get_run`."""
+"""Finding runs: :func:`runs`, which shows as a table, :func:`get_run`, :func:`current_run`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwise._display.render import RunShown, runs_html, runs_text
+from stepwise._execution.active_run import current_scope
+from stepwise._journal.chain import is_of_file
 from stepwise._journal.heads import open_head
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
+from stepwise._journal.seal import Seal
 from stepwise._runs.overview import RunStatus, status_of
 from stepwise._runs.run import Run
 from stepwise._runtime import settings
 from stepwise.errors import RunNotFoundError
-from stepwise.stores import open_store
+from stepwise.stores import Store, open_store
 
-__all__ = ["Listed", "Runs", "get_run", "listed", "runs"]
+__all__ = ["Listed", "Runs", "current_run", "get_run", "listed", "runs"]
 
 _SHOWN = 100  # runs of a list
 
@@ -41,6 +44,12 @@ class Runs(list[Run]):
             except RunNotFoundError:
                 shown.append(RunShown(run.id, "", "deleted"))
         return shown, len(self) - len(shown)
+
+
+def current_run() -> Run | None:
+    """The run that is being executed here; ``None`` outside of one."""
+    scope = current_scope()
+    return None if scope is None else Run(scope.run.journal.store, scope.run.run_id)
 
 
 def get_run(run_id: str, *, store: Any = None) -> Run:
@@ -94,14 +103,23 @@ def listed(
     """Return the runs for :func:`runs`, with the facts that were read for them."""
     opened = open_store(store if store is not None else settings.store())
     seal = seal_for(opened)
-    wanted = getattr(workflow, "full_name", workflow)
     found = []
     for head in opened.heads():
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
-        if facts is None or wanted not in (None, facts.workflow, facts.label):
+        if facts is None or not _is_of(opened, seal, facts, workflow):
             continue
         running = facts.status == "running"
         derived = status_of(facts, owned=running and opened.owner(facts.run_id) is not None)
         if status in (None, derived):
             found.append(Listed(Run(opened, facts.run_id, seal), facts, derived))
     return sorted(found, key=lambda each: each.facts.created_at, reverse=True)
+
+
+def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
+    """Return whether a run is of a workflow, whose file may have been started another way."""
+    if getattr(workflow, "full_name", workflow) in (None, facts.workflow, facts.label):
+        return True
+    definition = getattr(workflow, "definition", None)
+    return definition is not None and is_of_file(
+        store, seal, facts, definition.other_names, definition.file
+    )

@@ -23,6 +23,7 @@ from stepwise._journal.summary import Summary, follow, how_started, kept_summary
 from stepwise._rewrite import following_line, function_like
 from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.steps import StepRecord, each_step, step_record, steps_with
+from stepwise._runtime.public_names import public
 from stepwise._values.codec import Codec
 from stepwise.stores import Owner, Store
 
@@ -41,6 +42,7 @@ RunStatus = Literal["running", "completed", "failed", "interrupted", "crashed", 
 SHOWN = 50  # steps of a long run
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Program:
     """Return how the program that executed a run was started.

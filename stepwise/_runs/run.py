@@ -41,6 +41,7 @@ from stepwise._runs.overview import (
 )
 from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
+from stepwise._runtime.public_names import public
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
@@ -53,6 +54,7 @@ __all__ = ["Run"]
 _UNSET: Any = object()
 
 
+@public
 class Run:
     """One execution of a workflow, across any number of crashes.
 
@@ -426,9 +428,6 @@ class Run:
             yield journal, journal.load(Position(self._facts().pruned, None))
         finally:
             lease.release()
-
-
-Run.__module__ = "stepwise"  # tracebacks and pickles show the public name
 
 
 # -- what somebody says of a step in doubt, or of a stopped call -----------------------------------

@@ -19,6 +19,7 @@ from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._matching.rulings import differing
+from stepwise._runtime.public_names import public
 from stepwise.stores import Store
 
 __all__ = ["StepRecord", "each_step", "step_record", "steps_of", "steps_with"]
@@ -27,6 +28,7 @@ _NEAR = 256  # records that are kept, since tasks do not end in the order in whi
 _LARGE = 10_000  # bytes; a larger record is read again when it is needed again
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One call of a step, tool or child workflow, as the journal has it.
@@ -94,9 +96,6 @@ class StepRecord:
         """The traceback of that exception, as text."""
         outcome = self._entry.outcome
         return outcome.traceback if outcome is not None else ""
-
-
-StepRecord.__module__ = "stepwise"  # tracebacks and pickles show the public name
 
 
 def steps_of(run_id: str, entries: list[Entry], *, owned: bool) -> list[StepRecord]:

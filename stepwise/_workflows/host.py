@@ -23,11 +23,12 @@ from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.process_memory import memory
-from stepwise._identity.held_parts import HeldParts
+from stepwise._identity.call_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of
 from stepwise._identity.module_names import file_of, other_names, place_of
 from stepwise._identity.parts import uncounted
-from stepwise._journal.journal import Journal, Position, facts_of, holds, read_entries, seal_for
+from stepwise._journal.chain import is_of_file
+from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Forgotten, RunFacts
@@ -37,13 +38,12 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, notice
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
-from stepwise._workflows import execute, opening, other_runs
+from stepwise._workflows import execute, opening
 from stepwise._workflows.definition import Callee, HostProgram
 from stepwise._workflows.opening import Invocation, Recall
 from stepwise._workflows.takeover import (
-    go_on_at,
+    go_on_at_newest,
     go_on_from_the_top,
-    is_undone,
     record_resumed,
     state_of,
 )
@@ -213,23 +213,21 @@ class HostedRun(opening.OpenedRun):
                 follow one without a state.
             noun: what their ``step_number`` counts.
         """
-        active, journal = self.active, self.active.journal
-        for checkpoint, state in checkpoints:
-            if state is None:
-                go_on_from_the_top(active)
-                return checkpoint
-            if not holds(journal.store, journal.seal, journal.run_id, state.start):
-                notice(
-                    f"{self.run_id}: the journal before its checkpoint after "
-                    f"{count(checkpoint.step_number, noun)} is damaged; the checkpoint is left out"
-                )
-                continue
-            entries = journal.load(state.start)
-            if not is_undone(state, entries):
-                go_on_at(active, state, entries)
-                self.since = state.start
-                return checkpoint
-        return None
+
+        def damaged(checkpoint: NumberedT) -> None:
+            after = f"its checkpoint after {count(checkpoint.step_number, noun)}"
+            notice(
+                f"{self.run_id}: the journal before {after} is damaged; the checkpoint is left out"
+            )
+
+        active, load = self.active, self.active.journal.load
+        found = go_on_at_newest(active, checkpoints, load=load, damaged=damaged)
+        if found is None:
+            return None
+        checkpoint, state = found
+        if state is not None:
+            self.since = state.start
+        return checkpoint
 
     def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
         """Record that it resumes, in words and after how many steps, and tell it.
@@ -361,7 +359,7 @@ class HostStore:
 
     def is_of_file(self, facts: RunFacts, names: Sequence[str], file: str) -> bool:
         """Return whether a run's program is defined in a file, by one of these full names."""
-        return other_runs.is_of_file(self.store, self._seal, facts, names, file)
+        return is_of_file(self.store, self._seal, facts, names, file)
 
     def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
         """An object beside the records of a run: its header and its data.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepwise._calls.awaitables import made_by
 from stepwise._calls.driver import drive
 from stepwise._calls.operations import Core, Result
-from stepwise._calls.perform import perform
+from stepwise._calls.perform import Performance, Performer
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._display.activity import Doing
 from stepwise._display.progress import Display
@@ -27,11 +27,8 @@ from stepwise._journal.records import Call
 from stepwise._matching.subjects import Identity, complete
 from stepwise._runtime import settings
 from stepwise._runtime.messages import notice
-from stepwise._runtime.retries import Attempts
 from stepwise._runtime.tracebacks import fold
 from stepwise._values import digest
-from stepwise._values.codec import Codec
-from stepwise._values.secrets import Secrets
 from stepwise._workflows.definition import BoundCall, Definition
 from stepwise._workflows.execute import (
     execute,
@@ -47,7 +44,6 @@ from stepwise.errors import ConfigurationError, RunBusyError, RunOwnedError, Run
 from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
-    from stepwise._calls.doubt import InDoubt
     from stepwise._runs.run import Run
 
 __all__ = ["TopLevel", "invoke", "next_run_id", "run_of"]
@@ -68,16 +64,10 @@ class WorkflowCall(BoundCall):
         return open_run(call, WorkflowRun)
 
 
-class ChildCall(WorkflowCall):
-    """A call inside a run.  What ``perform`` needs to know of it, like of a step."""
+class ChildCall(WorkflowCall, Performer):
+    """A call inside a run, which is performed like one of a step."""
 
     effect = True
-    idempotent = False
-    in_doubt: InDoubt = "raise"
-    fails_cleanly: tuple[type[BaseException], ...] = ()
-    timeout: float | None = None
-    name: str
-    module: str
     child: str
     child_digest: str
     opened: Recall | WorkflowRun | None = None
@@ -85,10 +75,6 @@ class ChildCall(WorkflowCall):
     def watch(self, bound: Mapping[str, Any]) -> _ChildWatch:
         """Return the watch that notices when the call changes its arguments."""
         return _ChildWatch(self)
-
-    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """Return the arguments as text, without hidden values."""
-        return self.hiding.shown(bound, secrets)
 
     def prepare(self, scope: Scope) -> Core:
         """Return the core that executes the call, or answers it from the caller's journal."""
@@ -99,7 +85,7 @@ class ChildCall(WorkflowCall):
         digest = self._digest(parent)
         self.child = self._id(parent, digest, parent.ordinals.of_child(self.name, digest))
         self.child_digest = digest
-        return perform(self, scope, self._identity(scope, digest), self.bound, (), {})
+        return Performance(self, scope, self._identity(scope, digest), self.bound).core()
 
     def _identity(self, scope: Scope, digest: str) -> Identity:
         parameters, function = self.workflow.parameters, self.workflow.function
@@ -163,17 +149,10 @@ class ChildCall(WorkflowCall):
         store = self.parent.journal.store if given is None else open_store(given)
         return run_of(store, self.child)
 
-    def attempts(self) -> Attempts:
-        """One."""
-        return Attempts(0, Exception, None)
-
     @property
     def returns(self) -> Any:
         """The type that the workflow is annotated to return."""
         return self.workflow.returns
-
-    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> None:
-        """Nothing: the child run's own journal has it."""
 
     def body(self, call: Call) -> Callable[..., Any]:
         """Return the function that executes the child run."""

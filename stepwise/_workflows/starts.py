@@ -14,6 +14,7 @@ from typing import NamedTuple
 from stepwise._execution.process_memory import Given, memory
 from stepwise._identity import identity
 from stepwise._identity.call_parts import spoken
+from stepwise._journal.chain import is_of_file
 from stepwise._journal.heads import is_ready, open_head, unfinished_heads
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
@@ -23,7 +24,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values import digest as _digest
 from stepwise._workflows.definition import BoundCall, Start
-from stepwise._workflows.other_runs import is_call_of, is_of_file
+from stepwise._workflows.other_runs import is_call_of
 from stepwise.errors import RunWarning
 from stepwise.stores import Store
 

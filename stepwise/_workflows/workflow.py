@@ -284,18 +284,18 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
 
 if TYPE_CHECKING:
 
-    class _OfClass(Workflow[Concatenate[type[T], Q], R]):
+    class ClassWorkflow(Workflow[Concatenate[type[T], Q], R]):
         """A class method: type checkers take @classmethod away, and leave its first parameter."""
 
         def __get__(  # type: ignore[override]
             self, instance: T | None, owner: type[T] | None = None, /
         ) -> Workflow[Q, R]: ...
 
-    class _Decorator:
+    class WorkflowDecorator:
         @overload
         def __call__(
             self, function: Callable[Concatenate[type[T], Q], R], /
-        ) -> _OfClass[T, Q, R]: ...
+        ) -> ClassWorkflow[T, Q, R]: ...
         @overload
         def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
         def __call__(self, function: Any, /) -> Any: ...
@@ -341,7 +341,7 @@ def _bind(unbound: Any, instance: Any, owner: Any) -> Any:
 
 
 @overload
-def workflow(function: Callable[Concatenate[type[T], Q], R], /) -> _OfClass[T, Q, R]: ...
+def workflow(function: Callable[Concatenate[type[T], Q], R], /) -> ClassWorkflow[T, Q, R]: ...
 @overload
 def workflow(function: Callable[P, R], /) -> Workflow[P, R]: ...
 @overload
@@ -364,7 +364,7 @@ def workflow(
     ignore: Iterable[str] = (),
     secret: Iterable[str] = (),
     redact: Redact = (),
-) -> _Decorator: ...
+) -> WorkflowDecorator: ...
 def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Make a function durable: called again after a crash, it resumes where it stopped.
 

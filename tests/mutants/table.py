@@ -155,6 +155,20 @@ _VALUES = [
         "test_variables.py::test_what_a_failed_child_left_behind",
     ),
     _mutant(
+        "a loop over what is not iterable fails at another place of its line",
+        "_rewrite/transform.py",
+        """first = ast.copy_location(ask(f"{waits}iter", node.iter), place)""",
+        """first = ask(f"{waits}iter", node.iter)""",
+        "test_rewrite.py::test_like_the_original",
+    ),
+    _mutant(
+        "a nested function's decorators count to the statement before it",
+        "_rewrite/points.py",
+        "line = min([node.lineno, *(each.lineno for each in decorators)])",
+        "line = node.lineno",
+        "test_source.py::test_places",
+    ),
+    _mutant(
         "enums of one name in two modules are equal",
         "_values/digest.py",
         """return join(b"e", [string(class_name(cls)), string(value.name)])""",
