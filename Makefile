@@ -37,10 +37,11 @@ mutants: install  ## change the library in one place after another: tests must f
 	$(BIN)/python tests/mutants/run.py -n $(JOBS) $(ONLY)
 
 map: install  ## draw the rooms of the house, and count: docs/house.md
-	$(BIN)/python tests/house.py > docs/house.md
+	@mkdir -p docs/pictures
+	$(BIN)/python tests/house.py --picture docs/pictures/house.svg > docs/house.md
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"

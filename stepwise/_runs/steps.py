@@ -35,6 +35,7 @@ class StepRecord:
 
     Args:
         number: in the run; what the command line calls STEP.
+        name: of the step.
         status: ``started``, ``completed``, ``failed``, ``cancelled``; ``in_doubt`` for a side
             effect that was started, has no outcome, and whose owner is gone (its compensation
             too); ``compensated`` when it was undone.
@@ -42,6 +43,7 @@ class StepRecord:
         attempts: how many tries of the body the outcome took.
         started_at, finished_at: seconds since 1970; ``None`` while unfinished.
         side_effect: it was announced before it ran.
+        idempotency_key: the key that ``current_step()`` gave the call.
         site: ``file:line`` it was called from.
         child: run id of a child workflow.
         instead: number of the step that was recorded as this one at an earlier start, and did not

@@ -42,9 +42,20 @@ padding: 0 1em }}</style>
 @main.command(short_help="Write a RUN as one HTML page, or as JSON.")
 @run_argument()
 @click.option(
-    "--format", "form", type=click.Choice(["json", "html"]), default="html", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["json", "html"]),
+    default="html",
+    show_default=True,
+    help="A page to look at, or data.",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, allow_dash=True), default="-")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="-",
+    help="The file to write; by default stdout.",
+)
 @store_option
 def export(run_id: str, *, form: str, output: str) -> None:
     """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON.
