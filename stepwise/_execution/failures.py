@@ -141,8 +141,13 @@ class Unwinding:
     def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """At the end of the run: the calls to try again, and those that were handled."""
         again = set(self.numbers(error))
-        if error is not None:  # other cancellations were caused by the failure
-            again |= self._cancelled & self._pending.keys()
+        if error is not None:
+            # Other cancellations were caused by the failure; and nothing shows that the workflow
+            # went on from what failed beside it, in another task or thread (of a gather, a map).
+            beside = (
+                n for n, at in self._pending.items() if at != self.main or n in self._cancelled
+            )
+            again |= {*beside}
         retry = tuple(sorted(again))
         handled = tuple(number for number in self._pending if number not in retry)
         self._pending.clear()

@@ -609,6 +609,7 @@ def facts_at_start(run_id: str, started: Started) -> RunFacts:
         created_at=started.at,
         updated_at=started.at,
         parts=started.parts,
+        tags=started.tags,
     )
 
 

@@ -318,7 +318,9 @@ def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
     facts = source.facts
     command, cwd, _ = how_started(source.store, source.seal, facts) or ((), "", "")
     if started is None:
-        started = Started(facts.workflow, facts.digest, facts.arguments, facts.code)
+        started = Started(
+            facts.workflow, facts.digest, facts.arguments, facts.code, tags=facts.tags
+        )
     return started._replace(
         at=now,
         forked_from=facts.run_id,

@@ -70,6 +70,7 @@ class Options:
     run_id: str | None = None
     start: Start | None = None
     on_owned: Literal["raise", "wait", "skip"] = "raise"
+    tags: tuple[tuple[str, str], ...] = ()
 
     def recording(self, outer: str) -> str:
         """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
@@ -94,6 +95,8 @@ class Options:
             if isinstance(names, Iterable):
                 names = (names,) if isinstance(names, str) else tuple(names)
                 changes = {**changes, option: names}
+        if "tags" in changes:
+            changes = {**changes, "tags": tuple(changes["tags"].items())}
         if "fresh" in changes:
             changes = _with_start(self, changes)
         chosen = replace(self, **changes)
@@ -138,6 +141,7 @@ class TakesOptions:
             trust: Literal["all", "data"] | None = ...,
             on_owned: Literal["raise", "wait", "skip"] = ...,
             start: Start | None = ...,
+            tags: Mapping[str, str] = ...,
             run_id: str | None = ...,
             fresh: bool = ...,
         ) -> Self:
@@ -333,6 +337,7 @@ class Callee:
         hiding: what of its arguments is not stored, or not shown.
         compensates: its side effects are undone when it fails.
         promised: somebody is told the id of its run at once, and relies on it.
+        tags: names and texts for people who look for its run.
     """
 
     instance: Any = None
@@ -341,6 +346,7 @@ class Callee:
     hiding = NO_HIDING
     compensates = False
     promised = False
+    tags: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,
@@ -368,6 +374,7 @@ class BoundCall(Callee):
         self.workflow = workflow
         self.options = workflow.options
         self.compensates = workflow.options.compensate_on_failure
+        self.tags = workflow.options.tags
         self.hiding = workflow.parameters.hiding
         self.instance = instance
         self.args = args if instance is None else (instance, *args)

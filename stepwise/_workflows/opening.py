@@ -418,6 +418,7 @@ def _start(
         secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
+        tags={name: secrets.mask(text) for name, text in callee.tags},
     )
     facts = facts_at_start(call.run_id, started)._replace(
         label=workflow.label,
