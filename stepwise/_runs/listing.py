@@ -47,7 +47,7 @@ class Runs(list[Run]):
 
 
 def current_run() -> Run | None:
-    """The run that is being executed here; ``None`` outside of one."""
+    """Return the run that executes this code, or ``None`` outside of a run."""
     scope = current_scope()
     return None if scope is None else Run(scope.run.journal.store, scope.run.run_id)
 
@@ -79,7 +79,7 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
 
 
 def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = None) -> list[Run]:
-    """The runs in the store, newest first.
+    """Return the runs in the store, the newest first.
 
     Args:
         workflow: only those of this workflow: the workflow itself, its name or its full name.
