@@ -117,7 +117,7 @@ def explain(name: str, *, as_json: bool) -> None:
     NAME is the name of a class, as a traceback shows it, an environment variable, or an option.
     """
     known = explanations()
-    wanted = name.strip().rstrip(":").partition("=")[0].lstrip("@").rpartition(".")[2]
+    wanted = name.strip().rstrip(":").partition("=")[0].lstrip("@-").rpartition(".")[2]
     by_case = {each.lower(): each for each in known}
     found = known.get(by_case.get(wanted.lower().replace("-", "_"), ""))
     if found is None:

@@ -188,7 +188,7 @@ def _run_rows(
 
 @command(
     "Look",
-    "stepwise show trip-0573  # the beginning of an id is enough\n"
+    "stepwise show trip-0573  # the beginning of an id\n"
     "stepwise show trip-0573 --all --locals\n"
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
