@@ -400,7 +400,7 @@ class Entry(NamedTuple):
 
     @property
     def landed(self) -> bool:
-        """True if the record says that somebody who looked found that the call happened."""
+        """True if the record is a person's finding that the call happened."""
         return isinstance(self.record, Settled) and self.record.landed
 
     @property

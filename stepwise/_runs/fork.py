@@ -91,7 +91,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     return new_id
 
 
-# -- the point from which it goes on ---------------------------------------------------------------
+# -- the point at which it resumes ---------------------------------------------------------------
 
 
 class ForkedRun:

@@ -55,9 +55,10 @@ def current_run() -> Run | None:
 
 
 def get_run(run_id: str, *, store: Any = None) -> Run:
-    """The run of that id.
+    """Return a run by its id.
 
     Args:
+        run_id: the whole id; the command line takes the beginning of one, too.
         store: a URL, path or store object; by default the configured one.
 
     Raises:

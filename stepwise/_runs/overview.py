@@ -42,7 +42,7 @@ SHOWN = 50  # steps of a long run
 @public
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Return how the program that executed a run was started.
+    """The start of the program that executed a run.
 
     Args:
         command: as an operating system would get it; empty if it cannot be started again.

@@ -42,6 +42,7 @@ from stepwise._runs.overview import (
 from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
 from stepwise._runtime.public_names import public
+from stepwise._runtime.tracebacks import fold
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise._values.hidden_arguments import NOT_SHOWN
@@ -297,7 +298,10 @@ class Run:
             UnreadableValueError: an argument is not known, and not given here.
             RunBusyError: it is being executed.
         """
-        return known_workflow(self.workflow).resume(self, inputs)
+        try:
+            return known_workflow(self.workflow).resume(self, inputs)
+        except BaseException as error:
+            raise fold(error)  # noqa: B904
 
     def resolve(
         self,
@@ -449,7 +453,7 @@ class Run:
             lease.release()
 
 
-# -- what somebody says of a step in doubt, or of a stopped call -----------------------------------
+# -- answers about steps in doubt and stopped calls ----------------------------------------------
 
 
 def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
@@ -472,7 +476,7 @@ def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) 
 
 
 class _Said(NamedTuple):
-    """An answer that somebody gave.
+    """A person's answer.
 
     Args:
         happened: of a step in doubt, whether it did; ``value`` is what it returned.

@@ -37,6 +37,7 @@ class StepRecord:
 
     Args:
         number: in the run; what the command line calls STEP.
+        name: of the step.
         status: ``started``, ``completed``, ``failed``, ``cancelled``; ``in_doubt`` for a side
             effect that was started, has no outcome, and whose owner is gone (its compensation
             too); ``compensated`` when it was undone.
@@ -44,6 +45,7 @@ class StepRecord:
         attempts: how many tries of the body the outcome took.
         started_at, finished_at: seconds since 1970; ``None`` while unfinished.
         side_effect: it was announced before it ran.
+        idempotency_key: the key that ``current_step()`` gave the call.
         site: ``file:line`` it was called from.
         child: run id of a child workflow.
         instead: number of the step that was recorded as this one at an earlier start, and did not
@@ -69,7 +71,7 @@ class StepRecord:
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the call to its outcome; ``None`` if somebody settled it."""
+        """Seconds from the call to its outcome; ``None`` if a person settled it."""
         if self.finished_at is None or self._entry.landed:
             return None
         return max(0.0, self.finished_at - self.started_at)
@@ -144,7 +146,7 @@ def each_step(
     doubtful: Container[int],
     places: Places | None = None,
 ) -> Iterator[StepRecord]:
-    """Read the steps of a run one after the other; only what is read next is in memory.
+    """Read the steps of a run one by one, with only the next one in memory.
 
     Args:
         doubtful: the numbers of those that are in doubt.

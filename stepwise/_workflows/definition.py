@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,6 +25,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values.data import returned_type
 from stepwise._values.hidden_arguments import NO_HIDING, Redact
+from stepwise._values.sentinels import found_at
 from stepwise.errors import ConfigurationError, RunWarning
 
 if TYPE_CHECKING:
@@ -297,10 +297,7 @@ def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 
 def class_of(function: Callable[..., Any]) -> Any:
     """Return the place that the qualified name of a function says it is defined in."""
-    found: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split(".")[:-1]:
-        found = getattr(found, part, None)
-    return found
+    return found_at(function.__module__, function.__qualname__.rpartition(".")[0])
 
 
 # -- calls ---------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import os
 import stat
 import sys
@@ -15,9 +14,9 @@ import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display.render import facts_html, run_html
 from stepwise._display.terminal import Column, shown_value
 from stepwise._runs.diff import first_step, first_variable
+from stepwise._runs.page import html_page
 from stepwise.cli._command import command, find_run, run_argument
 from stepwise.cli._display import (
     STEP_COLUMNS,
@@ -30,20 +29,6 @@ from stepwise.cli._display import (
 
 __all__: list[str] = []
 
-_STEPS = 1000  # the newest ones, on a page
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em;
-padding: 0 1em }}</style>
-{parts}
-</html>
-"""
-
 
 @command(
     "Keep",
@@ -52,18 +37,33 @@ padding: 0 1em }}</style>
 )
 @run_argument()
 @click.option(
-    "--format", "form", type=click.Choice(["json", "html"]), default="html", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["json", "html"]),
+    default="html",
+    show_default=True,
+    help="A page to look at, or data.",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, allow_dash=True), default="-")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="-",
+    help="The file to write; by default stdout.",
+)
 def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
     """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON.
 
     A file is readable by its owner only, as the store is.
     """
     run = find_run(run_id)
+    page = "" if as_json or form == "json" else html_page(run)  # before a file is opened
     out: Any = click.open_file("-", "w", "utf-8") if output == "-" else _private(output)
     with out as file:
-        _export(run, "json" if as_json else form, file)
+        if page:
+            click.echo(page, file=file, nl=False)
+        else:
+            _write_json(run, file)
 
 
 @contextlib.contextmanager
@@ -88,35 +88,23 @@ def _open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-def _export(run: Run, form: str, file: TextIO) -> None:
-    variables, problem = _variables(run)
-    if form == "json":
-        facts = run.to_dict()
-        facts |= {
-            "error": error_text(run) or facts["error"],
-            "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
-            "checkpoints": [each.to_dict() for each in run.checkpoints],
-            "locals": variables,
-        }
-        echo_json(facts, file)
-        return
-    shown = run._shown(run._seen(_STEPS))
-    parts = [run_html(shown)]
-    if variables or problem:
-        title = f"local variables: {problem}" if problem else "local variables"
-        parts.append(facts_html(title, variables))
-    page = _PAGE.format(title=html.escape(f"{shown.call} {shown.status}"), parts="\n".join(parts))
-    click.echo(page.encode("utf-8", "replace").decode(), file=file, nl=False)
+def _write_json(run: Run, file: TextIO) -> None:
+    facts = run.to_dict()
+    facts |= {
+        "error": error_text(run) or facts["error"],
+        "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
+        "checkpoints": [each.to_dict() for each in run.checkpoints],
+        "locals": _variables(run),
+    }
+    echo_json(facts, file)
 
 
-def _variables(run: Run) -> tuple[dict[str, str], str]:
-    """The variables at the newest checkpoint as text, or why they cannot be shown."""
+def _variables(run: Run) -> dict[str, str]:
+    """The variables at the newest checkpoint as text; empty if they cannot be shown."""
     try:
-        return {name: shown_value(value) for name, value in run._shown_locals().items()}, ""
-    except stepwise.StepNotFoundError:
-        return {}, ""
-    except stepwise.UnreadableValueError as error:
-        return {}, str(error)
+        return {name: shown_value(value) for name, value in run._shown_locals().items()}
+    except (stepwise.StepNotFoundError, stepwise.UnreadableValueError):
+        return {}
 
 
 # -- where two runs part -------------------------------------------------------------------------
