@@ -64,6 +64,7 @@ def _of_class(cls: type[Any]) -> Explanation:
     facts = [name for each in cls.__mro__[::-1] for name in vars(each).get("__annotations__", ())]
     shown = f"{kind}, a kind of {' and '.join(bases)}" if bases else kind
     text = _plain(inspect.cleandoc(cls.__doc__ or ""))
+    text = re.sub(r"\s*`stepwise explain \w+` says [^.]*\.", "", text)  # it is being said
     return Explanation(f"stepwise.{cls.__name__}", shown, text, tuple(dict.fromkeys(facts)))
 
 
