@@ -397,11 +397,12 @@ class BoundCall(Callee):
             (self.args, self.kwargs),
             self.instance,
         )
-        told = (type(self.instance), *parts.left_out)
-        if parts.left_out and _is_first(told):
+        by_class = parts.by_class() if parts.left_out else []
+        told = (type(self.instance), *by_class)
+        if by_class and _is_first(told):
             notice(
                 f"attributes of {type(self.instance).__name__} without a digest count only by "
-                f"their class in a run's identity: {', '.join(parts.left_out)}"
+                f"their class in a run's identity: {', '.join(by_class)}"
             )
         return parts
 
