@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
-from stepwise._calls.driver import Unfinished, drive_on
-from stepwise._calls.operations import Core
+from stepwise._calls.driver import Core, Unfinished, drive_on
 from stepwise._calls.perform import Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import ArgumentWatch
@@ -36,7 +35,7 @@ from stepwise._runtime.retries import Attempts, Backoff, RetryOn
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import Hiding, Redact
+from stepwise._values.hidden_arguments import Redact
 from stepwise.errors import ConfigurationError, NotRecordableError
 
 if TYPE_CHECKING:
@@ -106,6 +105,7 @@ class Step(Performer):
         self.parameters = Parameters(
             function, ignore=ignore, key=key, secret=secret, redact=redact, what=self.what
         )
+        self.hiding = self.parameters.hiding
         self._bindings: dict[type, bool] = {}
         self._looked_for_caches = False
         self._make_known()
@@ -161,11 +161,6 @@ class Step(Performer):
                 type_name="dict",
             )
         return encoded
-
-    @property
-    def hiding(self) -> Hiding:  # type: ignore[override]
-        """What of its arguments is not stored, or not shown."""
-        return self.parameters.hiding
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -292,7 +287,7 @@ class Step(Performer):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, hiding=state["parameters"].hiding)
         self._make_known()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -22,6 +21,7 @@ from stepwise._runtime import options as _options
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.hidden_arguments import Redact
 from stepwise._values.pickling import pickled_by_value
+from stepwise._values.sentinels import found_at
 from stepwise._workflows.definition import (
     Definition,
     Options,
@@ -267,9 +267,7 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
     def __reduce_ex__(self, protocol: Any) -> Any:
         function, options = self.definition.function, self.definition.options
         module, name = function.__module__, function.__qualname__
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
+        found = found_at(module, name)
         # By name, as pickle does with functions.  cloudpickle pickles definitions of __main__ by
         # value, since another process has another __main__.
         if (
@@ -359,6 +357,7 @@ def workflow(
     trust: Literal["all", "data"] = ...,
     durability: Literal["fsync", "os"] = ...,
     on_owned: Literal["raise", "wait", "skip"] = ...,
+    tags: Mapping[str, str] = ...,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -406,6 +405,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             ``RunBusyError``; ``"wait"`` for its result or its exception, and take the run over if
             its owner dies; ``"skip"`` it: the call raises ``RunSkipped``, and ``execute()``
             returns the run.
+        tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
+            with ``stepwise.runs(tags=...)``.  They do not distinguish runs.  Whoever can read the
+            listing of the store can read them: never put a secret into a tag.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that gets the arguments and returns a value.
         ignore: names of parameters that do not distinguish runs.  They are not shown either.

@@ -88,7 +88,7 @@ def test_a_script_that_was_moved_goes_on(began, way):
 
 
 def test_an_unknown_run_to_resume_is_reported(began):
-    """A mistyped ``STEPWISE_RESUME`` is reported: not the intended run starts, but another."""
+    """A mistyped ``STEPWISE_RESUME`` is reported, since another run would start."""
     program, run_id = began
     printed, told = executed(moved(program), STEPWISE_RESUME=run_id[:-3])
     assert printed == ANEW
