@@ -11,6 +11,9 @@ signal.  The host has opened no store and started no thread; the fork then runs 
 ``out, err``    the files for what it prints.
 ``input``       a file to read from.
 ``kill_after``  the seconds after which it is killed.
+``watched``     whether to say ``{"pid": N}`` first; it prints line by line.
+
+Words of its own command line are further modules to import.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ import asyncio.runners  # noqa: F401
 import atexit
 import concurrent.futures.thread  # noqa: F401
 import gc
+import importlib
 import importlib.machinery
 import json
 import os
@@ -34,6 +38,7 @@ import warnings
 import cloudpickle  # noqa: F401
 import diskcache  # noqa: F401
 
+import stepwise._rewrite
 import stepwise.cli
 import stepwise.stores.disk
 
@@ -47,6 +52,8 @@ def serve():
         pid = os.fork()
         if pid == 0:
             return request
+        if "watched" in request:
+            print(json.dumps({"pid": pid}), flush=True)
         began = time.perf_counter()
         if "kill_after" in request:
             kill_after(pid, request["kill_after"])
@@ -74,6 +81,8 @@ def become(request):
     os.dup2(os.open(request["err"], appended, 0o600), 2)
     if request.get("alone"):
         os.environ.clear()
+    if "watched" in request:
+        sys.stdout.reconfigure(line_buffering=True)
     os.environ.update(request["env"])
     os.chdir(request.get("cwd", "."))
     sys.path[:1] = request["path"]
@@ -125,6 +134,9 @@ def execute(argv):
         exec(compile(source, main.__file__, "exec"), vars(main))
 
 
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+stepwise._rewrite.rewrite(kill_after)  # expressions that tokenize compiles are compiled
 gc.freeze()
 asked = serve()
 if asked is not None:
