@@ -48,8 +48,8 @@ Environment variables: STEPWISE_HOME (the folder, ~/.stepwise), STEPWISE_STORE (
 STEPWISE_FRESH=1 (start new runs), STEPWISE_START, STEPWISE_RESUME=RUN, STEPWISE_ENCRYPT=1,
 STEPWISE_KEY, STEPWISE_PROGRESS, STEPWISE_QUIET=1 (no notices), STEPWISE_DEBUG=1 (full tracebacks).
 
-More: README.md, docs/command-line.md, docs/servers.md, docs/notebooks.md, docs/checkpoint-api.md,
-docs/design.md (every promise and its limits); ``stepwise --help`` lists the commands.
+More: README.md, docs/index.md (tutorial, how-to guides, concepts, reference), docs/design.md (every
+promise and its limits); ``stepwise --help`` lists the commands.
 
 For maintainers
 ---------------
@@ -89,7 +89,6 @@ from stepwise._calls.steps import step, tool
 from stepwise._checkpoints.resources import reenterable, resource
 from stepwise._execution.outside import background
 from stepwise._identity.clients import identity
-from stepwise._runtime.events import on_event
 from stepwise._runtime.settings import configure
 from stepwise._workflows.workflow import Workflow, workflow
 from stepwise.errors import (
@@ -123,16 +122,19 @@ from stepwise.errors import (
 )
 
 if TYPE_CHECKING:
-    from stepwise._calls.compensation import CompletedCall
-    from stepwise._calls.doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed
+    from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
     from stepwise._calls.parallel import map  # noqa: A004
-    from stepwise._runs.current import CurrentStep, current_run, current_step
-    from stepwise._runs.listing import get_run, runs
+    from stepwise._runs.checkpoints import RunCheckpoint
+    from stepwise._runs.current import CurrentStep, current_step
+    from stepwise._runs.listing import current_run, get_run, runs
+    from stepwise._runs.overview import Program
     from stepwise._runs.run import Run
     from stepwise._runs.steps import StepRecord
+    from stepwise._runs.verify import Verification
     from stepwise._runtime.event import Event
+    from stepwise._runtime.listening import on_event
     from stepwise._workflows.handles import AsyncHandle, Handle
-    from stepwise._workflows.recover import recover
+    from stepwise._workflows.recover import Recovered, recover
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
 
 __all__ = [
@@ -157,9 +159,12 @@ __all__ = [
     "LeaseLostError",
     "NotRecordableError",
     "OutsideRunError",
+    "Program",
     "RecoverableAgent",
+    "Recovered",
     "Run",
     "RunBusyError",
+    "RunCheckpoint",
     "RunConflictError",
     "RunNotFoundError",
     "RunOwnedError",
@@ -177,6 +182,7 @@ __all__ = [
     "UnreadableValueError",
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
+    "Verification",
     "Workflow",
     "background",
     "configure",
@@ -199,15 +205,20 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ON_USE = {
-    "CompletedCall": "_calls.compensation",
-    **dict.fromkeys(("CurrentStep", "current_run", "current_step"), "_runs.current"),
-    **dict.fromkeys(("DidNotHappen", "Inconclusive", "InDoubtCall", "Landed"), "_calls.doubt"),
+    **dict.fromkeys(("CurrentStep", "current_step"), "_runs.current"),
+    **dict.fromkeys(
+        ("CompletedCall", "DidNotHappen", "Inconclusive", "InDoubtCall", "Landed"), "_calls.doubt"
+    ),
     "Event": "_runtime.event",
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
     "StepRecord": "_runs.steps",
-    **dict.fromkeys(("get_run", "runs"), "_runs.listing"),
+    **dict.fromkeys(("current_run", "get_run", "runs"), "_runs.listing"),
+    "on_event": "_runtime.listening",
+    "Program": "_runs.overview",
+    "RunCheckpoint": "_runs.checkpoints",
+    "Verification": "_runs.verify",
     "map": "_calls.parallel",
-    "recover": "_workflows.recover",
+    **dict.fromkeys(("Recovered", "recover"), "_workflows.recover"),
     "Run": "_runs.run",
     **dict.fromkeys(("Checkpoint", "CheckpointStore", "RecoverableAgent"), "agent"),
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "notebook"),
@@ -229,6 +240,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-for _name in __all__:
-    if isinstance(globals().get(_name), type):
-        globals()[_name].__module__ = "stepwise"  # tracebacks and pickles show the public name
+Workflow.__module__ = "stepwise"  # tracebacks and pickles show the public name

@@ -45,7 +45,7 @@ SLOW = {  # what "make test-fast" leaves out: sweeps, kernels, builds, programs 
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
     *("test_resume_loops.py", "test_stored_once.py"),
     *("test_reports.py", "test_reloading.py", "test_cli_steer.py", "test_long_runs.py"),
-    *("test_which_call.py", "test_variables.py", "test_rewrite_points.py", "test_starts.py"),
+    *("test_which_call.py", "test_variables.py", "test_starts.py"),
     *("test_resume_clients.py", "test_testing.py", "test_statements.py"),
 }
 SECONDS = 900 if WHOLE else 300  # for a script of a test, at most: it is ended, were it to hang

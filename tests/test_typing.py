@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from harness import PROGRAMS
+from pythons import copy_library, interpreter
 
 import stepwise
 from stepwise._calls import steps
@@ -20,6 +25,7 @@ from stepwise._workflows.definition import Options
 
 ROOT = Path(__file__).parent.parent
 API = ROOT / "tests" / "typing" / "api.py"
+PROGRAM = ROOT / "tests" / "typing" / "program.py"
 
 
 def mypy(*arguments):
@@ -35,6 +41,97 @@ def mypy(*arguments):
     )
     assert done.returncode in (0, 1), done.stderr
     return done.stdout.splitlines()
+
+
+def pyright(folder, text):
+    """What pyright says of a file in strict mode: the lines with errors, with their rules."""
+    pytest.importorskip("pyright")
+    node = shutil.which("node")
+    if node is None:  # pyright would download one
+        pytest.skip("pyright needs node, which is not on this machine")
+    (folder / "checked.py").write_text(text, "utf-8")
+    settings = {
+        "include": ["checked.py"],
+        "extraPaths": [str(ROOT)],
+        "pythonVersion": "3.10",
+        "typeCheckingMode": "strict",
+        "enableTypeIgnoreComments": False,
+        "reportUnusedVariable": False,  # what api.py is made of
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable],
+        cwd=folder,
+        env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},  # and no look for a newer one
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    said = json.loads(done.stdout)["generalDiagnostics"]
+    return {(each["range"]["start"]["line"] + 1, each["rule"]) for each in said}
+
+
+def test_a_program_of_a_user_is_accepted():
+    """``mypy --strict`` accepts a program that uses all of the interface, without an ignore."""
+    assert "type: ignore" not in PROGRAM.read_text("utf-8")
+    assert mypy(PROGRAM) == []
+
+
+def test_pyright_accepts_a_program_of_a_user(tmp_path):
+    """In strict mode pyright accepts the same program."""
+    assert pyright(tmp_path, PROGRAM.read_text("utf-8")) == set()
+
+
+def test_that_program_runs(tmp_path):
+    """The program that the type checkers read does what it says."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", PROGRAM],
+        cwd=tmp_path,
+        env={**os.environ, "STEPWISE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["[6]", "True"]
+
+
+STRICTER = {
+    "reportIncompatibleVariableOverride",  # it compares the ``self`` of methods behind descriptors
+    "reportUnknownArgumentType",
+    "reportUnknownLambdaType",  # key= and backoff= take functions of any arguments
+    "reportUnknownMemberType",
+    "reportUnknownVariableType",
+}
+"""Rules of pyright that say more of ``api.py`` than mypy does."""
+
+
+def test_pyright_rejects_the_same_calls(tmp_path):
+    """Each wrong call in ``typing/api.py`` is an error for pyright too, and no right one is."""
+    text = API.read_text("utf-8")
+    marked = {n for n, line in enumerate(text.splitlines(), 1) if "  # type: ignore[" in line}
+    right = {n for n in marked if "mypy cannot tell" in text.splitlines()[n - 2]}
+    said = pyright(tmp_path, re.sub(r"  # type: ignore\[.*\]", "", text))
+    assert marked - right - {line for line, _ in said} == set()
+    assert {(n, rule) for n, rule in said if n not in marked and rule not in STRICTER} == set()
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_annotations_can_be_read(version, tmp_path):
+    """``typing.get_type_hints`` works of everything public, and names public classes only."""
+    python, library = interpreter(version), copy_library(tmp_path)
+    done = subprocess.run(
+        [python, "-W", "error", PROGRAMS / "hints.py"],
+        env={**os.environ, "PYTHONPATH": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.stdout, done.stderr) == ("read\n", "")
 
 
 def test_types_are_kept_and_wrong_calls_rejected():

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from stepwise._calls.doubt import DidNotHappen, InDoubtCall, Landed, compensation_in_doubt
-from stepwise._calls.operations import Attempt, Core, Result
+from stepwise._calls.doubt import (
+    CompletedCall,
+    DidNotHappen,
+    InDoubtCall,
+    Landed,
+    compensation_in_doubt,
+)
+from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
 from stepwise._execution.viewer import view
@@ -38,33 +43,9 @@ from stepwise._values.codec import Codec
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning
 
-__all__ = ["CompletedCall", "compensate"]
+__all__ = ["compensate"]
 
 Item = tuple[Record, bytes]  # a record with its payload
-
-
-@dataclass(frozen=True)
-class CompletedCall:
-    """The argument of a ``compensate`` function: a completed side effect that is to be undone.
-
-    Args:
-        name: of the tool.
-        arguments: by parameter name, without ``self``; those left at their default are not in it.
-        result: what it returned.
-        idempotency_key: that it was given.
-        compensation_key: the same for its undoing; equal whenever that is tried again.
-        finished_at: seconds since 1970.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-    result: Any
-    idempotency_key: str
-    compensation_key: str
-    finished_at: float
-
-
-CompletedCall.__module__ = "stepwise"  # tracebacks and pickles show the public name
 
 
 class _Effects:

@@ -1,4 +1,4 @@
-"""Doubt: the answers to "did it happen?", and the messages until somebody answers."""
+"""Doubt: the answers to "did it happen?", and the messages until there is an answer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from stepwise._matching.pool import Match
 from stepwise._matching.rulings import ruling_on
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
+from stepwise._runtime.public_names import public
 from stepwise.errors import RunStopped, StepInDoubtError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ __all__ = [
 _MOST = 5  # recorded calls that are listed
 
 
+@public
 @dataclass(frozen=True)
 class Landed:
     """The answer to "did it happen?": yes, and it returned ``value``."""
@@ -47,14 +49,17 @@ class Landed:
     value: Any = None
 
 
+@public
 class DidNotHappen:
     """The answer to "did it happen?": no; it may run (again)."""
 
 
+@public
 class Inconclusive:
     """The answer to "did it happen?": that cannot be told."""
 
 
+@public
 @dataclass(frozen=True)
 class InDoubtCall:
     """The argument of a ``reconcile`` function: a side effect that was started and never finished.
@@ -74,8 +79,27 @@ class InDoubtCall:
     error: BaseException | None
 
 
-for _class in (Landed, DidNotHappen, Inconclusive, InDoubtCall):
-    _class.__module__ = "stepwise"  # tracebacks and pickles show the public name
+@public
+@dataclass(frozen=True)
+class CompletedCall:
+    """The argument of a ``compensate`` function: a completed side effect that is to be undone.
+
+    Args:
+        name: of the tool.
+        arguments: by parameter name, without ``self``; those left at their default are not in it.
+        result: what it returned.
+        idempotency_key: that it was given.
+        compensation_key: the same for its undoing; equal whenever that is tried again.
+        finished_at: seconds since 1970.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: Any
+    idempotency_key: str
+    compensation_key: str
+    finished_at: float
+
 
 InDoubt = Union[Literal["raise", "retry", "skip"], Callable[[InDoubtCall], Any]]
 

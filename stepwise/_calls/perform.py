@@ -1,21 +1,21 @@
 """One call of a step, tool or child workflow, from its first look into the journal to its outcome.
 
-:func:`perform` is a generator that decides; what takes time (an attempt of the body, a wait) it
-yields as an operation, which ``driver`` executes for synchronous functions and ``async_driver``
-awaits for coroutine functions.  So both forms are one text.
+Its core (:meth:`Performance.core`) is a generator that decides.  Everything that takes time (an
+attempt of the body, a wait) it yields as an operation, which ``driver`` executes for synchronous
+functions and ``async_driver`` awaits for coroutine functions.  So both forms are one text.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwise._calls.operations import (
+from stepwise._calls.driver import (
+    READY,
     Attempt,
     Core,
     FlowChange,
-    Ready,
     Result,
     Sleep,
     Write,
@@ -36,7 +36,7 @@ from stepwise._execution.outcomes import (
 )
 from stepwise._journal.projection import RecordedCall, Status
 from stepwise._journal.records import Call, Entry, Intent, Outcome, Record, StepStatus
-from stepwise._matching.callers import NOBODY, Asks, Caller
+from stepwise._matching.callers import NOBODY, AnyCaller, Caller
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
@@ -45,56 +45,63 @@ from stepwise._runtime.messages import notice, reports, warn
 from stepwise._runtime.retries import Attempts
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec, Encoded
-from stepwise._values.secrets import Secrets
+from stepwise._values.hidden_arguments import Hiding
 from stepwise.errors import (
     ArgumentMutatedWarning,
     ArgumentsChangedWarning,
     NotRecordableError,
     RunStopped,
-    StoreError,
     UnreadableValueError,
 )
 
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
 
-__all__ = ["PATIENCE", "Performer", "perform"]
+__all__ = ["PATIENCE", "Performance", "Performer"]
 
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
+_NOTHING: Mapping[str, Any] = {}
+
+_Recording = Generator[Write, Result, None]
+_Settling = Generator[Attempt | Write, Result, Result | None]
 
 
-class Performer(Protocol):
-    """The callee of a recorded call: a step, a tool or a child workflow."""
+class Performer:
+    """The callee of a recorded call: a step, a tool or a child workflow.
+
+    Attributes:
+        hiding: what of its arguments is not stored, or not shown.
+        returns: the type that its value is annotated with.
+    """
 
     name: str
     module: str
     effect: bool
-    idempotent: bool
-    in_doubt: InDoubt
-    fails_cleanly: tuple[type[BaseException], ...]
+    idempotent = False
+    in_doubt: InDoubt = "raise"
+    fails_cleanly: tuple[type[BaseException], ...] = ()
     timeout: float | None
+    hiding: Hiding
+    returns: Any
+
+    def watch(self, bound: Mapping[str, Any]) -> Watches:
+        """Return the watch that notices when the call changes its arguments."""
+        raise NotImplementedError
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """Return the function to execute for a call."""
+        raise NotImplementedError
 
     def new_child(self, taken: Container[str]) -> str:
         """Return the id of a new child run, none of the ``taken`` ones; empty for a step."""
+        return ""
 
     def answered(self, call: Call) -> None:
         """Called when a record answers the call."""
 
-    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """Return the arguments as text, without hidden values."""
-
-    def watch(self, bound: Mapping[str, Any]) -> Watches:
-        """Return the watch that notices when the call changes its arguments."""
-
     def attempts(self) -> Attempts:
-        """The attempts that one call may have."""
-
-    def body(self, call: Call) -> Callable[..., Any]:
-        """The function to execute for a call."""
-
-    @property
-    def returns(self) -> Any:
-        """The type that its value is annotated with."""
+        """Return the attempts that one call may have."""
+        return Attempts(0, Exception, None)
 
     def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
         """Encode the data that a compensation needs, to be recorded with the intent of the call."""
@@ -103,209 +110,295 @@ class Performer(Protocol):
 # -- the call ------------------------------------------------------------------------------------
 
 
-def perform(
-    performer: Performer,
-    scope: Scope,
-    identity: Identity,
-    bound: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Core:
-    """Answer a call from the journal, or execute it and record its outcome.
+class Performance(NamedTuple):
+    """One call of a step, tool or child workflow.
 
     Args:
+        performer: the callee.
+        scope: where the call is made.
         identity: what tells it from other calls.
         bound: the arguments by parameter name.
+        args, kwargs: the arguments as they are passed.
     """
-    active = scope.run
-    active.check(performer.name)
-    active.subjects.begin(identity, scope.around)
-    try:
-        call, origin = active.begin(
-            scope,
-            performer.name,
-            performer.module,
-            identity,
-            performer.shown(bound, active.secrets),
-            effect=performer.effect,
-        )
-        match = (yield from _claim(scope, call, origin, identity)) if active.pool else FRESH
-        recorded = match.recorded[0] if match.recorded else None
-        if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
-            if match.verdict is Verdict.CHANGED:
-                _warn_changed(call, recorded)
-            answer = yield from _recalled(performer, scope, recorded, identity, bound)
-            if answer is not None:
-                return answer
-        if recorded is None and call.effect and active.journal.unknown_effects:
-            raise active.stop(active.journal.refuse_effect(call.name))
-        yield Ready()
-        call = active.number(call, recorded, performer.new_child)
-        if match.instead:
-            call = call._replace(instead=match.instead)
-        identity.began(call.number)
-        settled = None
-        if recorded is not None and match.verdict is Verdict.DOUBT:
-            settled = yield from _decide(performer, scope, call, recorded, bound)
-        if settled is None and call.effect:
-            settled = yield from _announce(performer, scope, call, recorded, bound)
-        if settled is not None:
-            return settled
-        active.tell("step_started", call)
-        active.flows.begin(call.number)
+
+    performer: Performer
+    scope: Scope
+    identity: Identity
+    bound: Mapping[str, Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = _NOTHING
+
+    def core(self) -> Core:
+        """Answer the call from the journal, or execute it and record its outcome."""
+        performer, scope, identity, bound, _, _ = self
+        active = scope.run
+        active.check(performer.name)
+        active.subjects.begin(identity, scope.around)
         try:
-            return (
-                yield from _execute(performer, scope, call, origin, identity, bound, args, kwargs)
+            shown = performer.hiding.shown(bound, active.secrets)
+            call, origin = active.begin(
+                scope, performer.name, performer.module, identity, shown, effect=performer.effect
             )
-        finally:
-            active.flows.done(call.number)
-    except MemoryError as error:  # ours: an error of the body is in its result
-        raise active.stop(_stopped(performer, error)) from error
-    finally:
-        active.subjects.end(identity)
-
-
-def _stopped(performer: Performer, error: MemoryError) -> StoreError:
-    then = f". If {performer.name!r} has happened, it is in doubt then"
-    doing = f"a call of {performer.name!r} was looked up or recorded"
-    return stopped(doing, error, then if performer.effect else "")
-
-
-def _recalled(
-    performer: Performer,
-    scope: Scope,
-    recorded: RecordedCall,
-    identity: Identity,
-    bound: Mapping[str, Any],
-) -> Generator[Any, Result, Result | None]:
-    """The recorded outcome; ``None`` if the call is to run again."""
-    again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
-    if again.value:
-        return None
-    return _answer(performer, scope, recorded, identity, bound, again.error)
-
-
-def _answer(
-    performer: Performer,
-    scope: Scope,
-    recorded: RecordedCall,
-    identity: Identity,
-    bound: Mapping[str, Any],
-    again: BaseException | None,
-) -> Result | None:
-    """The recorded outcome; ``None`` if it cannot be loaded and the call may run again.
-
-    Args:
-        again: what was raised in its stead.
-    """
-    active = scope.run
-    call, outcome = recorded.call, recorded.outcome
-    around = None
-    if outcome is not None and outcome.changed:
-        given = performer.watch(bound).around
-        around = active.subjects.around(identity, call, given, outcome.changed)
-    try:
-        value, error, deltas = load_outcome(active.codec, recorded.entry, around, performer.returns)
-    except UnreadableValueError as problem:
-        if call.effect and not call.child:
-            from stepwise._calls.doubt import in_doubt
-
-            did = "returned" if recorded.status is Status.COMPLETED else "raised"
-            why = f"{call.name} {did}, but {problem}"
-            raise active.stop(in_doubt(active, recorded, why)) from problem
-        notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
-        return None
-    performer.answered(call)
-    active.subjects.apply(identity, call, deltas)
-    if error is not None:
-        error = again or error
-        active.unwinding.failed(call.number, error, pending=False)
-    active.answered(scope, recorded, value)
-    return Result(value, error, awaited=outcome.awaited if outcome is not None else "")
-
-
-def _execute(
-    performer: Performer,
-    scope: Scope,
-    call: Call,
-    origin: Origin,
-    identity: Identity,
-    bound: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Core:
-    active, around = scope.run, (*scope.around, call.number)
-    function, watch = performer.body(call), performer.watch(bound)
-    attempts: Attempts | None = None  # until one has failed
-    number, awaited = 1, ""
-    while True:
-        inner = Scope(active, call, around, number, [], scope.branch)
-        result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
-        awaited = result.awaited or awaited
-        if result.error is None:
-            looked = active.look(scope, result.value)
+            match = (yield from self._claim(call, origin)) if active.pool else FRESH
+            recorded = match.recorded[0] if match.recorded else None
+            if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
+                if match.verdict is Verdict.CHANGED:
+                    _warn_changed(call, recorded)
+                answer = yield from self._recalled(recorded)
+                if answer is not None:
+                    return answer
+            if recorded is None and call.effect and active.journal.unknown_effects:
+                raise active.stop(active.journal.refuse_effect(call.name))
+            yield READY
+            call = active.number(call, recorded, performer.new_child)
+            if match.instead:
+                call = call._replace(instead=match.instead)
+            identity.began(call.number)
+            settled = None
+            if recorded is not None and match.verdict is Verdict.DOUBT:
+                settled = yield from self._decide(call, recorded)
+            if settled is None and call.effect:
+                settled = yield from self._announce(call, recorded)
+            if settled is not None:
+                return settled
+            active.tell("step_started", call)
+            active.flows.begin(call.number)
             try:
-                record = _completed(performer, call, watch, identity, result.value, inner)
-            except NotRecordableError as error:
-                if call.child:  # its own journal can produce the result again
-                    return result
-                result = Result(error=error, awaited=awaited)
-            else:
-                yield from _record_outcome(
-                    scope, record, looked=looked, helper=origin.helper, awaited=awaited
-                )
-                return result
-        assert result.error is not None
-        clean = isinstance(result.error, performer.fails_cleanly)
-        may_repeat = not call.effect or clean or performer.idempotent
-        attempts = attempts or performer.attempts()
-        delay = None
-        try:
-            delay = attempts.next_delay(result.error) if may_repeat else None
-        except Exception as mistake:  # the user's retry_on or backoff raised
-            mistake.__cause__ = mistake.__cause__ or result.error
-            raise
+                return (yield from self._execute(call, origin))
+            finally:
+                active.flows.done(call.number)
+        except MemoryError as error:  # ours: an error of the body is in its result
+            then = f". If {performer.name!r} has happened, it is in doubt then"
+            doing = f"a call of {performer.name!r} was looked up or recorded"
+            problem = stopped(doing, error, then if performer.effect else "")
+            raise active.stop(problem) from error
         finally:
-            if delay is None:
-                did = did_to_subject(active, call, identity)
-                left = changed_by(watch, active.codec)
-                yield from _record_failure(
-                    scope, inner, result, did, clean=clean, around=left, helper=origin.helper
+            active.subjects.end(identity)
+
+    # -- the record that answers it --------------------------------------------------------------
+
+    def _claim(self, call: Call, origin: Origin) -> Generator[FlowChange, Result, Match]:
+        """Find the record of the call, and take it out of the pool.
+
+        Where a recorded side effect could be this very call with other arguments, the other tasks
+        and threads of the run are first given the time to claim theirs: until nothing has changed
+        for a second, and none of them executes a step.
+        """
+        active, flows, identity = self.scope.run, self.scope.run.flows, self.identity
+        caller = Caller(active.subjects, identity) if identity.holder is not None else NOBODY
+        began, told = 0.0, False
+        try:
+            while True:
+                seen = flows.changes
+                match = active.match(
+                    call, origin, identity, caller, lambda: not others_alive(active)
                 )
-        if delay is None:
-            return result
-        number = attempts.number
-        yield Sleep(delay)
-        active.check(call.name)
+                if caller.has_twins and active.is_first(f"twins {call.name}"):
+                    _tell_twins(active, caller)
+                if match.verdict is Verdict.BLOCKED:
+                    began = began or time.monotonic()
+                    flows.block(call, self.scope.around, match)
+                    if others_may_claim(active):
+                        changed = yield FlowChange(flows, seen, PATIENCE)
+                        if changed.value or flows.others_working():
+                            active.check(call.name)
+                            if not told and time.monotonic() - began >= PATIENCE:
+                                told = True
+                                _tell_waiting(active, call, match)
+                            continue
+                    from stepwise._calls.doubt import stopped_at
+
+                    error = stopped_at(active, call, match)
+                    if error is not None:
+                        raise error
+                    continue  # another call has just taken the record
+                if not match.recorded:
+                    with active.lock:
+                        return match._replace(instead=active.pool.instead(call))
+                if active.take(match.recorded[0]):
+                    active.subjects.met(identity, match.recorded[0].call)
+                    return match
+        finally:
+            if began:
+                flows.unblock(call)
+
+    def _recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
+        """Return the recorded outcome; ``None`` if the call is to run again.
+
+        It also runs again if the outcome cannot be loaded, unless it is a side effect.
+        """
+        scope, performer = self.scope, self.performer
+        again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
+        if again.value:
+            return None
+        active, call, outcome = scope.run, recorded.call, recorded.outcome
+        around = None
+        if outcome is not None and outcome.changed:
+            given = performer.watch(self.bound).around
+            around = active.subjects.around(self.identity, call, given, outcome.changed)
+        try:
+            value, error, deltas = load_outcome(
+                active.codec, recorded.entry, around, performer.returns
+            )
+        except UnreadableValueError as problem:
+            if call.effect and not call.child:
+                from stepwise._calls.doubt import in_doubt
+
+                did = "returned" if recorded.status is Status.COMPLETED else "raised"
+                why = f"{call.name} {did}, but {problem}"
+                raise active.stop(in_doubt(active, recorded, why)) from problem
+            notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
+            return None
+        performer.answered(call)
+        active.subjects.apply(self.identity, call, deltas)
+        if error is not None:
+            error = again.error or error
+            active.unwinding.failed(call.number, error, pending=False)
+        active.answered(scope, recorded, value)
+        return Result(value, error, awaited=outcome.awaited if outcome is not None else "")
+
+    # -- doubt -----------------------------------------------------------------------------------
+
+    def _announce(self, call: Call, recorded: RecordedCall | None) -> _Settling:
+        """Announce a side effect; ``None`` if it is to run.
+
+        The calls that a restored run does not know may have happened since: they are in doubt,
+        under the idempotency keys that they had then.
+        """
+        run = self.scope.run
+        yield from _intend(self.scope, call, self.performer.to_undo(self.bound, run.codec))
+        if recorded is not None or call.child or not run.facts.restored:
+            return None
+        entry = Entry(0, Intent(call), b"")
+        why = (
+            f"run {run.run_id!r} was restored from a backup, so {call.name} may have "
+            "happened after the backup was made"
+        )
+        unknown = RecordedCall(call, Status.OPEN, entry, entry)
+        return (yield from self._decide(call, unknown, why))
+
+    def _decide(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:
+        """Settle a call in doubt as its tool says; ``None`` if it is to run (again).
+
+        Args:
+            why: it is in doubt, if not for the usual reason.
+        """
+        from stepwise._calls.doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed, in_doubt
+
+        active, policy = self.scope.run, self.performer.in_doubt
+        active.tell("step_in_doubt", call)
+        if policy == "raise":
+            raise active.stop(in_doubt(active, recorded, why))
+        if policy == "retry":
+            return None
+        if policy == "skip":
+            answer: Any = Landed(None)
+        else:
+            assert callable(policy)
+            error = None
+            if recorded.outcome is not None:
+                from stepwise._execution.viewer import view  # on use
+
+                error = view(recorded.entry, active.codec).error
+            question = InDoubtCall(call.name, self.bound, call.key, recorded.call.at, error)
+            asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
+            if asked.error is not None:
+                why = f"asking whether {call.name} happened failed with {asked.error!r}"
+                raise active.stop(in_doubt(active, recorded, why)) from asked.error
+            answer = asked.value
+        if isinstance(answer, Landed):
+            landed = settled(
+                active.codec, call, landed=True, value=answer.value, kind=self.performer.returns
+            )
+            yield from _record_settled(active, landed)
+            active.answered(self.scope, recorded)
+            return Result(answer.value)
+        if _is(answer, DidNotHappen):
+            yield from _record_settled(active, settled(active.codec, call, landed=False))
+            return None
+        if _is(answer, Inconclusive):
+            why = f"{call.name} was started, and its reconcile could not tell whether it happened"
+        else:
+            why = (
+                f"the reconcile of {call.name} returned {answer!r} instead of Landed(value), "
+                "DidNotHappen or Inconclusive"
+            )
+        raise active.stop(in_doubt(active, recorded, why))
+
+    # -- executing it ----------------------------------------------------------------------------
+
+    def _execute(self, call: Call, origin: Origin) -> Core:
+        performer, scope, identity, bound, args, kwargs = self
+        active, around, helper = scope.run, (*scope.around, call.number), origin.helper
+        function, watch = performer.body(call), performer.watch(bound)
+        attempts: Attempts | None = None  # until one has failed
+        number, awaited = 1, ""
+        while True:
+            inner = Scope(active, call, around, number, [], scope.branch)
+            result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
+            awaited = result.awaited or awaited
+            if result.error is None:
+                looked = active.look(scope, result.value)
+                try:
+                    record = self._completed(call, watch, result.value, inner)
+                except NotRecordableError as error:
+                    if call.child:  # its own journal can produce the result again
+                        return result
+                    result = Result(error=error, awaited=awaited)
+                else:
+                    yield from _record_outcome(
+                        scope, record, looked=looked, helper=helper, awaited=awaited
+                    )
+                    return result
+            assert result.error is not None
+            clean = isinstance(result.error, performer.fails_cleanly)
+            may_repeat = not call.effect or clean or performer.idempotent
+            attempts = attempts or performer.attempts()
+            delay = None
+            try:
+                delay = attempts.next_delay(result.error) if may_repeat else None
+            except Exception as mistake:  # the user's retry_on or backoff raised
+                mistake.__cause__ = mistake.__cause__ or result.error
+                raise
+            finally:
+                if delay is None:
+                    did = did_to_subject(active, call, identity)
+                    left = changed_by(watch, active.codec)
+                    yield from _record_failure(
+                        scope, inner, result, did, clean=clean, around=left, helper=helper
+                    )
+            if delay is None:
+                return result
+            number = attempts.number
+            yield Sleep(delay)
+            active.check(call.name)
+
+    def _completed(
+        self, call: Call, watch: Watches, value: object, inner: Scope
+    ) -> tuple[Outcome, Data]:
+        """Build the record of a call that returned.
+
+        Raises:
+            NotRecordableError: the value cannot be.
+        """
+        around = changed_by(watch, inner.run.codec)
+        if around is not None and not call.child:
+            _warn_mutated(inner.run, call, watch.changed())
+        return outcome(
+            inner.run.codec,
+            call,
+            "completed",
+            value,
+            inner=inner.inner,
+            attempts=inner.attempt,
+            around=around,
+            did=did_to_subject(inner.run, call, self.identity),
+            kind=self.performer.returns,
+        )
 
 
-def _completed(
-    performer: Performer,
-    call: Call,
-    watch: Watches,
-    identity: Identity,
-    value: object,
-    inner: Scope,
-) -> tuple[Outcome, Data]:
-    """Build the record of a call that returned.
-
-    Raises:
-        NotRecordableError: the value cannot be.
-    """
-    around = changed_by(watch, inner.run.codec)
-    if around is not None and not call.child:
-        _warn_mutated(inner.run, call, watch.changed())
-    return outcome(
-        inner.run.codec,
-        call,
-        "completed",
-        value,
-        inner=inner.inner,
-        attempts=inner.attempt,
-        around=around,
-        did=did_to_subject(inner.run, call, identity),
-        kind=performer.returns,
-    )
+def _is(answer: object, kind: type) -> bool:
+    return answer is kind or isinstance(answer, kind)
 
 
 @reports
@@ -327,103 +420,8 @@ def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
         )
 
 
-def _record_failure(
-    scope: Scope,
-    inner: Scope,
-    result: Result,
-    did: Did | None,
-    *,
-    clean: bool,
-    around: Surroundings | None,
-    helper: Helper | None,
-) -> _Recording:
-    """Record the exception of a call, unless it stops the run.
-
-    Args:
-        inner: the scope of its last attempt.
-        did: what it did to its subject.
-        around: the arguments, if it changed them.
-        helper: through which the workflow made it.
-    """
-    active, call, error = scope.run, inner.call, result.error
-    assert call is not None and error is not None  # noqa: PT018
-    if isinstance(error, RunStopped):
-        active.stop(error)
-    elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
-        pass  # the call has no outcome: it runs again, or is in doubt
-    else:
-        status: StepStatus = "cancelled" if asyncio_state.is_cancellation(error) else "failed"
-        try:
-            record = outcome(
-                active.codec,
-                call,
-                status,
-                error,
-                inner=inner.inner,
-                attempts=inner.attempt,
-                clean=clean,
-                around=around,
-                did=did,
-            )
-        except NotRecordableError as problem:  # an argument is not recordable: the call stays open
-            notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
-            return
-        yield from _record_outcome(
-            scope, record, error=error, helper=helper, awaited=result.awaited
-        )
-
-
-# -- looking a call up ---------------------------------------------------------------------------
-
-
-def _claim(
-    scope: Scope, call: Call, origin: Origin, identity: Identity
-) -> Generator[FlowChange, Result, Match]:
-    """Find the record of the call, and take it out of the pool.
-
-    Where a recorded side effect could be this very call with other arguments, the other tasks and
-    threads of the run are first given the time to claim theirs: until nothing has changed for a
-    second, and none of them executes a step.
-    """
-    active, flows = scope.run, scope.run.flows
-    caller = Caller(active.subjects, identity) if identity.holder is not None else NOBODY
-    began, told = 0.0, False
-    try:
-        while True:
-            seen = flows.changes
-            match = active.match(call, origin, identity, caller, lambda: not others_alive(active))
-            if caller.has_twins and active.is_first(f"twins {call.name}"):
-                _tell_twins(active, caller)
-            if match.verdict is Verdict.BLOCKED:
-                began = began or time.monotonic()
-                flows.block(call, scope.around, match)
-                if others_may_claim(active):
-                    changed = yield FlowChange(flows, seen, PATIENCE)
-                    if changed.value or flows.others_working():
-                        active.check(call.name)
-                        if not told and time.monotonic() - began >= PATIENCE:
-                            told = True
-                            _tell_waiting(active, call, match)
-                        continue
-                from stepwise._calls.doubt import stopped_at
-
-                error = stopped_at(active, call, match)
-                if error is not None:
-                    raise error
-                continue  # another call has just taken the record
-            if not match.recorded:
-                with active.lock:
-                    return match._replace(instead=active.pool.instead(call))
-            if active.take(match.recorded[0]):
-                active.subjects.met(identity, match.recorded[0].call)
-                return match
-    finally:
-        if began:
-            flows.unblock(call)
-
-
 @reports
-def _tell_twins(active: ActiveRun, caller: Asks) -> None:
+def _tell_twins(active: ActiveRun, caller: AnyCaller) -> None:
     notice(f"{active.run_id}: {caller.twins_text()}")
 
 
@@ -434,102 +432,10 @@ def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
     notice(f"run {active.run_id}: {waiting_text(call, match)}")
 
 
-# -- doubt ---------------------------------------------------------------------------------------
-
-
-def _announce(
-    performer: Performer,
-    scope: Scope,
-    call: Call,
-    recorded: RecordedCall | None,
-    bound: Mapping[str, Any],
-) -> Generator[Attempt | Write, Result, Result | None]:
-    """Announce a side effect; ``None`` if it is to run.
-
-    What a restored run does not know may have happened since: it is in doubt, under the idempotency
-    key that it had then.
-    """
-    yield from _intend(scope, call, performer.to_undo(bound, scope.run.codec))
-    if recorded is not None or call.child or not scope.run.facts.restored:
-        return None
-    entry = Entry(0, Intent(call), b"")
-    why = (
-        f"run {scope.run.run_id!r} was restored from a backup, so {call.name} may have "
-        "happened after the backup was made"
-    )
-    return (
-        yield from _decide(
-            performer, scope, call, RecordedCall(call, Status.OPEN, entry, entry), bound, why
-        )
-    )
-
-
-def _decide(
-    performer: Performer,
-    scope: Scope,
-    call: Call,
-    recorded: RecordedCall,
-    bound: Mapping[str, Any],
-    why: str = "",
-) -> Generator[Attempt | Write, Result, Result | None]:
-    """Settle a call in doubt as its tool says; ``None`` if it is to run (again).
-
-    Args:
-        why: it is in doubt, if not for the usual reason.
-    """
-    from stepwise._calls.doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed, in_doubt
-
-    active, policy = scope.run, performer.in_doubt
-    active.tell("step_in_doubt", call)
-    if policy == "raise":
-        raise active.stop(in_doubt(active, recorded, why))
-    if policy == "retry":
-        return None
-    if policy == "skip":
-        answer: Any = Landed(None)
-    else:
-        assert callable(policy)
-        error = None
-        if recorded.outcome is not None:
-            from stepwise._execution.viewer import view  # on use
-
-            error = view(recorded.entry, active.codec).error
-        question = InDoubtCall(call.name, bound, call.key, recorded.call.at, error)
-        asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
-        if asked.error is not None:
-            why = f"asking whether {call.name} happened failed with {asked.error!r}"
-            raise active.stop(in_doubt(active, recorded, why)) from asked.error
-        answer = asked.value
-    if isinstance(answer, Landed):
-        landed = settled(
-            active.codec, call, landed=True, value=answer.value, kind=performer.returns
-        )
-        yield from _record_settled(active, landed)
-        active.answered(scope, recorded)
-        return Result(answer.value)
-    if _is(answer, DidNotHappen):
-        yield from _record_settled(active, settled(active.codec, call, landed=False))
-        return None
-    if _is(answer, Inconclusive):
-        why = f"{call.name} was started, and its reconcile could not tell whether it happened"
-    else:
-        why = (
-            f"the reconcile of {call.name} returned {answer!r} instead of Landed(value), "
-            "DidNotHappen or Inconclusive"
-        )
-    raise active.stop(in_doubt(active, recorded, why))
-
-
-def _is(answer: object, kind: type) -> bool:
-    return answer is kind or isinstance(answer, kind)
-
-
 # -- recording -----------------------------------------------------------------------------------
 #
 # Written as generators: the write is an operation that they yield, so that synchronous callers wait
 # for the disk, and an event loop goes on meanwhile.  When one returns, its record is durable.
-
-_Recording = Generator[Write, Result, None]
 
 
 def _intend(scope: Scope, call: Call, arguments: Encoded | None = None) -> _Recording:
@@ -594,3 +500,49 @@ def _written(active: ActiveRun, result: Result) -> tuple[int, BaseException | No
         result.unwrap()
     number: int = result.value
     return number, result.error
+
+
+def _record_failure(
+    scope: Scope,
+    inner: Scope,
+    result: Result,
+    did: Did | None,
+    *,
+    clean: bool,
+    around: Surroundings | None,
+    helper: Helper | None,
+) -> _Recording:
+    """Record the exception of a call, unless it stops the run.
+
+    Args:
+        inner: the scope of its last attempt.
+        did: what it did to its subject.
+        around: the arguments, if it changed them.
+        helper: through which the workflow made it.
+    """
+    active, call, error = scope.run, inner.call, result.error
+    assert call is not None and error is not None  # noqa: PT018
+    if isinstance(error, RunStopped):
+        active.stop(error)
+    elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
+        pass  # the call has no outcome: it runs again, or is in doubt
+    else:
+        status: StepStatus = "cancelled" if asyncio_state.is_cancellation(error) else "failed"
+        try:
+            record = outcome(
+                active.codec,
+                call,
+                status,
+                error,
+                inner=inner.inner,
+                attempts=inner.attempt,
+                clean=clean,
+                around=around,
+                did=did,
+            )
+        except NotRecordableError as problem:  # an argument is not recordable: the call stays open
+            notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
+            return
+        yield from _record_outcome(
+            scope, record, error=error, helper=helper, awaited=result.awaited
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
@@ -18,7 +19,10 @@ M = TypeVar("M")
 
 # -- resources -----------------------------------------------------------------------------------
 
-_made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> weak reference to it, how to make it
+_made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> reference to it, how to make it
+_held: dict[int, Any] = {}  # the resources that no weak reference can hold: sqlite3.Connection
+
+_DATA = (str, bytes, bytearray, int, float, complex, tuple, list, dict, type(None))
 
 
 def resource(factory: Callable[P, R]) -> Callable[P, R]:
@@ -29,7 +33,8 @@ def resource(factory: Callable[P, R]) -> Callable[P, R]:
     be recordable.  As a context manager, what it returns is entered again.
 
     Raises:
-        ConfigurationError: it is not a plain, named function.
+        ConfigurationError: it is not a plain, named function; or, when called, it returned plain
+            data.
     """
     if not inspect.isfunction(factory) or inspect.iscoroutinefunction(factory):
         raise ConfigurationError(
@@ -46,19 +51,36 @@ def resource(factory: Callable[P, R]) -> Callable[P, R]:
 
 
 def _remember(made: Any, how: Any) -> None:
-    key = id(made)
-    try:
-        reference = weakref.ref(made, lambda _: _made.pop(key, None))
-    except TypeError as error:
+    if isinstance(made, _DATA):
         raise ConfigurationError(
             f"a @resource factory returned a {type(made).__name__}, which is plain data: return "
             "the object to make again on resume"
-        ) from error
+        )
+    key = id(made)
+    reference: Any
+    try:
+        reference = weakref.ref(made, lambda _: _made.pop(key, None))
+    except TypeError:
+        _let_go()
+        _held[key] = made
+        reference = functools.partial(_held.get, key)
     _made[key] = reference, how
+
+
+def _let_go() -> None:
+    """Release the held resources that nobody else holds any more."""
+    for key in list(_held):
+        if sys.getrefcount(_held[key]) <= _OURS:
+            del _made[key], _held[key]
+
+
+_OURS = 2  # references to a resource that only we hold: our table's, and that of the question
 
 
 def ids_of_made() -> Iterable[int]:
     """The ids of all resources that there are."""
+    if _held:
+        _let_go()
     return _made.keys()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stepwise._display.activity import Doing
 from stepwise._runtime import settings
-from stepwise._runtime.events import on_event
+from stepwise._runtime.listening import on_event
 from stepwise._runtime.messages import publisher, reports
 
 if TYPE_CHECKING:

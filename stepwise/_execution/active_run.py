@@ -27,7 +27,7 @@ from stepwise._journal.lease import Lease
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Handled, Outcome, Record, RunFacts, StepStatus
 from stepwise._journal.summary import SummaryKeeper
-from stepwise._matching.callers import Asks
+from stepwise._matching.callers import AnyCaller
 from stepwise._matching.pool import Match, Pool
 from stepwise._matching.subjects import Identity, Subjects
 from stepwise._runtime import asyncio_state, interrupts
@@ -239,7 +239,7 @@ class ActiveRun:
         call: Call,
         origin: Origin,
         identity: Identity,
-        caller: Asks,
+        caller: AnyCaller,
         alone: Callable[[], bool],
     ) -> Match:
         """Match this call with the recorded calls; see :meth:`Pool.match`."""

@@ -7,8 +7,9 @@ of a run from another.
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from stepwise._journal import records
@@ -26,8 +27,10 @@ __all__ = [
     "holds",
     "identity",
     "is_another_history",
+    "is_of_file",
     "mark",
     "newest_mark",
+    "place_of_run",
     "read",
     "read_end",
     "read_entries",
@@ -127,6 +130,28 @@ def read_start(
     """The record of a run's beginning and its payload; see :func:`read_one`."""
     entry = read_one(store, seal, run_id, number) if number else None
     return start_of([entry]) if entry is not None else None
+
+
+def place_of_run(facts: RunFacts) -> str:
+    """The script or module of a run's workflow."""
+    return facts.workflow.removesuffix(f":{facts.label}")
+
+
+def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
+    """Return whether a run's workflow is defined in a file, however that was started or imported.
+
+    Args:
+        names: the full names that the workflow may have had.
+        file: where it is defined, resolved.
+    """
+    if not file or old.workflow not in names:
+        return False
+    if place_of_run(old) == file:
+        return True
+    start = read_start(store, seal, old.run_id)
+    if start is None or not start[0].file:
+        return False
+    return os.path.realpath(os.path.join(start[0].cwd, start[0].file)) == file
 
 
 def read_end(store: Store, seal: Seal, facts: RunFacts) -> Entry | None:

@@ -5,11 +5,13 @@ It is derived: damaged, it is made again from the records; see ``derive_facts``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise.stores import Head, Store
 
-__all__ = ["is_ready", "open_head", "read_head", "seal_head"]
+__all__ = ["is_ready", "open_head", "read_head", "seal_head", "unfinished_heads"]
 
 
 def seal_head(seal: Seal, facts: RunFacts) -> Head:
@@ -31,6 +33,12 @@ def read_head(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
     """Return the facts in a run's head, or ``None`` if the head is missing or of another run."""
     head = store.head(run_id)
     return open_head(seal, head) if head is not None and head.run_id == run_id else None
+
+
+def unfinished_heads(store: Store, seal: Seal, workflow: str) -> Iterator[Head]:
+    """Yield the heads of a workflow's unfinished runs, also those indexed by an older key."""
+    for index in seal.indexes(workflow):
+        yield from store.heads(index, unfinished=True)
 
 
 def is_ready(facts: RunFacts) -> bool:

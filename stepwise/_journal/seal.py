@@ -31,6 +31,7 @@ import hmac
 import json
 import os
 import pathlib
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,6 +59,7 @@ _READABLE = (1, FORMAT)  # 1: the facts of a record have names
 _MAGIC = b"SW"
 _FRONT = struct.Struct("<2sBBI8s16s")
 _BACK = struct.Struct("<I")
+_HEX = re.compile("[0-9a-fA-F]{64}")  # a line of a key file
 _MAC_AT = _FRONT.size
 _BACK_AT = _MAC_AT + 32
 _ENCRYPTED, _DIGESTED = 1, 2
@@ -167,6 +169,12 @@ class Seal:
             else name
         )
 
+    def indexes(self, name: str) -> list[str]:
+        """Return every index key that a name may have: encrypted or not, with any of the keys."""
+        data = name.encode("utf-8", "surrogatepass")
+        tags = (_mac(key, "index", data)[:16].hex() for key in self.keys)
+        return list(dict.fromkeys((self.index(name), name, *tags)))
+
     def tag(self, identity: str, data: bytes) -> bytes:
         """Return sixteen bytes that only an owner of the key can make for ``data``."""
         return _mac(self.keys[0], identity, data)[:16]
@@ -180,7 +188,7 @@ class Seal:
 def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     begun = _begun.get(key)
     if begun is None:
-        begun = _begun[key] = hmac.new(key, digestmod="sha256")
+        begun = _begun[key] = _hmac_of(key)
     mac = begun.copy()  # hmac.digest looks the algorithm up each time
     if sum(map(len, parts)) < _SMALL:  # one call, although it copies
         mac.update(b"".join((_named(identity), *parts)))
@@ -189,6 +197,13 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     for part in parts:
         mac.update(part)
     return mac.digest()
+
+
+def _hmac_of(key: bytes) -> hmac.HMAC:
+    """Return a MAC without data: OpenSSL's object, which ``hmac.HMAC`` would wrap in Python."""
+    mac = hmac.new(key, digestmod="sha256")
+    inner: hmac.HMAC | None = getattr(mac, "_hmac", None)  # it has the same methods
+    return inner or mac
 
 
 def _digested(view: memoryview) -> tuple[memoryview, bytes]:
@@ -231,18 +246,19 @@ def load_seal() -> Seal:
     """
     text = os.environ.get("STEPWISE_KEY")
     if text:
-        return Seal(tuple(_from_text(part) for part in text.split(",")), settings.encrypt())
+        parts = [part.strip() for part in text.split(",")]
+        # A key file's text is a key like any other, and verifies what the file's key has signed.
+        of_a_file = [bytes.fromhex(part) for part in parts if _HEX.fullmatch(part)]
+        return Seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
     path = settings.home() / "key"
     try:
-        return Seal(_from_file(path), settings.encrypt())
-    except FileNotFoundError:
-        try:
+        keys = _from_file_if_any(path)
+        if not keys:  # not in an except block, whose exception would be shown with any other
             _make(path)
-            return Seal(_from_file(path), settings.encrypt())
-        except OSError as error:
-            raise _unusable(path, error) from error
+            keys = _from_file(path)
     except OSError as error:
         raise _unusable(path, error) from error
+    return Seal(keys, settings.encrypt())
 
 
 def _unusable(path: pathlib.Path, error: OSError) -> StoreError:
@@ -258,7 +274,6 @@ def _unusable(path: pathlib.Path, error: OSError) -> StoreError:
 
 
 def _from_text(text: str) -> bytes:
-    text = text.strip()
     if len(text) < 16:
         raise ConfigurationError(
             "STEPWISE_KEY is shorter than 16 characters; make one with: "
@@ -278,7 +293,14 @@ def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
             f"the key file {path} is damaged: it should hold 64 hexadecimal digits. Restore it "
             "from a backup; without it the runs in the store cannot be verified"
         )
-    return keys
+    return (*keys, *map(_from_text, lines))  # also what STEPWISE_KEY with this text has signed
+
+
+def _from_file_if_any(path: pathlib.Path) -> tuple[bytes, ...]:
+    try:
+        return _from_file(path)
+    except FileNotFoundError:
+        return ()
 
 
 def _make(path: pathlib.Path) -> None:

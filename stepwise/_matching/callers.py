@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from stepwise._identity.parts import CLASS, FUNCTION, digest_part, parse, shown_part, unknown_in
 from stepwise._journal.records import Call
 from stepwise._matching.subjects import FIRST, UNKNOWN, Identity, Subjects, attempt_of, owner
 
-__all__ = ["NOBODY", "Asks", "Caller", "differences", "nearness"]
+__all__ = ["NOBODY", "AnyCaller", "Caller", "differences", "nearness"]
 
 State = Collection[tuple[str, str]]
 
@@ -60,55 +60,41 @@ def of_subject(names: Iterable[str]) -> list[str]:
     return [name for name in names if name == CLASS or name.startswith(("self.", "closure."))]
 
 
-class Asks(Protocol):
-    """The caller of a call, as far as it decides which record answers the call."""
+class AnyCaller:
+    """The caller of a call, as far as it decides which record answers the call; it may be unknown.
 
-    has_twins: bool
-
-    def owns(self, serial: int) -> bool:
-        """Return whether a serial number is one of the caller's own."""
-
-    def accepts(self, serial: int) -> bool:
-        """Return whether the caller may have made a record with this serial number."""
-
-    def is_only(self) -> bool:
-        """Return whether no other instance or function could have made the recorded calls."""
-
-    def another_fits(self, recorded: Call, call: Call) -> bool:
-        """Return whether another live subject fits a recorded call that differs in one part."""
-
-    def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
-        """Return whether the record's maker is ambiguous; ``made`` are recorded equal calls."""
-
-    def twins_text(self) -> str:
-        """Return the message about twins."""
-
-
-class _Nobody:
-    """A call without a subject."""
+    Attributes:
+        has_twins: another live subject was found that cannot be told from the caller's.
+    """
 
     has_twins = False
 
     def owns(self, serial: int) -> bool:
+        """Return whether a serial number is one of the caller's own."""
         return serial == 0
 
     def accepts(self, serial: int) -> bool:
+        """Return whether the caller may have made a record with this serial number."""
         return True
 
     def is_only(self) -> bool:
+        """Return whether no other instance or function could have made the recorded calls."""
         return True
 
     def another_fits(self, recorded: Call, call: Call) -> bool:
+        """Return whether another live subject fits a recorded call that differs in one part."""
         return False
 
     def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
+        """Return whether the record's maker is ambiguous; ``made`` are recorded equal calls."""
         return False
 
     def twins_text(self) -> str:
+        """Return the message about twins."""
         return ""
 
 
-NOBODY: Asks = _Nobody()
+NOBODY = AnyCaller()
 
 
 class _Other(NamedTuple):
@@ -120,7 +106,7 @@ class _Other(NamedTuple):
     unknown: list[object]
 
 
-class Caller:
+class Caller(AnyCaller):
     """The subject of a call, among the other live ones of its kind."""
 
     def __init__(self, subjects: Subjects, identity: Identity) -> None:
@@ -130,7 +116,6 @@ class Caller:
         self._subjects = subjects
         self._identity = identity
         self._holder = identity.holder
-        self.has_twins = False
 
     def is_only(self) -> bool:
         return not self._is_any(self._identity.parts.get(CLASS, ""), lambda _: True)

@@ -18,7 +18,7 @@ from stepwise._identity.parts import CLASS, FUNCTION, unknown_in
 from stepwise._journal.counters import counted_as
 from stepwise._journal.projection import Calls, Flags, RecordedCall
 from stepwise._journal.records import Call, Entry
-from stepwise._matching.callers import NOBODY, Asks, differences, nearness, of_subject
+from stepwise._matching.callers import NOBODY, AnyCaller, differences, nearness, of_subject
 from stepwise._matching.rulings import agrees, made_since, ruling_on
 from stepwise._matching.subjects import owner
 
@@ -160,7 +160,7 @@ class Pool:
         *,
         directly: bool,
         alone: Callable[[], bool],
-        caller: Asks = NOBODY,
+        caller: AnyCaller = NOBODY,
         older: Callable[[], Call | None] = _nothing,
     ) -> Match:
         """Decide a call; the recorded calls it names stay in the pool until :meth:`take`.
@@ -236,11 +236,11 @@ class Pool:
             return Verdict.ANSWER
         return Verdict.DOUBT if recorded.in_doubt else Verdict.AGAIN
 
-    def _has_twin(self, call: Call, recorded: RecordedCall, caller: Asks) -> bool:
+    def _has_twin(self, call: Call, recorded: RecordedCall, caller: AnyCaller) -> bool:
         made = self._made.get((call.name, recorded.call.digest), ())
         return caller.has_twin(call, recorded.call, made)
 
-    def _candidate(self, call: Call, caller: Asks) -> RecordedCall | None:
+    def _candidate(self, call: Call, caller: AnyCaller) -> RecordedCall | None:
         """The record of this very call.
 
         First one of the same subject, then one of the same ordinal, then that of the nearest state.
@@ -281,7 +281,7 @@ class Pool:
             arguments = _arguments(self._unused[number].call)
             index.setdefault(arguments, OrderedDict())[number] = None
 
-    def _is_same(self, recorded: Call, call: Call, caller: Asks) -> bool:
+    def _is_same(self, recorded: Call, call: Call, caller: AnyCaller) -> bool:
         """Return whether all parts that both calls know are equal, state aside."""
         if not recorded.parts and CLASS in call.parts:
             return caller.is_only()  # made by a version without parts
@@ -314,7 +314,7 @@ class Pool:
         known = (other.module, other.name, theirs or other.name)
         return theirs != mine and bool(other.parts) and known in self._known
 
-    def _rivals(self, call: Call, caller: Asks) -> list[RecordedCall]:
+    def _rivals(self, call: Call, caller: AnyCaller) -> list[RecordedCall]:
         """RecordedCall effects that this call could be, with other arguments."""
         numbers = set(self._by_name.get(call.name, ()))
         if call.place:
@@ -331,7 +331,7 @@ class Pool:
             and self._may_be(self._unused[number], call, caller)
         ]
 
-    def _may_be(self, recorded: RecordedCall, call: Call, caller: Asks) -> bool:
+    def _may_be(self, recorded: RecordedCall, call: Call, caller: AnyCaller) -> bool:
         other = recorded.call
         if other.branch != call.branch:
             return False

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from types import CodeType
@@ -355,7 +356,9 @@ class _Rewriter:
         if node in self._opened:
             within, name, opening = self._opened[node]
             iterable = with_file(iterable, name, opening)
-        first = ask(f"{waits}iter", node.iter)
+        # What is not iterable is an error at the place where Python itself asks for the iterator.
+        place = node.iter if sys.version_info >= (3, 13) else node
+        first = ast.copy_location(ask(f"{waits}iter", node.iter), place)
         head = None if waits else head_of(iterable)
         if head is None:
             return unless_resuming(store(iterator, first))
@@ -443,7 +446,7 @@ class _Rewriter:
         return [choose, *dispatch]
 
 
-# -- nodes that are added beside those of the user ------------------------------------------------
+# -- nodes added beside the user's nodes ---------------------------------------------------------
 
 
 def load(name: str) -> ast.expr:

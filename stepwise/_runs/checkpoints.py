@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, number_of
 from stepwise._checkpoints.chunks import Vault
 from stepwise._display.render import facts_html
 from stepwise._journal.seal import Seal
+from stepwise._runtime.public_names import public
 from stepwise.stores import Store
 
 __all__ = ["RunCheckpoint", "checkpoints_of", "newest_checkpoint"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class RunCheckpoint:
     """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
@@ -33,8 +36,12 @@ class RunCheckpoint:
     created_at: float
     verified: bool
 
+    def to_dict(self) -> dict[str, Any]:
+        """Its attributes as plain data, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def _repr_html_(self) -> str:
-        facts = {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        facts = {name: str(value) for name, value in self.to_dict().items()}
         return facts_html(f"checkpoint after step {self.step}, at {self.position}", facts)
 
 

@@ -1,20 +1,18 @@
-"""Functions that tell the code of a step or workflow about its own run."""
+"""What the code of a step can learn about its own call."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stepwise._execution.active_run import current_scope
 from stepwise._journal.counters import key_of
+from stepwise._runtime.public_names import public
 
-if TYPE_CHECKING:
-    from stepwise._runs.run import Run
-
-__all__ = ["CurrentStep", "current_run", "current_step"]
+__all__ = ["CurrentStep", "current_step"]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class CurrentStep:
     """The step that is being executed.
@@ -33,9 +31,6 @@ class CurrentStep:
     run_id: str
 
 
-CurrentStep.__module__ = "stepwise"  # tracebacks and pickles show the public name
-
-
 def current_step() -> CurrentStep:
     """The step that is being executed.
 
@@ -48,13 +43,3 @@ def current_step() -> CurrentStep:
     call = scope.call
     run_id = scope.run.run_id
     return CurrentStep(call.name, call.key or key_of(run_id, call), scope.attempt, run_id)
-
-
-def current_run() -> Run | None:
-    """The run that is being executed here; ``None`` outside of one."""
-    scope = current_scope()
-    if scope is None:
-        return None
-    from stepwise._runs.run import Run  # on use: current_step() needs no Run
-
-    return Run(scope.run.journal.store, scope.run.run_id)

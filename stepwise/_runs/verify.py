@@ -20,6 +20,7 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.checkpoints import checkpoints_of
 from stepwise._runtime.messages import count
+from stepwise._runtime.public_names import public
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Batch, Store
 
@@ -29,6 +30,7 @@ QUARANTINE = "quarantine/"
 _MARKS = 4  # appends that overwrite both marks, however a store uses its two slots
 
 
+@public
 @dataclass(frozen=True)
 class Verification:
     """The result of verifying a run.

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    limits forks settings messages interrupts tracebacks asyncio_state thread_context
-    group_commit event events file_trust retries options
+    public_names limits forks settings messages interrupts tracebacks asyncio_state thread_context
+    group_commit event events listening file_trust retries options
 """

@@ -1,13 +1,12 @@
-"""Something that happened in a run, as one frozen fact; made where somebody listens.
-
-Imports nothing of ours.
-"""
+"""One event of a run, as a frozen record; created only if there are listeners."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 from typing import Literal
+
+from stepwise._runtime.public_names import public
 
 __all__ = ["Event", "Kind"]
 
@@ -28,6 +27,7 @@ Kind = Literal[
 ]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened in a run.
@@ -66,6 +66,3 @@ class Event:
         call = f" {self.step} {self.name}({self.arguments})" if self.name else ""
         detail = f": {self.detail}" if self.detail else ""
         return f"{self.run_id}: {what}{call}{detail}"
-
-
-Event.__module__ = "stepwise"  # tracebacks and pickles show the public name

@@ -17,7 +17,7 @@ from stepwise.errors import RunStopped
 if TYPE_CHECKING:
     from stepwise._runtime.event import Event, Kind
 
-__all__ = ["emit", "heard", "on_event"]
+__all__ = ["emit", "heard", "listen"]
 
 Listener = Callable[["Event"], object]
 _logger = logging.getLogger("stepwise")
@@ -26,15 +26,8 @@ _lock = process_lock()
 _told: set[int] = set()
 
 
-def on_event(callback: Listener) -> Callable[[], None]:
-    """Have ``callback`` called with an :class:`Event` whenever something happens in a run here.
-
-    It is called in the thread in which that happens, which waits for it, and after what the event
-    tells is on record.  What it raises is told once, and does not disturb the run.
-
-    Returns:
-        a function that ends this; calling it twice is no error.
-    """
+def listen(callback: Listener) -> Callable[[], None]:
+    """Add a listener; see :func:`stepwise.on_event`."""
     global _listeners  # noqa: PLW0603
     entry: Listener = lambda event: callback(event)  # noqa: E731, PLW0108 -- one of its own each time
     with _lock:

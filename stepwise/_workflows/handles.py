@@ -16,9 +16,12 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stepwise._execution.active_run import current_scope
+from stepwise._runs.as_dict import RunStatus
+from stepwise._runs.run import Run
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.interrupts import ending
 from stepwise._runtime.messages import notice, reports
+from stepwise._runtime.public_names import public
 from stepwise._runtime.thread_context import call_at_exit
 from stepwise._values.preview import preview
 from stepwise._workflows.definition import Definition
@@ -31,8 +34,6 @@ from stepwise.errors import ConfigurationError
 if TYPE_CHECKING:
     import asyncio
 
-    from stepwise._runs.overview import RunStatus
-    from stepwise._runs.run import Run
 
 __all__ = ["AsyncHandle", "Handle", "StartedRun", "start"]
 
@@ -74,6 +75,7 @@ class StartedRun(abc.ABC):
         return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
 
 
+@public
 class Handle(StartedRun, Generic[R]):
     """A run that executes in a thread of this process."""
 
@@ -113,10 +115,13 @@ class Handle(StartedRun, Generic[R]):
         self._ended.set()
 
 
+@public
 class AsyncHandle(StartedRun, Generic[R]):
     """A run that executes in a task of an event loop; awaited, it gives the result."""
 
-    _task: asyncio.Task[Any]
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._task: asyncio.Task[Any]
 
     @property
     def done(self) -> bool:
@@ -146,10 +151,6 @@ class AsyncHandle(StartedRun, Generic[R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result().__await__()
-
-
-for _class in (Handle, AsyncHandle):
-    _class.__module__ = "stepwise"  # tracebacks show the public name
 
 
 # -- starting ------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 from stepwise._identity.call_parts import Parts, spoken
 from stepwise._identity.module_names import place_of
-from stepwise._journal.heads import open_head
-from stepwise._journal.journal import read_start
+from stepwise._journal.chain import is_of_file, place_of_run
+from stepwise._journal.heads import open_head, unfinished_heads
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
@@ -23,12 +23,7 @@ from stepwise._runtime.messages import notice, reports
 from stepwise._workflows.definition import Callee, is_defined
 from stepwise.stores import Store
 
-__all__ = ["is_call_of", "is_of_file", "tell_of_unfinished"]
-
-
-def _place_of_run(facts: RunFacts) -> str:
-    """The script or module of its workflow."""
-    return facts.workflow.removesuffix(f":{facts.label}")
+__all__ = ["is_call_of", "tell_of_unfinished"]
 
 
 def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
@@ -44,26 +39,9 @@ def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
     )
 
 
-def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
-    """Return whether a run's workflow is defined in a file, however that was started or imported.
-
-    Args:
-        names: the full names that the workflow may have had.
-        file: where it is defined, resolved.
-    """
-    if not file or old.workflow not in names:
-        return False
-    if _place_of_run(old) == file:
-        return True
-    start = read_start(store, seal, old.run_id)
-    if start is None or not start[0].file:
-        return False
-    return os.path.realpath(os.path.join(start[0].cwd, start[0].file)) == file
-
-
 def _was_moved(old: RunFacts, workflow: str, digest: str, code: str) -> bool:
     """Return whether a run is of the same call of the same code, in a script that is gone."""
-    place = _place_of_run(old)
+    place = place_of_run(old)
     return (
         bool(code)
         and (old.digest, old.code) == (digest, code)
@@ -81,7 +59,7 @@ def _was_renamed(old: RunFacts, digest: str, module: str) -> bool:
     Args:
         module: that of the workflow which is called now.
     """
-    if (_place_of_run(old), old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
+    if (place_of_run(old), old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
         return False
     # Only names are compared: reading an attribute of an arbitrary object in a module may run
     # arbitrary code (a proxy outside of its request raises).
@@ -89,7 +67,7 @@ def _was_renamed(old: RunFacts, digest: str, module: str) -> bool:
     return old.label.partition(".")[0] not in names and not is_defined(module, old.label)
 
 
-# -- what is unfinished beside a new run --------------------------------------------------------
+# -- unfinished runs beside a new one ------------------------------------------------------------
 
 
 @reports
@@ -144,12 +122,12 @@ def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> No
     for old in _unfinished(store, seal, None, _MOST):
         if _was_moved(old, new.workflow, new.digest, new.code):
             told = (
-                f"the same code in {_place_of_run(old)}, which no longer exists. To resume that "
+                f"the same code in {place_of_run(old)}, which no longer exists. To resume that "
                 f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
             )
         elif _was_renamed(old, new.digest, module):
             told = (
-                f"a workflow {old.label!r}, which is no longer in {_place_of_run(old)}. If "
+                f"a workflow {old.label!r}, which is no longer in {place_of_run(old)}. If "
                 f"{new.label!r} is the same one, to resume that run instead: "
                 f"@workflow(name={old.label!r})"
             )
@@ -166,8 +144,11 @@ def _unfinished(
     Args:
         most: how many runs are looked at.
     """
-    index = None if workflow is None else seal.index(workflow)
-    for head in itertools.islice(store.heads(index, unfinished=True), most):
+    if workflow is None:
+        heads = store.heads(unfinished=True)
+    else:
+        heads = unfinished_heads(store, seal, workflow)
+    for head in itertools.islice(heads, most):
         facts = open_head(seal, head)
         if facts is not None and not facts.parent and store.owner(facts.run_id) is None:
             yield facts

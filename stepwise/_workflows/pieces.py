@@ -15,9 +15,8 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from stepwise._calls.async_driver import adrive
-from stepwise._calls.driver import drive
-from stepwise._calls.operations import Core
-from stepwise._calls.perform import perform
+from stepwise._calls.driver import Core, drive
+from stepwise._calls.perform import Performance
 from stepwise._calls.steps import Step, known_steps
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.location import Locator, Origin
@@ -173,7 +172,7 @@ class RunPieces:
         assert scope is not None
         function.__module__ = self._module
         step = _PieceStep(function, kind=self._noun, name=piece.name)
-        return perform(step, scope, Identity(piece.digest, {}), piece.inputs, (), {})
+        return Performance(step, scope, Identity(piece.digest, {}), piece.inputs).core()
 
 
 class PieceRun(OpenedRun):

@@ -6,14 +6,16 @@ import functools
 import inspect
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwise._execution.inputs import RunInputs, load_inputs
 from stepwise._execution.registry import known_workflow, known_workflows
 from stepwise._runs.listing import listed
+from stepwise._runs.run import Run
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.interrupts import ending
 from stepwise._runtime.messages import count, notice, reports
+from stepwise._runtime.public_names import public
 from stepwise._values.preview import error_text
 from stepwise._workflows.definition import Definition
 from stepwise._workflows.handles import (
@@ -29,14 +31,12 @@ from stepwise._workflows.invoke import TopLevel, run_of
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, UnreadableValueError
 from stepwise.stores import Store, open_store
 
-if TYPE_CHECKING:
-    from stepwise._runs.run import Run
-
 __all__ = ["Recovered", "recover", "resume"]
 
 _SHOWN = 5  # runs that a notice names
 
 
+@public
 class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
     """The handles of the resumed runs.
 
@@ -233,6 +233,3 @@ def _work(jobs: deque[tuple[TopLevel, Handle[Any]]]) -> None:
             notice(f"recover: {why}")
             handle._end(error=StepwiseError(f"run {why}"))
         first = False
-
-
-Recovered.__module__ = "stepwise"  # tracebacks and pickles show the public name

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.inputs import JSON
-from stepwise._journal.journal import Position, holds
-from stepwise._journal.projection import Status, last_end, made_again, start_of
+from stepwise._journal.journal import Position
+from stepwise._journal.projection import Status, last_end, start_of
 from stepwise._journal.records import Entry
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
 from stepwise._runtime.messages import count, notice
@@ -17,7 +18,7 @@ from stepwise._values.pickling import PYTHON
 from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame
 from stepwise._workflows.opening import Invocation, OpenedRun
-from stepwise._workflows.takeover import go_on_at, go_on_from_the_top, record_resumed
+from stepwise._workflows.takeover import go_on_at_newest, go_on_from_the_top, record_resumed
 from stepwise.errors import CodeChangedError
 
 __all__ = ["WorkflowRun"]
@@ -101,35 +102,36 @@ class WorkflowRun(OpenedRun):
     # -- choosing --------------------------------------------------------------------------------
 
     def _choose(self) -> Loaded | None:
-        """Return the newest checkpoint that verifies, fits the code, and precedes all redone calls.
+        """Continue at the newest checkpoint that verifies, fits the code, and still holds."""
 
-        With it, the journal after it is loaded and the pool filled.
-        """
+        def damaged(loaded: Loaded) -> None:
+            self._reasons.append(f"the journal before {loaded.state.where} is damaged")
+
+        active, fitting = self.active, self._fitting()
+        found = go_on_at_newest(active, fitting, load=self._load, damaged=damaged)
+        if found is None:
+            return None
+        self._told = self._resumes_at(found[0].state)
+        return found[0]
+
+    def _fitting(self) -> Iterator[tuple[Loaded, State]]:
+        """Yield the checkpoints that fit the code, newest first; note why others do not."""
         for loaded in self._checkpoints.load():
             if isinstance(loaded, str):
                 self._reasons.append("the newest checkpoint does not verify")
                 continue
             if self._rewritten is None:
-                return None
+                return
             state = loaded.state
             if state.python != PYTHON:
                 self._reasons.append(
                     f"the checkpoint at {state.where} was written by Python {state.python}"
                 )
-                continue
-            if self._rewritten.number(state.position) is None or not self._prefix_holds(state):
+            elif self._rewritten.number(state.position) is None or not self._prefix_holds(state):
                 # The oldest checkpoint with other code before it locates the edit best.
                 self._changed = f"the code before {state.where} has changed"
-                continue
-            journal = self.active.journal
-            if not holds(journal.store, journal.seal, journal.run_id, state.start):
-                self._reasons.append(f"the journal before {state.where} is damaged")
-                continue
-            entries = self._load(state.start)
-            if all(number > state.calls for number in made_again(entries)):
-                self._fill(state, entries)
-                return loaded
-        return None
+            else:
+                yield loaded, state
 
     def _load(self, position: Position) -> list[Entry]:
         """The records after a position, without an end that does not count."""
@@ -146,14 +148,14 @@ class WorkflowRun(OpenedRun):
             return False
         return prefix_fingerprint(node, state.position, state.visited) == state.prefix
 
-    def _fill(self, state: State, entries: list[Entry]) -> None:
-        go_on_at(self.active, state, entries)
+    def _resumes_at(self, state: State) -> str:
+        """The notice of a run that resumes at a checkpoint."""
         node = self._source.node()
         line = following_line(node, state.position) if node is not None else None
         where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
         code = self._callee.workflow.code
         edited = bool(code) and code != self.active.facts.code
-        self._told = (
+        return (
             f"resumes {where}, after {count(state.step, 'step')}{self._in_children()}"
             f"{' (the code below it was edited)' if edited else ''}"
         )

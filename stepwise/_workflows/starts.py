@@ -14,16 +14,17 @@ from typing import NamedTuple
 from stepwise._execution.process_memory import Given, memory
 from stepwise._identity import identity
 from stepwise._identity.call_parts import spoken
-from stepwise._journal.heads import is_ready, open_head
+from stepwise._journal.chain import is_of_file
+from stepwise._journal.heads import is_ready, open_head, unfinished_heads
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import reports, warn
+from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values import digest as _digest
 from stepwise._workflows.definition import BoundCall, Start
-from stepwise._workflows.other_runs import is_call_of, is_of_file
+from stepwise._workflows.other_runs import is_call_of
 from stepwise.errors import RunWarning
 from stepwise.stores import Store
 
@@ -134,9 +135,20 @@ class Starting:
         if run_id in ("", memory.resumed) or (mode == "same" and self.is_derived(run_id)):
             return False
         facts = self._glance(run_id)
-        if facts is None or self._parts.differing(facts.parts, growing=False):
+        if facts is None:
+            self._tell_of_unknown(run_id)
+            return False
+        if self._parts.differing(facts.parts, growing=False):
             return False
         return is_call_of(self._store, self._seal, facts, self._callee)
+
+    def _tell_of_unknown(self, run_id: str) -> None:
+        """Report, once, that the environment names a run that does not exist: a mistyped id."""
+        if memory.is_first(f"unknown {run_id}"):
+            notice(
+                f"STEPWISE_RESUME={run_id} is ignored: there is no such run in {self._store.url}. "
+                "Whole ids are listed by: stepwise runs"
+            )
 
     def is_derived(self, run_id: str) -> bool:
         """Return whether an id is of a call that is counted with this one."""
@@ -274,7 +286,7 @@ class Starting:
         if next(iter(self._store.heads(unfinished=True)), None) is None:
             return found
         for name in (workflow.full_name, *workflow.other_names):
-            heads = self._store.heads(self._seal.index(name), unfinished=True)
+            heads = unfinished_heads(self._store, self._seal, name)
             for head in itertools.islice(heads, _MOST):
                 facts = open_head(self._seal, head)
                 if facts is not None and self._could_be(facts, name):

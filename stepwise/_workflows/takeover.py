@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from stepwise._calls.steps import known_steps
 from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.process_memory import command as process_command
 from stepwise._journal.counters import Ordinals, Progress
-from stepwise._journal.journal import Position
-from stepwise._journal.projection import undone_in
+from stepwise._journal.journal import Position, holds
+from stepwise._journal.projection import made_again
 from stepwise._journal.records import Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 
-__all__ = ["go_on_at", "go_on_from_the_top", "is_undone", "record_resumed", "state_of"]
+__all__ = ["go_on_at_newest", "go_on_from_the_top", "record_resumed", "state_of"]
+
+T = TypeVar("T")
 
 
 def state_of(active: ActiveRun, **place: Any) -> State:
@@ -44,8 +46,40 @@ def state_of(active: ActiveRun, **place: Any) -> State:
         )
 
 
-def go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
-    """Continue at a checkpoint; the records after it answer the calls that follow."""
+def go_on_at_newest(
+    active: ActiveRun,
+    checkpoints: Iterable[tuple[T, State | None]],
+    *,
+    load: Callable[[Position], list[Entry]],
+    damaged: Callable[[T], None],
+) -> tuple[T, State | None] | None:
+    """Continue at the newest checkpoint that holds; return it, or None if none does.
+
+    A checkpoint holds if the journal before it is intact, and no call before it has to be made
+    again.  The records after it answer the calls that follow; without a state, all records do.
+
+    Args:
+        checkpoints: the newest first, each with its state.
+        load: returns the records after a position.
+        damaged: called with a checkpoint before which the journal is damaged.
+    """
+    journal = active.journal
+    for checkpoint, state in checkpoints:
+        if state is None:
+            go_on_from_the_top(active)
+        elif not holds(journal.store, journal.seal, journal.run_id, state.start):
+            damaged(checkpoint)
+            continue
+        else:
+            entries = load(state.start)
+            if any(number <= state.calls for number in made_again(entries)):
+                continue
+            _go_on_at(active, state, entries)
+        return checkpoint, state
+    return None
+
+
+def _go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
     journal = active.journal
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
     flags = {entry.number: known for entry, known in earlier}
@@ -60,11 +94,6 @@ def go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
     active.ordinals = Ordinals(state.ordinals, children)
     active.progress = Progress(skipped=state.step, resumed_from=state.step)
     journal.calls = max(journal.calls, state.calls)
-
-
-def is_undone(state: State, entries: Iterable[Entry]) -> bool:
-    """Return whether a call made before a checkpoint was undone later and has to be made again."""
-    return any(number <= state.calls for number in undone_in(entries))
 
 
 def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None) -> int:

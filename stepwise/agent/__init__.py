@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from stepwise._runtime.options import check_kind, check_takes, check_values
+from stepwise._runtime.public_names import public
 from stepwise._values import digest
 from stepwise._values.preview import error_text
 from stepwise._workflows import host
@@ -285,4 +286,4 @@ _recoveries: contextvars.ContextVar[_Recoveries | None] = contextvars.ContextVar
 )
 
 for _class in (Checkpoint, CheckpointStore, RecoverableAgent):
-    _class.__module__ = "stepwise"
+    public(_class)

@@ -10,18 +10,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from stepwise._runtime.messages import notice
 from stepwise._runtime.options import check_kind, check_values
+from stepwise._runtime.public_names import public
 from stepwise._workflows.host import Retention, State
 from stepwise.agent import CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
 from stepwise.stores import Store
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["CheckpointConfig", "CheckpointManager", "ExecutorType", "GraphCheckpoint"]
 
@@ -126,7 +124,7 @@ class GraphCheckpoint:
         return json.dumps(self.model_dump(mode="json"), indent=indent, ensure_ascii=False)
 
     @classmethod
-    def model_validate(cls, values: Any) -> Self:
+    def model_validate(cls, values: Any) -> GraphCheckpoint:
         """A checkpoint of fields by name, or of an object that has them as attributes.
 
         Raises:
@@ -148,7 +146,7 @@ class GraphCheckpoint:
         return cls(**given)
 
     @classmethod
-    def model_validate_json(cls, text: str | bytes) -> Self:
+    def model_validate_json(cls, text: str | bytes) -> GraphCheckpoint:
         """The inverse of :meth:`model_dump_json`."""
         return cls.model_validate(json.loads(text))
 
@@ -320,4 +318,4 @@ class CheckpointManager:
 
 
 for _class in (CheckpointConfig, CheckpointManager, ExecutorType, GraphCheckpoint):
-    _class.__module__ = "stepwise.graph"
+    public(_class, "stepwise.graph")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from stepwise._runtime import retries as _attempts
 from stepwise._runtime.options import check_kind, check_takes, check_values
+from stepwise._runtime.public_names import public
 from stepwise._runtime.retries import Backoff, RetryOn
 from stepwise._values import digest
 from stepwise._workflows.host import label_of
@@ -225,10 +226,6 @@ def _label(function: Any) -> str:
     return label_of(function)
 
 
-for _class in (Edge, Graph, Memory, Node):
-    _class.__module__ = "stepwise.graph"
-
-
 @dataclass
 class ExecutionResult:
     """The result of an execution.
@@ -290,4 +287,5 @@ class ExecutionResult:
         return self.execution_quality == "degraded"
 
 
-ExecutionResult.__module__ = "stepwise.graph"
+for _class in (Edge, ExecutionResult, Graph, Memory, Node):
+    public(_class, "stepwise.graph")

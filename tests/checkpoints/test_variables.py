@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 from survival import lab_of, line_of, survives
 
+import stepwise
+
 RULES = {
     "what is shared stays shared": """
         @workflow
@@ -447,6 +449,61 @@ def test_resources():
         assert lab.log[:4] == expected
         assert sorted(lab.log[4:6]) == ["connected to db", "connected to web"]
         assert lab.log[6:] == ["did work(3) -> 3", "closed", "did work(4) -> 4"]
+
+
+def test_a_resource_that_takes_no_weak_reference():
+    """A database connection of the standard library is a resource like any other."""
+    program = """
+        import sqlite3
+
+        @stepwise.resource
+        def connect():
+            return sqlite3.connect(":memory:")
+
+        @workflow
+        def run():
+            line = connect()
+            both = [line, line]
+            work(1)
+            work(2)
+            (one,) = line.execute("select 1").fetchone()
+            return [one, both[0] is line, work(3)]
+    """
+    survives(program)
+
+
+def test_resources_that_are_over_are_released():
+    """A resource that takes no weak reference lives as long as somebody uses it, and no longer."""
+
+    class Connection:
+        __slots__ = ("ended",)
+
+        def __init__(self, ended):
+            self.ended = ended
+
+        def __del__(self):
+            self.ended.append(True)
+
+    @stepwise.resource
+    def connect(ended):
+        return Connection(ended)
+
+    first, second = [], []
+    used = connect(first)
+    connect(second)
+    connect([])
+    assert (first, second) == ([], [True])
+    del used
+    connect([])
+    assert first == [True]
+
+
+@pytest.mark.parametrize("data", ["url", 7, None, ["url"], {"url": 1}, ("url",)])
+def test_a_resource_is_no_plain_data(data):
+    """A factory that returns plain data is refused: nothing distinguishes it from other data."""
+    make = stepwise.resource(lambda: data)
+    with pytest.raises(stepwise.ConfigurationError, match="which is plain data"):
+        make()
 
 
 def test_a_variable_that_cannot_be_recorded():

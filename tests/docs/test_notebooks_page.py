@@ -1,4 +1,4 @@
-"""``docs/notebooks.md`` is true: its cells are executed in order, and show what it says."""
+"""``docs/how-to/notebooks.md`` is true: its cells are executed in order, and show what it says."""
 
 import html
 import pathlib
@@ -10,7 +10,7 @@ from stepwise._display.activity import Doing
 from stepwise._display.progress_notebook import Output
 from stepwise._runtime.event import Event
 
-PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "notebooks.md").read_text("utf-8")
+PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs/how-to/notebooks.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 CELLS = [text for kind, text in BLOCKS if kind == "python"]
 SHOWN = [text for kind, text in BLOCKS if kind == "text" and not text.startswith("●")]

@@ -1,6 +1,7 @@
 """The executor and the store on hive itself, where ``HIVE_SOURCE`` names the folder ``core`` of it.
 
-Its published source is not in this repository; ``docs/checkpoint-api.md`` says how to fetch it.
+Its published source is not in this repository;
+``docs/how-to/step-loops-and-graphs.md`` says how to fetch it.
 """
 
 import asyncio

@@ -66,6 +66,29 @@ def test_encryption_is_switched(tmp_path, first, monkeypatch):
         assert agent.options(run_id="job")(SECRET) == [SECRET, f"{SECRET}!", "2!"]
 
 
+PLAIN = {"STEPWISE_ENCRYPT": "0", "STEPWISE_KEY": "a" * 32}
+ENCRYPTED = {"STEPWISE_ENCRYPT": "1", "STEPWISE_KEY": "a" * 32}
+ROTATED = {"STEPWISE_ENCRYPT": "1", "STEPWISE_KEY": f"{'b' * 32},{'a' * 32}"}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [(PLAIN, ENCRYPTED), (ENCRYPTED, PLAIN), (ENCRYPTED, ROTATED)]
+)
+def test_an_unfinished_run_is_found(tmp_path, first, then, monkeypatch):
+    """The unfinished run is found after encryption was switched, or the key was rotated."""
+    resuming = agent.options(start="unfinished")
+    for name, value in first.items():
+        monkeypatch.setenv(name, value)
+    with fresh_store(tmp_path), pytest.raises(SimulatedCrash), crash_at(secret_step, call=2):
+        resuming(SECRET)
+    for name, value in then.items():
+        monkeypatch.setenv(name, value)
+    with fresh_store(tmp_path):
+        assert resuming(SECRET) == [SECRET, f"{SECRET}!", "2!"]
+        (run,) = stepwise.runs(agent)
+        assert run.steps_skipped == 1
+
+
 def test_equal_records_are_not_equal_when_encrypted():
     """The same record encrypted twice gives different bytes, so that repeats do not show."""
     seal = Seal((bytes(32),), encrypts=True)

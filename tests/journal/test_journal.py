@@ -1000,6 +1000,15 @@ def test_a_home_that_cannot_be_used(home):
     assert caught.value.errno == errno.ENOTDIR
 
 
+def test_a_refused_folder_is_the_only_error(home):
+    """The first key is not made in a folder that others may write to; no other error is shown."""
+    home.mkdir(mode=0o700)
+    home.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="others may write") as caught:
+        load_seal()
+    assert caught.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     "text", ["short", "x" * 15, " " * 40, "a" * 16 + ",", ",", "a" * 16 + ",b"]
 )
@@ -1070,6 +1079,19 @@ def test_keys_in_the_file_are_rotated(store, home):
     journal, loaded = load(store, seal=load_seal())
     assert (len(loaded), journal.lost) == (7, [])
     assert load_seal().keys[0] == b"\xab" * 32
+
+
+def test_the_text_of_a_key_file_is_its_key(store, monkeypatch, home):
+    """What the key file has signed is read with its text in STEPWISE_KEY, and the reverse."""
+    monkeypatch.delenv("STEPWISE_KEY", raising=False)
+    write_story(store, seal=load_seal())
+    text = (home / "key").read_text()
+    journal = begin(store, seal=seal_of(monkeypatch, text))
+    assert (len(journal.load()), journal.lost) == (7, [])
+    journal.append((outcome(6), b"6"))
+    store.release("run", journal.epoch)
+    journal, loaded = load(store, seal=seal_of(monkeypatch, None))
+    assert (len(loaded), journal.lost) == (8, [])
 
 
 def test_a_lost_tail_is_noticed_after_rotation(disk, monkeypatch, told):

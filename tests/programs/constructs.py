@@ -1,23 +1,41 @@
-"""Functions of every construct, with what they are called with, and a way to see what they did."""
+"""Functions of every construct of Python, their arguments, and a way to see what they did.
+
+A new construct is one more function under ``@case``, or one more text for ``case_of``, if its
+syntax is of a newer Python or its layout must stay as it is.
+"""
 
 import asyncio
+import atexit
 import copy
 import importlib.util
 import inspect
+import shutil
+import sys
+import tempfile
 import textwrap
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from stepwise._rewrite import pending
 
+_folder = Path(tempfile.mkdtemp(prefix="stepwise-constructs-"))
+atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 
-def define_module(path, source):
-    """A module by its text, which may be of a newer Python than the oldest."""
+
+def define(source):
+    """Return a module made of its text."""
+    path = _folder / f"constructs_{len(list(_folder.glob('*.py')))}.py"
     path.write_text(textwrap.dedent(source), "utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    module.effect, module.fail = effect, fail
-    spec.loader.exec_module(module)
+    vars(module).update(effect=effect, fail=fail, Manager=Manager)
+    sys.modules[path.stem] = module
+    with warnings.catch_warnings():  # of the compiler; rewriting must not repeat them
+        warnings.simplefilter("ignore")
+        spec.loader.exec_module(module)
     return module
 
 
@@ -105,17 +123,44 @@ class Countdown:
 CASES = []
 
 
-def case(*arguments):
-    """A function that is tested with these arguments, each a call."""
+class Case(NamedTuple):
+    """A call of a function.
+
+    Args:
+        raises: the call ends with an exception.
+        points: the positions of the first points that the call reaches, if the table says them.
+    """
+
+    function: Any
+    argument: Any
+    raises: bool
+    points: tuple[str, ...]
+
+
+def case(*arguments, raises=(), points={}, name=""):  # noqa: B006
+    """Add a function to the table: one call for each of these arguments.
+
+    Args:
+        points: by the argument's ``repr``, see ``Case``.
+    """
 
     def add(function):
         CASES.extend(
-            pytest.param(function, argument, id=f"{function.__name__}-{argument!r}")
-            for argument in arguments
+            pytest.param(
+                Case(function, each, each in raises, points.get(repr(each), ())),
+                id=f"{name or function.__name__}-{each!r}",
+            )
+            for each in arguments
         )
         return function
 
     return add
+
+
+def case_of(source, *arguments, since=(3, 10), name="f", **expected):
+    """Add the function ``f`` of a module to the table, by the module's text."""
+    if sys.version_info >= since:
+        case(*arguments, **expected, name=name)(define(source).f)
 
 
 @case(1)
@@ -134,7 +179,20 @@ def statements(n):
     return b, c, d, e, f, g, effect("nine")
 
 
-@case(0, 1, 2, 3)
+@case(
+    *(0, 1, 2, 3),
+    points={
+        "3": (
+            "enter body[0].orelse",
+            "enter body[0].orelse[0].orelse",
+            "enter body[0].orelse[0].orelse[0].orelse",
+            "after body[0].orelse[0].orelse[0].orelse[0]",
+            "after body[0]",
+            "enter body[1].body",
+            "after body[1]",
+        )
+    },
+)
 def branches(n):
     """Docstring."""
     if effect(n) == 0:
@@ -200,7 +258,19 @@ def while_loops(n):
     return effect(i)
 
 
-@case(0, 1, 2, 3)
+@case(
+    *(0, 1, 2, 3),
+    points={
+        "1": (  # none in handlers and ``finally``
+            "after body[0]",
+            "after body[1].body[0]",
+            "enter body[1].body[1].body",
+            "after body[1]",
+            "after body[2]",
+            "after body[3]",  # ``return``
+        )
+    },
+)
 def handlers(n):
     log = []
     try:
@@ -230,7 +300,7 @@ def handlers(n):
     return log
 
 
-@case(0, 1)
+@case(0, 1, raises=[0])
 def uncaught(n):
     try:
         for i in range(2):
@@ -444,3 +514,352 @@ async def waiting(n):
     finally:
         await later("finally")
     return a, await later("end")
+
+
+@case(0, 2, raises=[0, 2])
+async def failing_in_coroutines(n):
+    await asyncio.sleep(0)
+    async with Manager():
+        async for i in Countdown(n):
+            await asyncio.sleep(0)
+            1 / i
+    async for _ in n:
+        pass
+
+
+@case(3)
+def generators(n):
+    def numbers():
+        for i in range(n):
+            yield effect(i)
+
+    return list(numbers()), sum(effect(x) for x in numbers()), [lambda: effect(n)][-1]()
+
+
+class Odd:
+    """An iterable whose iterator has no more than ``__next__``."""
+
+    def __repr__(self):
+        return "Odd"
+
+    def __iter__(self):
+        return Bare()
+
+
+class Bare:
+    count = 3
+
+    def __next__(self):
+        self.count -= 1
+        if not self.count:
+            raise StopIteration
+        return self.count
+
+
+@case(Odd(), [1, 2], 5, None, raises=[5, None])
+def odd_iterators(items):
+    found = []
+    for item in items:
+        found.append(effect(item))
+    return found
+
+
+def make_recursive():
+    def recursive(n):
+        effect(("at", n))
+        return [effect(n), *recursive(n - 1)] if n else []
+
+    return recursive
+
+
+case(3)(make_recursive())
+
+
+@case(5)
+def factorial(n):
+    effect(("at", n))
+    return n * factorial(n - 1) if effect(n) else 1
+
+
+# -- names, scopes and classes ---------------------------------------------------------------------
+
+
+class Base:
+    def greet(self):
+        return "base"
+
+
+class Derived(Base):
+    __private = "own"
+
+    def __repr__(self):
+        return "Derived"
+
+    def greet(self):
+        effect("greets")
+        return f"derived of {super().greet()} {effect(self.__private)}"
+
+    def explicit(self):
+        __local = 1
+        return [__class__, __local, lambda: self.__private][2]() + self.__secret()
+
+    def __secret(self, __x=2):  # noqa: PYI063
+        effect("secret")
+        return f"secret {effect(__x)}"
+
+    def nested(self):
+        def inner(_=None):
+            effect("inner")
+            return super(Derived, self).greet(), self.__private, inner.__qualname__
+
+        class __Inner:
+            def method(self):
+                return self.__absent
+
+        try:
+            effect(__Inner().method())
+        except AttributeError as error:
+            message = str(error)
+        return inner(), __Inner.__qualname__, effect(message)
+
+    def inner(self):
+        def inner(_=None):
+            effect("inner")
+            return super(Derived, self).greet(), self.__private, inner.__qualname__
+
+        return inner
+
+    @staticmethod
+    def static(x):
+        effect("static")
+        return effect(x)
+
+    @classmethod
+    def build(cls):
+        effect("built")
+        return cls, super().__name__ if hasattr(super(), "__name__") else None
+
+
+for each in (Derived.greet, Derived.explicit, Derived._Derived__secret, Derived.nested):
+    case(Derived())(each)
+case(5)(Derived.static)
+case(Derived)(Derived.__dict__["build"].__func__)
+case(None, name="inner function of a method")(Derived().inner())
+
+
+@case(1)
+def qualified_names(n):
+    class Local:
+        def method(self):
+            return n
+
+    async def waits():
+        effect(1)
+
+    made = Local, Local.method, waits, lambda: 2, [lambda: 3 for _ in "x"][-1]
+    return effect([each.__qualname__ for each in made])
+
+
+@case(1)
+def names_seen_by_the_user(a):
+    for b in range(1):
+        effect(b)
+    inside = [(sorted(locals()), effect(a)) for _ in "x"]
+    return locals(), vars(), dir(), dir(a), vars(Base), inside
+
+
+@case(lambda: {"@t": 2}, name="shadowed names")
+def shadowed(locals, iter=(1,)):  # noqa: A002
+    vars = lambda: {"@f": 1}  # noqa: A001, E731
+    for x in iter:
+        effect(x)
+    return locals(), vars()
+
+
+DEFAULT = [1]
+
+
+def plain_decorator(function):
+    function.marked = True
+    return function
+
+
+@case(1)
+@plain_decorator
+@plain_decorator
+def described(a: int, /, b=DEFAULT, *c: str, d: dict = {}, **e) -> tuple[int, list]:  # noqa: B006
+    """What it says."""
+    kept: bool = effect(b is DEFAULT)
+    x: int = effect(a)
+    return x, b, c, d, e, kept
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+case_of(
+    """
+    def f(x):
+        '''Text.'''
+        effect("one"); effect("two")
+        if x == 1:
+            return x.missing
+        if x == 2: raise ValueError(
+            "two")
+        for a, b in [x] if x == 3 else []:
+            pass
+        while x == 4 and x.missing:
+            pass
+        with x if x == 5 else Manager() as name:
+            name.upper()
+        try:
+            if x == 6:
+                {}["key"]
+            if x == 7:
+                raise KeyError(x)
+        except KeyError as error:
+            if x == 7:
+                raise RuntimeError("seven") from error
+            raise
+        finally:
+            if x == 8:
+                1 / 0
+        match x:
+            case 9:
+                del y
+            case 10 if x.missing:
+                pass
+        def inner():
+            return x.missing
+        if x == 11:
+            inner()
+        [y.missing for y in [x] if x == 12]
+        assert (
+            x != 13
+        ), "text"
+        if x == 14:
+            (x
+             .real
+             .missing())
+        @(lambda f: f.missing if x == 15 else f)
+        def decorated(): pass
+        class Local:
+            value = x.missing if x == 16 else 1
+        for c in (x.missing() if x == 17 else [1]):
+            c.missing if x == 18 else int(c)
+        async_ = f"{x.missing if x == 19 else x}"
+        while len(async_) > 9: pass
+        if print: return (  # noqa
+            int("x" if x == 20 else "1")
+            + len("y"))
+        return x
+    """,
+    *range(1, 22),
+    raises=range(1, 21),
+    name="a statement that fails",
+)
+_BODY = "body[0].body[0].body"
+case_of(
+    """
+    def f(n):
+        for i in range(2):
+            try:
+                effect(("body", i))
+                if n:
+                    raise ExceptionGroup("two", [ValueError(1), KeyError(2)])
+                effect(("not raised", i))
+            except* ValueError as group:
+                effect(("value", len(group.exceptions)))
+            except* KeyError:
+                effect("key")
+            else:
+                effect("else")
+            effect("after")
+        return effect("end")
+    """,
+    *(0, 1),
+    since=(3, 11),
+    name="except*",
+    points={
+        "0": (  # the first is before ``try``
+            *("enter body[0].body", f"after {_BODY}[0]", f"after {_BODY}[1]"),
+            *("enter body[0].body[0].orelse", "after body[0].body[0]"),
+        ),
+        "1": (
+            *("enter body[0].body", f"after {_BODY}[0]", f"enter {_BODY}[1].body"),
+            *("after body[0].body[0]", "after body[0].body[1]"),
+        ),
+    },
+)
+case_of(
+    """
+    def f[T: int, *Ts](x: T, *rest: *Ts) -> T:
+        type Pair = tuple[T, T]
+        class Box[U]:
+            content: U
+            def get[V](self, v: V) -> V: return v
+        effect(x)
+        return T, Pair.__value__, Box.__type_params__[0].__name__, Box().get(x)
+    """,
+    1,
+    since=(3, 12),
+    name="type parameters of a function",
+)
+case_of(
+    """
+    class A[T]:
+        def m(self, x: T = 1) -> T:
+            effect(x)
+            return T, __class__
+    f = A.m
+    """,
+    1,
+    since=(3, 12),
+    name="type parameters of a class",
+)
+case_of(
+    """
+    from __future__ import annotations
+    def f(n):
+        def g(x: Undefined): pass
+        effect(n)
+        return g.__annotations__
+    """,
+    1,
+    name="annotations of the future",
+)
+case_of(
+    "def f(x):\n    if x is 'text': return '\\d'\n    return effect(int(x))\n",
+    5,
+    name="warned of by the compiler",
+)
+case_of(
+    """
+    import pickle
+
+    class Holder:
+        def defines(self):
+            global helper, Kind, other
+
+            def helper():
+                return lambda: 1
+
+            class Kind:
+                def method(self):
+                    pass
+
+            def inner():
+                global other
+
+                def other():
+                    pass
+
+            inner()
+            effect([pickle.loads(pickle.dumps(each)) is each for each in (helper, Kind, other)])
+            made = helper, helper(), Kind, Kind.method, other, inner
+            return [each.__qualname__ for each in made]
+
+    f = Holder.defines
+    """,
+    None,
+    name="global definitions",
+)

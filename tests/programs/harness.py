@@ -109,23 +109,24 @@ def _end(host):
 _turns = itertools.count()
 
 
-def _request(words, cwd, env, **files):
+def _request(words, cwd, env, first="", **files):
     """Return what a host is asked to run ``python`` with these words, as a person would."""
     cwd = os.path.abspath(cwd or ".")
     script = words[2] if words[0] == "-W" else words[0]
-    first = os.path.dirname(os.path.join(cwd, script)) if script[0] != "-" else cwd
+    beside = os.path.dirname(os.path.join(cwd, script)) if script[0] != "-" else cwd
     paths = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     return {
         "argv": words,
         "env": {name: str(value) for name, value in env.items()},
         "alone": True,
         "cwd": cwd,
-        "path": [first, *map(os.path.abspath, paths)],
+        "path": [beside, *map(os.path.abspath, paths)],
+        "first": first,
         **{name: str(path) for name, path in files.items()},
     }
 
 
-def python(*argv, cwd=None, env=None, text=""):
+def python(*argv, cwd=None, env=None, text="", together=False, first=""):
     """``python`` with these words, to its end, and what it printed: see ``subprocess.run``.
 
     A fork of one of two hosts in turn: so what one start left on the disk is met by one that hashes
@@ -134,24 +135,31 @@ def python(*argv, cwd=None, env=None, text=""):
 
     Args:
         text: what it can read from its stdin.
+        together: what it prints on stderr is among what it prints on stdout, as on a terminal.
+        first: a source that a fork executes before the program.
     """
     words, env = [*map(str, argv)], dict(os.environ if env is None else env)
     if WHOLE:
         command = [COMMAND, *words[1:]] if words[0] == "stepwise" else [sys.executable, *words]
         return subprocess.run(
             command,
-            cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False, timeout=300,
+            cwd=cwd, env=env, input=text, text=True, check=False, timeout=300,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT if together else subprocess.PIPE,
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
         files = {name: pathlib.Path(folder, name) for name in ("input", "out", "err")}
         files["input"].write_text(text, encoding="utf-8")
-        request = _request(words, cwd, env, **files)
+        if together:
+            files["err"] = files["out"]
+        request = _request(words, cwd, env, first, **files)
         answer = _ask(_host(number=next(_turns) % 2), request)
         said = [
             files[name].read_text(encoding="utf-8") if files[name].exists() else ""
             for name in ("out", "err")
         ]
-        return subprocess.CompletedProcess(words, answer["code"], *said)
+        return subprocess.CompletedProcess(
+            words, answer["code"], said[0], "" if together else said[1]
+        )
 
 
 class Watched:

@@ -10,6 +10,7 @@ signal.  The host has opened no store and started no thread; the fork then runs 
 ``cwd``         the folder to go to.
 ``out, err``    the files for what it prints.
 ``input``       a file to read from.
+``first``       a source that is executed before the program.
 ``kill_after``  the seconds after which it is killed.
 ``watched``     whether to say ``{"pid": N}`` first; it prints line by line.
 
@@ -87,6 +88,7 @@ def become(request):
     os.chdir(request.get("cwd", "."))
     sys.path[:1] = request["path"]
     code = 0
+    exec(request.get("first", ""), {"__name__": "first"})
     try:
         execute(request["argv"])
     except SystemExit as exit_:

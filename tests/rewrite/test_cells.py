@@ -1,4 +1,4 @@
-"""What a notebook's cell reads, binds and defines, and when two are the same code."""
+"""The names that a notebook's cell reads, binds and defines, and when two cells are the same."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_reads(source, reads):
     ],
 )
 def test_binds(source, binds, defines):
-    """A cell binds names at its top level; what only definitions bind is told apart."""
+    """A cell binds names at its top level; definitions are listed separately."""
     cell = parse_cell(source)
     assert " ".join(cell.binds) == binds
     assert cell.defines == set(defines.split())

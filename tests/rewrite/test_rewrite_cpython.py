@@ -111,7 +111,7 @@ def subjects(chosen):
 
 
 def run(mode, subject, folder, version=MINE, library=None):
-    """Run the tests of a subject in a process of its own; what the driver says of it."""
+    """Run the tests of a subject in a process of its own, and return the driver's report."""
     python, environment = sys.executable, {**os.environ, "STEPWISE_HOME": str(folder / "home")}
     if version != MINE:
         python, environment["PYTHONPATH"] = interpreters()[version], str(library)
@@ -137,7 +137,7 @@ def run(mode, subject, folder, version=MINE, library=None):
 
 
 def check(mode, subject, folder, version=MINE, library=None):
-    """No test may fail that passes with the module as it is."""
+    """Check that every test passes that passes with the original module."""
     said = run(mode, subject, folder, version, library)
     if said is None:
         return None
@@ -161,27 +161,27 @@ def check(mode, subject, folder, version=MINE, library=None):
 
 @subjects([*(each for each in SUBJECTS if WHOLE or each.sample), *(LANGUAGE if WHOLE else ())])
 def test_in_a_run(subject, tmp_path):
-    """They pass when each call has a frame, which is asked to save at every point."""
+    """CPython's tests pass when each call has a frame, which is asked to save at every point."""
     said = check("run", subject, tmp_path)
     assert said["saved"] >= (1 if subject in LANGUAGE else 5) * subject.functions
 
 
 @pytest.mark.parametrize("version", sorted(interpreters().keys() - {MINE}))
 def test_with_another_python(version, library, tmp_path):
-    """So they do with each Python that is there."""
+    """CPython's tests pass with each installed Python."""
     for subject in some([*SUBJECTS, *LANGUAGE], 2, f"cpython {version}"):
         check("run", subject, tmp_path, version, library)
 
 
 @subjects(SUBJECTS if WHOLE else SUBJECTS[:2])
 def test_outside_a_run(subject, tmp_path):
-    """They pass when no call has a frame, as it is outside a run."""
+    """CPython's tests pass when no call has a frame, as outside a run."""
     assert check("plain", subject, tmp_path)["saved"] == 0
 
 
 @subjects(SUBJECTS[:2])
 def test_mistakes_are_found(subject, tmp_path):
-    """They fail when a rewritten function loses a statement, so passing means something."""
+    """The tests fail when a rewritten function loses a statement, so passing means something."""
     said = run("broken", subject, tmp_path)
     assert said["bad"]
     if said["bad"] != ["the process"]:  # Python 3.13's own tests do not outlive a broken textwrap

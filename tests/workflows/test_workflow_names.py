@@ -127,6 +127,23 @@ def test_two_folders_with_main(tmp_path, run):
     assert len({name for name, _, _ in said}) == 2
 
 
+def test_runs_of_a_file_started_otherwise(tmp_path, run):
+    """A workflow finds its runs, however its file was started, and no runs of another file."""
+    for folder in (tmp_path, tmp_path / "copy"):
+        folder.mkdir(exist_ok=True)
+        (folder / "agent.py").write_text(AGENT)
+    look = "import agent, stepwise; print(len(stepwise.runs(agent.main)))"
+    run("agent.py")
+    run("agent.py", cwd=tmp_path / "copy")
+    assert run("-c", look) == ["1"]
+    run("-c", "import agent; agent.main('other')")
+    assert run("-c", look) == ["2"]
+    (tmp_path / "agent.py").write_text(
+        f"{AGENT}    import stepwise; print(len(stepwise.runs(main)))"
+    )
+    assert run("agent.py")[-1] == "2"
+
+
 def test_modules_started_as_programs(tmp_path, run):
     """``python -m package.module`` is the workflow that importing the module gives."""
     written(tmp_path / "package" / "__init__.py", "")

@@ -1,4 +1,4 @@
-"""A function's source, the positions of its statements, and the fingerprint of its code."""
+"""A function's source: the place of each statement, and the fingerprint of the code."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+from argparse import ArgumentParser
 
 import pytest
 from pythons import interpreter
+from sweeping import some
 
 import stepwise
-from stepwise._rewrite import Place, Points, capture, fingerprint
+from stepwise._rewrite import Points, capture, fingerprint
 
 
 def node_of(source):
-    """The syntax tree of the one function in a source."""
+    """Parse the one function in a source."""
     return ast.parse(textwrap.dedent(source)).body[0]
 
 
@@ -29,87 +31,47 @@ def print_of(source):
     return fingerprint(node_of(source))
 
 
-def marked(source):
-    """The place of each line of a function that ends in a comment ``# path``, with that path."""
-    lines = textwrap.dedent(source).splitlines()
-    points = Points(node_of(source))
-    return [
-        (points.at(number), line.rpartition("# ")[2].strip())
-        for number, line in enumerate(lines, 1)
-        if "# " in line
-    ]
-
-
-def check_paths(source):
-    """Compare the paths of the lines with those in their comments (``none``: no statement)."""
-    found = marked(source)
-    assert found
-    assert [place.path if place else "none" for place, _ in found] == [path for _, path in found]
-
-
 # -- where a line is -------------------------------------------------------------------------------
+# A comment ends in the path of the statement to which its line belongs, or says ``none``.
+# ``again`` stands behind the path of a statement that may call something more than once.
 
-
-def test_statements_in_a_row():
-    """A simple statement's position is its index in the body."""
-    check_paths(
-        """
+PLACES = {
+    "statements in a row": """
         def f(a,          # none
               b):
             one()         # body[0]
             two()         # body[1]
-
+            # none
             return three()  # body[2]
-        """
-    )
-
-
-def test_docstrings():
-    """A docstring is a statement: the positions of the others do not depend on what it says."""
-    check_paths(
-        '''
+        """,
+    "a docstring, which is a statement": """
         def f():
-            """Text
-            of two lines."""
+            '''Text
+            of two lines.'''
             one()         # body[1]
-        '''
-    )
-
-
-def test_statements_of_several_lines():
-    """Every line of a statement that spans several belongs to it."""
-    check_paths(
-        '''
+        """,
+    "every line of a statement of several": """
         def f():
             value = one(  # body[0]
                 1,        # body[0]
                 [2,       # body[0]
                  3],
             )             # body[0]
-            text = """    # body[1]
+            text = '''    # body[1]
             # body[1]
-            """
+            '''
             chained = (a  # body[2]
                        .b()   # body[2]
                        .c())  # body[2]
             long = a + \\
                 b()       # body[3]
-        '''
-    )
-
-
-def test_lines_between_statements():
-    """A blank line or a comment between two statements belongs to none of them."""
-    points = Points(node_of("def f():\n    one()\n\n    # comment\n    two()\n"))
-    assert [points.at(line) and points.at(line).path for line in range(7)] == [
-        *(None, None, "body[0]", None, None, "body[1]", None)
-    ]
-
-
-def test_branches():
-    """The innermost statement counts; ``elif`` is an ``if`` in the ``else``."""
-    check_paths(
-        """
+        """,
+    "several statements on a line: the last or innermost": """
+        def f():
+            one(); two()   # body[1]
+            if x: three()  # body[2].body[0]
+        """,
+    "if": """
         def f(x):
             if x:         # body[0]
                 one()     # body[0].body[0]
@@ -119,33 +81,26 @@ def test_branches():
                 five()    # body[0].orelse[0].body[0]
             else:         # body[0].orelse[0]
                 six()     # body[0].orelse[0].orelse[0]
-        """
-    )
-
-
-def test_loops():
-    """Loops, their bodies, their ``else``."""
-    check_paths(
-        """
+        """,
+    "loops": """
         async def f(x):
             for i in one():   # body[0]
-                two()         # body[0].body[0]
-                while x:      # body[0].body[1]
-                    break     # body[0].body[1].body[0]
+                two()         # body[0].body[0] again
+                while x:      # body[0].body[1] again
+                    break     # body[0].body[1].body[0] again
                 else:
-                    three()   # body[0].body[1].orelse[0]
+                    three()   # body[0].body[1].orelse[0] again
+                if four():    # body[0].body[2] again
+                    five()    # body[0].body[2].body[0] again
             else:
-                four()        # body[0].orelse[0]
+                six()         # body[0].orelse[0] again
             async for j in x: # body[1]
-                five()        # body[1].body[0]
-        """
-    )
-
-
-def test_try():
-    """Bodies, handlers, ``else`` and ``finally``."""
-    check_paths(
-        """
+                seven()       # body[1].body[0] again
+            while eight():    # body[2] again
+                nine()        # body[2].body[0] again
+            ten()             # body[3]
+        """,
+    "try": """
         def f():
             try:              # body[0]
                 one()         # body[0].body[0]
@@ -160,28 +115,8 @@ def test_try():
             finally:
                 six()         # body[0].finalbody[0]
             seven()           # body[1]
-        """
-    )
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups in 3.10")
-def test_try_with_groups():
-    """``except*`` has the positions of ``except``."""
-    check_paths(
-        """
-        def f():
-            try:
-                one()         # body[0].body[0]
-            except* ValueError:
-                two()         # body[0].handlers[0].body[0]
-        """
-    )
-
-
-def test_match():
-    """The cases of a ``match``, and their guards, which belong to the ``match`` itself."""
-    check_paths(
-        """
+        """,
+    "match": """
         def f(x):
             match one(x):     # body[0]
                 case 1:       # body[0]
@@ -193,14 +128,8 @@ def test_match():
                     match x:  # body[0].cases[2].body[0]
                         case 2:
                             six()  # body[0].cases[2].body[0].cases[0].body[0]
-        """
-    )
-
-
-def test_with():
-    """A ``with`` statement with its managers, and its body."""
-    check_paths(
-        """
+        """,
+    "with": """
         async def f():
             with one() as a, \\
                     two() as b:   # body[0]
@@ -209,14 +138,8 @@ def test_with():
                 four() as c,      # body[1]
             ):
                 await five()      # body[1].body[0]
-        """
-    )
-
-
-def test_nested_definitions():
-    """What a nested function or class holds belongs to its definition, which is the statement."""
-    check_paths(
-        """
+        """,
+    "nested definitions, each one statement": """
         def f():
             def inner(x=one()):   # body[0]
                 two()             # body[0]
@@ -227,17 +150,11 @@ def test_nested_definitions():
                     x = four()    # body[1].body[0]
                     def method(self):
                         five()    # body[1].body[0]
-            g = lambda: (         # body[2]
-                six())            # body[2]
+            g = lambda: (         # body[2] again
+                six())            # body[2] again
             return inner()        # body[3]
-        """
-    )
-
-
-def test_decorators_of_nested_definitions():
-    """The decorators of a nested definition are part of its statement."""
-    check_paths(
-        """
+        """,
+    "decorators of nested definitions": """
         def f():
             one()             # body[0]
             @two()            # body[1]
@@ -249,163 +166,67 @@ def test_decorators_of_nested_definitions():
                 @six()        # body[2].body[0]
                 class Inner:  # body[2].body[0]
                     pass
-        """
-    )
-
-
-def test_decorators_of_the_function():
-    """The function's own decorators, its name and its defaults belong to no statement."""
-    check_paths(
-        """
+        """,
+    "the decorators and defaults of the function": """
         @one()            # none
         @two(
             3)            # none
         def f(a=four(),   # none
               b=5):       # none
             six()         # body[0]
-        """
-    )
-
-
-def test_one_line():
-    """Of several statements on a line, the last or innermost counts."""
-    points = Points(node_of("def f():\n    one(); two()\n    if x: three()\n"))
-    assert [points.at(line).path for line in (2, 3)] == ["body[1]", "body[2].body[0]"]
-
-
-def test_places():
-    """A place knows its lines and its path; no two statements share a path."""
-    source = inspect.getsource(argparse_like())
-    points = Points(node_of(source))
-    paths = [place.path for place in points.places]
-    assert len(set(paths)) == len(paths)
-    for place in points.places:
-        assert isinstance(place, Place)
-        assert place.line <= place.end_line
-        found = points.at(place.line)
-        assert found.line >= place.line
-        assert found.path.startswith(place.path) or found.line == place.line
-
-
-def argparse_like():
-    import argparse
-
-    return argparse.ArgumentParser._parse_known_args
-
-
-def test_paths_lead_to_statements():
-    """A path, followed from the function's node, leads to the statement on its lines."""
-    node = node_of(inspect.getsource(argparse_like()))
-    for place in Points(node).places:
-        found = eval("node." + place.path, {"node": node})
-        first = min([found.lineno, *(d.lineno for d in getattr(found, "decorator_list", ()))])
-        assert (place.line, place.end_line) in [
-            *((found.lineno, found.end_lineno), (first, found.end_lineno))
-        ]
-
-
-# -- what is called at most once -------------------------------------------------------------------
-
-
-def once_at(source):
-    """Lines marked ``# once`` and ``# again``, and what the points say of them."""
-    return [("once" if place.once else "again", said) for place, said in marked(source)]
-
-
-def check_once(source):
-    found = once_at(source)
-    assert found
-    assert [says for says, _ in found] == [said for _, said in found]
-
-
-def test_once():
-    """A statement outside of loops runs at most once, and so do the calls in it."""
-    check_once(
-        """
+        """,
+    "comprehensions": """
         def f(x):
-            one()             # once
-            if two():         # once
-                three()       # once
-            try:
-                four()        # once
-            except ValueError:
-                five()        # once
-            finally:
-                six()         # once
-            with seven():     # once
-                eight()       # once
-            match nine():     # once
-                case 1:
-                    ten()     # once
-            for i in eleven():  # once
+            a = [one(i) for i in x]           # body[0] again
+            b = {two(i) for i in x}           # body[1] again
+            c = {i: three(i) for i in x}      # body[2] again
+            d = sum(four(i) for i in x)       # body[3] again
+            if any(five(i) for i in x):       # body[4] again
+                six()                         # body[4].body[0]
+            for i in [seven(j) for j in x]:   # body[5] again
                 pass
-        """
-    )
-
-
-def test_again_in_loops():
-    """What is in a loop's body may run again."""
-    check_once(
-        """
-        async def f(x):
-            for i in x:
-                one()         # again
-                if two():     # again
-                    three()   # again
-            while x:
-                four()        # again
-            async for i in x:
-                five()        # again
-            six()             # once
-        """
-    )
-
-
-def test_again_in_the_test_of_a_loop():
-    """The test of a ``while`` is evaluated again and again."""
-    check_once(
-        """
-        def f():
-            while one():      # again
+            with eight([i for i in x]):       # body[6] again
                 pass
-        """
-    )
-
-
-def test_again_in_comprehensions():
-    """A comprehension, a generator expression and a lambda may call again and again."""
-    check_once(
-        """
-        def f(x):
-            a = [one(i) for i in x]           # again
-            b = {two(i) for i in x}           # again
-            c = {i: three(i) for i in x}      # again
-            d = sum(four(i) for i in x)       # again
-            e = lambda: five()                # again
-            if any(six(i) for i in x):        # again
-                seven()                       # once
-            for i in [eight(j) for j in x]:   # again
-                pass
-            with nine([i for i in x]):        # again
-                pass
-        """
-    )
-
-
-def test_again_in_guards():
-    """A comprehension in the guard of a case or in a handler's classes may call again and again."""
-    check_once(
-        """
-        def f(x):
             match x:
-                case 1 if [one(i) for i in x]:  # again
+                case 1 if [nine(i) for i in x]:  # body[7] again
                     pass
             try:
                 pass
-            except tuple([two(i) for i in x]):  # again
+            except tuple([ten(i) for i in x]):   # body[8] again
                 pass
+        """,
+    "a long function of the standard library": inspect.getsource(ArgumentParser._parse_known_args),
+}
+if sys.version_info >= (3, 11):
+    PLACES["except*"] = """
+        def f():
+            try:
+                one()         # body[0].body[0]
+            except* ValueError:
+                two()         # body[0].handlers[0].body[0]
         """
-    )
+
+
+@pytest.mark.parametrize("source", PLACES.values(), ids=PLACES)
+def test_places(source):
+    """Each line belongs to the innermost statement on it, which may or may not call repeatedly."""
+    node = node_of(source)
+    points = Points(node)
+    lines = textwrap.dedent(source).splitlines()
+    for number, line in enumerate(lines, 1):
+        _, comment, expected = line.rpartition("# ")
+        if comment and source is not PLACES["a long function of the standard library"]:
+            place = points.at(number)
+            found = (place.path + ("" if place.once else " again")) if place else "none"
+            assert found == expected.strip(), line
+    assert points.at(0) is points.at(len(lines) + 1) is None
+    assert len({place.path for place in points.places}) == len(points.places)
+    for place in points.places:  # a path, followed from the node, leads to the statement
+        led = eval(f"node.{place.path}", {"node": node})
+        first = min(each.lineno for each in (led, *getattr(led, "decorator_list", ())))
+        assert (place.line, place.end_line) == (first, led.end_lineno)
+        innermost = points.at(place.line)
+        assert innermost.path.startswith(place.path) or innermost.line == place.line
 
 
 # -- the fingerprint -------------------------------------------------------------------------------
@@ -460,6 +281,8 @@ SAME = {
     "elif": lambda s: s.replace("None\n", "None\n\n"),
     "the function's decorators": lambda s: "@workflow(name='x')\n@other" + s,
     "unicode prefix": lambda s: s.replace('"cost"', 'u"cost"'),
+    "lines before it": lambda s: "\n" * 50 + s,
+    "more indented": lambda s: textwrap.indent(s, "        "),
 }
 
 DIFFERENT = {
@@ -500,6 +323,16 @@ DIFFERENT = {
     "decorator of a nested function": lambda s: s.replace(
         "            def inner", "            @cached\n            def inner"
     ),
+    **{
+        f"nested class with {name}": lambda s, text=text: s.replace("    total = 0\n", text)
+        for name, text in {
+            "a field": "    class Answer(Model):\n        text: str\n",
+            "another field": "    class Answer(Model):\n        score: str\n",
+            "another annotation": "    class Answer(Model):\n        text: int\n",
+            "a decorator": "    @final\n    class Answer(Model):\n        text: str\n",
+            "another decorator": "    @dataclass\n    class Answer(Model):\n        text: str\n",
+        }.items()
+    },
 }
 
 
@@ -511,32 +344,12 @@ def test_changes_that_do_not_count(change):
     assert print_of(after) == print_of(BEFORE)
 
 
-@pytest.mark.parametrize("change", DIFFERENT)
-def test_changes_that_count(change):
-    """Whatever changes what the function does changes its fingerprint."""
-    after = DIFFERENT[change](BEFORE)
-    assert after != BEFORE
-    assert print_of(after) != print_of(BEFORE)
-
-
-def test_all_changes_differ():
-    """No two different changes have the same fingerprint."""
-    real = [name for name in DIFFERENT if name != "decorator of a nested function"]
-    prints = {print_of(DIFFERENT[change](BEFORE)) for change in real}
-    assert len(prints | {print_of(BEFORE)}) == len(real) + 1
-
-
-def test_fields_of_nested_classes():
-    """The annotations in a nested class are its fields: a model for structured output, say."""
-    source = "def f():\n    class Answer(BaseModel):\n        {}\n    return ask(Answer)\n"
-    prints = {print_of(source.format(field)) for field in ("text: str", "score: int", "text: int")}
-    assert len(prints) == 3
-
-
-def test_decorators_of_nested_classes():
-    """A decorator that is put on a nested class changes what the function does."""
-    source = "def f():\n    {}\n    class Answer:\n        x = 1\n    return Answer\n"
-    assert print_of(source.format("@dataclass")) != print_of(source.format("@final"))
+def test_changes_that_count():
+    """Each change of what the function does gives a fingerprint of its own."""
+    names = {print_of(BEFORE): "unchanged"}
+    for name, change in DIFFERENT.items():
+        found = print_of(change(BEFORE))
+        assert names.setdefault(found, name) == name, f"{name} is the same as {names[found]}"
 
 
 def test_the_form_of_a_fingerprint():
@@ -546,13 +359,6 @@ def test_the_form_of_a_fingerprint():
     assert len(fingerprint(node)) == 32
     assert int(fingerprint(node), 16)
     assert ast.dump(node, include_attributes=True) == before
-
-
-def test_positions_do_not_count():
-    """Where in its file a function stands does not count, nor how deep it is indented."""
-    shifted = node_of("\n" * 50 + BEFORE)
-    nested = ast.parse("class A:\n" + textwrap.indent(BEFORE, "    ")).body[0].body[0]
-    assert fingerprint(shifted) == fingerprint(nested) == print_of(BEFORE)
 
 
 PRINT_ALL = textwrap.dedent(
@@ -573,36 +379,32 @@ PRINT_ALL = textwrap.dedent(
 )
 
 
+@functools.cache
+def said_by(python, names):
+    """Return what an interpreter prints of the functions in some files."""
+    return subprocess.run(
+        [python, "-B", "-c", PRINT_ALL, *map(str, names)],
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    ).stdout
+
+
 @pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
-def test_other_pythons(version, tmp_path):
+def test_other_pythons(version, tmp_path_factory):
     """Another version of Python finds the same positions and fingerprints in the same source."""
-    names = [tmp_path / "agent.py"]
-    names[0].write_text(BEFORE, "utf-8")
-    names += sorted(pathlib.Path(stepwise.__file__).parent.rglob("_*/*.py"))
-    said = [
-        subprocess.run(
-            [python, "-B", "-c", PRINT_ALL, *map(str, names)],
-            env={**os.environ, "PYTHONPATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        ).stdout
-        for python in (sys.executable, interpreter(version))
-    ]
-    assert said[0].count("\n") > 100
-    assert said[0] == said[1]
+    python = interpreter(version)
+    agent = tmp_path_factory.getbasetemp() / "agent.py"
+    agent.write_text(BEFORE, "utf-8")
+    modules = sorted(pathlib.Path(stepwise.__file__).parent.rglob("_*/*.py"))
+    names = (agent, *some(modules, 30, "positions"))
+    assert said_by(sys.executable, names).count("\n") > 100
+    assert said_by(python, names) == said_by(sys.executable, names)
 
 
 # -- the source ------------------------------------------------------------------------------------
-
-
-def captured():
-    """Docstring."""
-    first = """
-text at the margin
-    """
-    return first  # the end  # noqa: RET504
 
 
 def decorate(*_):
@@ -616,42 +418,11 @@ def decorate(*_):
 def decorated(
     a=1,
 ):
-    return a
-
-
-def line_of(function, text):
-    """The line of its file on which a function's source has a text."""
-    lines, first = inspect.getsourcelines(function)
-    return first + next(index for index, line in enumerate(lines) if text in line)
-
-
-def test_captured_source():
-    """The node has the line numbers of the file, and the texts as they are."""
-    source = capture(captured)
-    node = source.node()
-    assert isinstance(node, ast.FunctionDef)
-    assert node.lineno == captured.__code__.co_firstlineno
-    assert node.end_lineno == line_of(captured, "the end")
-    assert (source.filename, source.name) == (__file__, "captured")
-    assert ast.literal_eval(node.body[0].value) == captured()
-    assert Points(node).at(line_of(captured, "the end")).path == "body[1]"
-
-
-def test_the_node_is_parsed_once():
-    """The node is made when it is first asked for, and kept."""
-    source = capture(captured)
-    assert source.node() is source.node()
-    assert capture(captured).node() is not source.node()
-
-
-def test_decorated_functions():
-    """The lines of a decorated function count from its file, not from its decorators."""
-    node = capture(decorated).node()
-    assert [d.lineno for d in node.decorator_list] == [
-        *(line_of(decorated, "@decorate(\n"), line_of(decorated, "@decorate()"))
-    ]
-    assert node.lineno == line_of(decorated, "def decorated")
-    assert Points(node).at(line_of(decorated, "return a")).path == "body[0]"
+    """Docstring."""
+    first = """
+text at the margin
+    """
+    return first, a
 
 
 class Holder:
@@ -683,29 +454,6 @@ class Holder:
             return 3
 
 
-@pytest.mark.parametrize(
-    ("function", "text", "path"),
-    [
-        (Holder.method, "return text", "body[0].body[1]"),
-        (Holder.method, "return await", "body[1]"),
-        (Holder.static, "return 1", "body[0]"),
-        (Holder.cached.__wrapped__, "2)", "body[0]"),
-        (Holder.Inner.deep, "return 3", "body[0]"),
-    ],
-)
-def test_methods(function, text, path):
-    """Methods, whose source is indented, have their statements at the lines of the file."""
-    node = capture(function).node()
-    assert node.name == function.__name__
-    assert Points(node).at(line_of(function, text)).path == path
-
-
-def test_texts_in_methods():
-    """A text that spans lines keeps its own indentation."""
-    node = capture(Holder.method).node()
-    assert ast.literal_eval(node.body[0].body[0].value) == "\n  less indented\n"
-
-
 def make_functions():
     def inner(x):
         def inner(x):
@@ -714,31 +462,58 @@ def make_functions():
         return inner(x)
 
     async def later():
-        pass
+        return 4
 
     if inner:
 
         def branch():
-            return 1
+            return 5
 
     return inner, later, branch
 
 
-def test_nested_functions():
-    """Functions inside a function are found by their own names and lines."""
-    inner, later, branch = make_functions()
-    node = capture(inner).node()
-    assert (node.name, len(node.body)) == ("inner", 2)
-    assert node.lineno == inner.__code__.co_firstlineno
-    assert isinstance(capture(later).node(), ast.AsyncFunctionDef)
-    assert capture(branch).node().lineno == line_of(branch, "def branch")
+inner, later, branch = make_functions()
 
 
-def test_the_same_in_the_file_and_alone():
-    """The fingerprint of a captured function is that of its text."""
-    for function in (captured, decorated, Holder.Inner.deep, make_functions()[0]):
-        text = textwrap.dedent(inspect.getsource(function))
-        assert fingerprint(capture(function).node()) == print_of(text)
+@pytest.mark.parametrize(
+    ("function", "text", "path"),
+    [
+        (decorated, "return first", "body[1]"),
+        (Holder.method, "return text", "body[0].body[1]"),
+        (Holder.method, "return await", "body[1]"),
+        (Holder.static, "return 1", "body[0]"),
+        (Holder.cached.__wrapped__, "2)", "body[0]"),
+        (Holder.Inner.deep, "return 3", "body[0]"),
+        (inner, "return inner(x)", "body[1]"),
+        (later, "return 4", "body[0]"),
+        (branch, "return 5", "body[0]"),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", value),
+)
+def test_captured_source(function, text, path):
+    """A captured function has its name, its texts, and the line numbers of its file."""
+    source = capture(function)
+    node = source.node()
+    assert (source.filename, source.name) == (__file__, function.__name__)
+    assert source.node() is node, "parsed once"
+    assert capture(function).node() is not node
+    assert len(repr(source)) < 300, "shows not the whole file"
+
+    lines, first = inspect.getsourcelines(function)
+    numbered = list(enumerate(lines, first))
+    assert node.lineno == next(number for number, line in numbered if "def " in line)
+    assert node.end_lineno == numbered[-1][0]
+    decorators = [number for number, line in numbered if line.lstrip().startswith("@")]
+    assert [each.lineno for each in node.decorator_list] == decorators
+    assert Points(node).at(next(n for n, line in numbered if text in line)).path == path
+
+    indented = lines[0][0] == " "
+    alone = ast.parse("if 1:\n" * indented + "".join(lines)).body[0]
+    alone = alone.body[0] if indented else alone
+    if ast.get_docstring(alone):
+        del alone.body[0]  # so that positions do not depend on it
+    assert ast.dump(node) == ast.dump(alone)
+    assert fingerprint(node) == fingerprint(alone)
 
 
 def test_without_source():
@@ -821,8 +596,3 @@ def test_source_that_does_not_parse(module):
         assert source.node() is None
     source.first_line = 100
     assert source.node() is None
-
-
-def test_captured_source_is_small_to_show():
-    """What a source shows of itself is not the whole file."""
-    assert len(repr(capture(captured))) < 300
