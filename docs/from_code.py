@@ -43,6 +43,7 @@ TYPES = {  # private aliases, in words
     "int": "a number",
     "str | None": "a text, or `None`",
     "tuple[str, ...]": "names",
+    "tuple[tuple[str, str], ...]": "a mapping of texts",
 }
 
 
