@@ -310,7 +310,7 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str) -> Markup:
         "error" if failed else "result": _code(step.preview) if step.preview else "",
         "traceback": _code(step.traceback) if step.traceback else "",
         "ran again": _compared(run.different.get(step.number), step.arguments, prefix),
-        "called": (tag("code", step.site), " " if step.site else "", began),
+        "called": ("at ", tag("code", step.site), ", ", began) if step.site else began,
         "tries": f"{step.attempts}" if step.attempts > 1 else "",
         "idempotency key": tag("code", step.idempotency_key) if step.side_effect else "",
         "child run": link,
@@ -359,8 +359,8 @@ def _source(run: RunPage, prefix: str) -> Markup:
         tag(
             "tr",
             tag("td", f"{number}"),
-            tag("td", text.rstrip("\n"), cls="code"),
             tag("td", _links(called.get(number, ()), prefix)),
+            tag("td", text.rstrip("\n"), cls="code"),
             cls="here" if number == source.here else None,
         )
         for number, text in enumerate(source.lines[:_LINES], source.first)

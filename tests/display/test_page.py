@@ -180,8 +180,9 @@ def test_the_source_with_its_position(failed):
     """The source is shown with the line at which the run resumes, and the steps of each line."""
     shown = Page(exported(failed))
     assert "send(notes)" in shown.one("tr", cls="here").text
-    lines = [each.text for each in shown.all("tr") if "think(topic)" in each.text]
-    assert lines[0].endswith("1")
+    (line, *_) = [each.text for each in shown.all("tr") if "think(topic)" in each.text]
+    number = failed.steps[0].site.rpartition(":")[2]
+    assert line == f"{number}1    notes = think(topic)"
     links = {vars(each)["with"]["href"] for each in shown.all("a") if each.text == "3"}
     assert links == {"#s3"}
 
