@@ -8,7 +8,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install test test-fast test-all sweeps mutants map lint format types wheel examples demo clean
-.PHONY: bench bench-peers bench-page docs
+.PHONY: bench bench-peers bench-page docs pictures
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ mutants: install  ## change the library in one place after another: tests must f
 
 map: install  ## draw the rooms of the house, and count: docs/house.md
 	$(BIN)/python tests/house.py > docs/house.md
+
+pictures: install  ## take pictures of an exported run in chromium: build/pictures/
+	$(BIN)/python tests/display/pictures.py build/pictures
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs

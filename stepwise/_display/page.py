@@ -253,7 +253,8 @@ def _question(question: Question) -> Markup:
 def _picture(run: RunPage, prefix: str) -> Markup:
     now = time.time() if run.shown.status == "running" else None
     drawn = timeline(run.shown.steps, now, [at for at, _ in run.resumes], prefix)
-    return markup(drawn, tag("small", "pauses are shortened")) if drawn else drawn
+    shortened = tag("small", "pauses are shortened") if "<rect x" in drawn else None
+    return markup(drawn, shortened)
 
 
 # -- steps -----------------------------------------------------------------------------------------
