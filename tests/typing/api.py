@@ -19,14 +19,19 @@ from typing_extensions import assert_type
 
 import stepwise
 from stepwise import (
+    CompletedCall,
     CurrentStep,
     DidNotHappen,
     Event,
     Inconclusive,
     InDoubtCall,
     Landed,
+    Program,
+    Recovered,
     Run,
+    RunCheckpoint,
     StepRecord,
+    Verification,
     Workflow,
     background,
     configure,
@@ -257,6 +262,11 @@ async def asend(to: str) -> str:
     return ""
 
 
+def unsend(call: CompletedCall) -> None:
+    assert_type(call.name, str)
+    assert_type(call.compensation_key, str)
+
+
 async def check_tools() -> None:
     assert_type(send("a", body="b"), str)
     assert_type(await asend("a"), str)
@@ -271,6 +281,9 @@ async def check_tools() -> None:
     tool(in_doubt="maybe")  # type: ignore[call-overload]
     tool(side_effect=True, fails_cleanly=3)  # type: ignore[call-overload]
     tool(retry_on=3)  # type: ignore[call-overload]
+    tool(side_effect=True, compensate=unsend)
+    tool(side_effect=True, compensate=reconcile)  # type: ignore[arg-type]
+    tool(side_effect=True, in_doubt=unsend)  # type: ignore[arg-type]
 
 
 # -- workflows -----------------------------------------------------------------------------------
@@ -581,6 +594,7 @@ async def check_handles() -> None:
     handle.run.resume(x=2)
     plain_flow.start("no number")  # type: ignore[arg-type]
     plain_flow.start()  # type: ignore[call-arg]
+    assert_type(stepwise.recover(), Recovered)
     for each in stepwise.recover(plain_flow, max_workers=2):
         assert_type(each.id, str)
 
@@ -607,6 +621,11 @@ def check_runs(run: Run) -> None:
     assert_type(run.steps_executed, int)
     assert_type(run.steps_skipped, int)
     assert_type(run.locals(at=3), "dict[str, Any]")
+    assert_type(run.checkpoints, list[RunCheckpoint])
+    assert_type(run.verify(), Verification)
+    assert_type(run.repair(accept_loss=True), Verification)
+    assert_type(run.program, Program | None)
+    assert_type(run.checkpoints[0].position, str)
     run.result.anything()
     run.forget(3)
     run.forget("send")
