@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 
-from stepwise._calls.doubt import ruling_commands
 from stepwise._display.page import (
     CheckpointShown,
     Different,
@@ -20,7 +19,6 @@ from stepwise._display.render import printable
 from stepwise._identity.parts import shown_part
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import how_started
-from stepwise._matching.rulings import differing
 from stepwise._rewrite import (
     FunctionNode,
     fingerprint,
@@ -144,24 +142,19 @@ def _questions(run: Run, seen: Overview) -> Iterator[Question]:
                 f"stepwise resolve {run.id} {step.number} --did-not-happen",
             ],
         )
-    stops = [stop for stop, _ in seen.stops]
-    for stop, others in seen.stops:
-        if stop.ruled is None:
+    for stop in seen.stops:
+        if stop.said is None:
             yield Question(
-                f"{stop.call.name}({stop.call.arguments})",
-                f"is where the run stopped, called at {stop.call.site or '?'}: it could be one of "
+                f"{stop.name}({stop.arguments})",
+                f"is where the run stopped, called at {stop.site or '?'}: it could be one of "
                 "these recorded steps. Say which:",
-                [line.strip() for line in ruling_commands(run.id, stop, stops)],
+                [command.strip() for command in stop.commands],
                 [
                     f"step {other.number} {other.name}({other.arguments})"
-                    f"{_differs(differing(stop.call, other))}"
-                    for other in others
+                    + (f" (differs: {other.why})" if other.why else "")
+                    for other in stop.could_be
                 ],
             )
-
-
-def _differs(names: list[str]) -> str:
-    return f" (differs: {', '.join(map(shown_part, names))})" if names else ""
 
 
 # -- the source of a workflow ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Takes pictures of an exported run: ``make pictures`` writes build/pictures/.
+"""Takes pictures of an exported run: ``make screenshots`` writes build/screenshots/.
 
 Light and dark, wide and as narrow as a phone, folded and unfolded, and as printed; the run was
 killed twice on the way.  Needs chromium, which the project does not install.
