@@ -66,7 +66,7 @@ class Different:
 
     Args:
         number: of that step.
-        why: the parts in which they differ, in words.
+        why: a sentence about the parts in which they differ.
         arguments: of that step; empty if they are not known.
     """
 
@@ -325,8 +325,7 @@ def _compared(different: Different | None, arguments: str, prefix: str) -> Marku
     """Show in what a call differs from the recorded step that did not answer it."""
     if different is None:
         return Markup()
-    other = tag("a", f"step {different.number}", href=f"#{prefix}s{different.number}")
-    told = tag("div", f"since {different.why} from ", other)
+    told = tag("div", tag("a", different.why, href=f"#{prefix}s{different.number}"))
     if not different.arguments:
         return told
     before, after = _differences(different.arguments[:_COMPARED], arguments[:_COMPARED])

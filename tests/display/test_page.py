@@ -236,6 +236,12 @@ def test_source_that_was_edited(tmp_path):
     assert "not on this machine" in exported(run)
 
 
+def test_tags():
+    """The tags of a run are among its facts."""
+    shown = Page(exported(child.options(tags={"customer": "ann", "job": "3"}).execute("moon")))
+    assert "customer=ann, job=3" in shown.one("header").text
+
+
 def test_what_is_hidden_stays_out():
     """No value of a secret or redacted argument is on a page, only the names."""
 
@@ -272,9 +278,10 @@ def test_a_side_effect_in_doubt():
 def test_differing_arguments():
     """A step that ran although it was recorded shows in which words the two calls differ."""
     steps = [step_of(1, arguments="mood='calm', n=1"), step_of(2, arguments="mood='bold', n=1")]
-    different = {2: Different(1, "the argument 'mood' differs", steps[0].arguments)}
+    different = {2: Different(1, "work ran, since 'mood' differs", steps[0].arguments)}
     shown = Page(page(RunPage(RunShown("r", "f()", "completed", steps=steps), different=different)))
-    assert "since the argument 'mood' differs from step 1" in shown.one("details", id="s2").text
+    assert "work ran, since 'mood' differs" in shown.one("details", id="s2").text
+    assert "work ran, since 'mood' differs" in [each.text for each in shown.all("a", href="#s1")]
     assert [each.text for each in shown.all("del")] == ["calm"]
     assert [each.text for each in shown.all("ins")] == ["bold"]
 

@@ -480,6 +480,9 @@ async def check_options_and_execute(a: Agent) -> None:
     agent.options(fresh="yes")  # type: ignore[arg-type]
     agent.options(retention="none")  # type: ignore[arg-type]
     agent.options(side_effect=True)  # type: ignore[call-arg]
+    agent.options(tags={"customer": "ann"})
+    agent.options(tags={"customer": 3})  # type: ignore[dict-item]
+    agent.options(tags="ann")  # type: ignore[arg-type]
     a.run.options(codec="yaml")  # type: ignore[arg-type]
     a.run.execute("t", 3)  # type: ignore[call-arg]
     a.run.execute(task=3)  # type: ignore[arg-type]
@@ -668,6 +671,8 @@ def check_listing() -> None:
     assert_type(runs(), "list[Run]")
     assert_type(runs(agent, "failed"), "list[Run]")
     assert_type(runs("agent", status="completed", store=Path("/x")), "list[Run]")
+    assert_type(runs(tags={"customer": "ann"}), "list[Run]")
+    runs(tags="ann")  # type: ignore[arg-type]
     runs(status="done")  # type: ignore[arg-type]
     assert_type(get_run("x"), Run)
     assert_type(get_run("x", store="memory:"), Run)
