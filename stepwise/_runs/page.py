@@ -183,7 +183,7 @@ def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | No
         return SourceShown(os.path.basename(file), 1, [], note="the file is not on this machine")
     found = _function(run, facts, "".join(lines), name)
     if found is None:
-        note = f"it defines no function {name!r} any more"
+        note = f"the function of {name!r} is not found in this file"
         return SourceShown(os.path.basename(file), 1, [], note=note)
     node, here, note = found
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
@@ -204,9 +204,9 @@ def _function(
         node = function_like(text, name, state.position, state.prefix, state.visited)
         if node is not None:
             return node, following_line(node, state.position) or here, ""
-    nodes = [*functions_named(text, name)]
-    for node in nodes:
+    for node in functions_named(text):  # a workflow may have a name= of its own
         if fingerprint(node) == facts.code:
             return node, here, ""
+    nodes = [*functions_named(text, name)]
     note = "the function was edited since, so lines may not be those that were executed"
     return (nodes[0], here, note) if nodes else None

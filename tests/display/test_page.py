@@ -231,9 +231,19 @@ def test_source_that_was_edited(tmp_path):
     script.write_text(EDITED.replace("return think(topic)", "return think(topic + topic)"))
     assert "was edited since" in exported(run)
     script.write_text("agent = 1\n")
-    assert "defines no function" in exported(run)
+    assert "the function of &#x27;agent&#x27; is not found" in exported(run)
     script.unlink()
     assert "not on this machine" in exported(run)
+
+
+def test_source_of_a_renamed_workflow():
+    """The source of a workflow is found by its code, if the workflow has another name."""
+
+    @stepwise.workflow(name="other")
+    def flow(topic):
+        return think(topic)
+
+    assert "def flow(topic)" in Page(exported(flow.execute("moon"))).text
 
 
 def test_tags():
