@@ -445,12 +445,12 @@ FRONT_DOOR = """
     ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle Checkpoint CheckpointStore
     CodeChangedError CompletedCall ConfigurationError CorruptStoreError CurrentStep DidNotHappen
     DigestError Event Handle InDoubtCall Inconclusive JournalLostError Landed LeaseLostError
-    NotRecordableError OutsideRunError Program RecoverableAgent Recovered Run RunBusyError
-    RunCheckpoint RunConflictError RunNotFoundError RunOwnedError RunSkipped RunStopped RunWarning
-    StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
-    StepwiseWarning StoreError UnreadableValueError UnrecordedCallWarning UnusedRecordWarning
-    Verification Workflow background configure current_run current_step errors get_run identity map
-    on_event recover reenterable resource runs step tool workflow
+    NotRecordableError OutsideRunError PossibleStep Program RecoverableAgent Recovered Run
+    RunBusyError RunCheckpoint RunConflictError RunNotFoundError RunOwnedError RunSkipped RunStopped
+    RunWarning StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError
+    StepwiseError StepwiseWarning StoppedCall StoreError UnreadableValueError UnrecordedCallWarning
+    UnusedRecordWarning Verification Workflow background configure current_run current_step errors
+    get_run identity map on_event recover reenterable resource runs step tool workflow
 """
 
 
