@@ -42,6 +42,7 @@ map: install  ## draw the rooms of the house, and count: docs/house.md
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs
+	@$(BIN)/python tests/docs/coverage_of_pages.py > build/documented.txt || (grep NOWHERE build/documented.txt; false)
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
