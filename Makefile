@@ -45,6 +45,7 @@ screenshots: install  ## show an exported run in chromium, light and dark, wide 
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs
+	@$(BIN)/python tests/docs/coverage_of_pages.py > build/documented.txt || (grep NOWHERE build/documented.txt; false)
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
