@@ -38,6 +38,10 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
     known.pop(short, None)
     if not known:
         return _cut(text, width)
+    beginning = _cut(text, width)
+    are_others = not every and all(map(_is_other, known.values()))
+    if are_others and all(_cut(other, width) != beginning for other in known):
+        return beginning
     nearest = min(known.values(), key=sum)
     both = [any(each) for each in zip(*known.values(), strict=True)]
     for marks in (both,) if every else (both, nearest):
@@ -48,6 +52,11 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
             if spare >= 0:
                 return _cut(_shown(parts, name + spare, context), width)
     return _cut_evenly(parts, name if name <= width // 3 else 0, width)
+
+
+def _is_other(marks: list[bool]) -> bool:
+    """Return whether a text shares less than half of it with another, so that it is no variant."""
+    return 2 * sum(marks) > len(marks)
 
 
 def _cut_evenly(parts: Parts, name: int, width: int) -> str:
