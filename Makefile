@@ -8,7 +8,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install test test-fast test-all sweeps mutants map lint format types wheel examples demo clean
-.PHONY: bench bench-peers bench-page docs
+.PHONY: bench bench-peers bench-page pictures docs
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,6 +75,9 @@ bench-peers: install  ## the same, and other libraries, each in its own environm
 
 bench-page: install  ## write docs/benchmarks.md again, of the figures that there are
 	$(BIN)/python benchmarks/page.py
+
+pictures: install  ## draw the pictures of the pages: docs/pictures/*.svg
+	$(BIN)/python docs/pictures.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
 """The parts of the reference that are read from the code: options, settings, errors.
 
 The directives ``options``, ``environment`` and ``errors`` of the site's pages;
-``tests/docs/coverage.py`` reads the same tables.
+``tests/docs/coverage_of_pages.py`` reads the same tables.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ TYPES = {  # private aliases, in words
     "int": "a number",
     "str | None": "a text, or `None`",
     "tuple[str, ...]": "names",
+    "tuple[tuple[str, str], ...]": "a mapping of texts",
 }
 
 
@@ -136,12 +137,12 @@ def environment() -> dict[str, str]:
     found: dict[str, str] = {}
     name = ""
     for line in (inspect.getdoc(settings) or "").splitlines():
-        entry = re.match(r"``(\w+)`` +(.*)", line)
+        entry = re.match(r"``(\w+)`` *(.*)", line)
         if entry:
             name = entry[1]
             found[name] = entry[2]
         elif name and line.startswith(" "):
-            found[name] += " " + line.strip()
+            found[name] = f"{found[name]} {line.strip()}".strip()
         else:
             name = ""
     return {each: markdown(text) for each, text in found.items()}

@@ -33,7 +33,7 @@
     └── RunWarning                       anything else that a user should check once
 
 ``RunStopped`` is not an ``Exception``, so that an agent's ``except Exception`` cannot swallow it
-and continue unrecorded.  The first sentence of a class's docstring is its default message; the
+and continue unrecorded.  The first paragraph of a class's docstring is its default message; the
 cause and the way out follow, which ``stepwise explain NAME`` prints.  The facts of a case are
 attributes.  Every exception survives pickle.
 """
@@ -85,8 +85,8 @@ class _Facts(BaseException):
 
 
 def _message(cls: type) -> str:
-    """Return the first paragraph of a class's docstring."""
-    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0]
+    """Return the first paragraph of a class's docstring, as one line."""
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
 
 
 class StepwiseError(_Facts, Exception):
@@ -357,19 +357,21 @@ class JournalLostError(StoreError):
 
 class RunOwnedError(RunStopped):
     """Somebody else is executing this child run, or the store refuses its lease.
+    `stepwise explain RunOwnedError` says what to do.
 
     Cause: A workflow called another one, whose run a living process, thread or task is executing.
     This run stops, since it cannot have the answer.
 
     What to do: Wait until the other one has ended, and start the program again. With
     `on_owned="wait"` the child workflow waits by itself.
-    """
+    """  # noqa: D205 -- two sentences are the message
 
     owner: Any
 
 
 class LeaseLostError(RunStopped):
     """Another process took this run over; nothing more can be written from here.
+    `stepwise explain LeaseLostError` says how that happens.
 
     Cause: This process lost its lock, because somebody deleted the store's lock file or a store of
     your own let the lease expire, and another process took the run. The store refuses the writes of
@@ -377,7 +379,7 @@ class LeaseLostError(RunStopped):
 
     What to do: Nothing, if the other process continues the run: follow it with `stepwise watch
     RUN`. Otherwise start the program again.
-    """
+    """  # noqa: D205 -- two sentences are the message
 
 
 class StepwiseWarning(UserWarning):

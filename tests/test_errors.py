@@ -97,8 +97,8 @@ def test_names_say_what_they_are():
 
 @pytest.mark.parametrize("cls", RAISED, ids=lambda cls: cls.__name__)
 def test_the_docstring_is_the_message(cls):
-    """An error made without a message says the first line of its docstring, a sentence."""
-    first = inspect.cleandoc(cls.__doc__).partition("\n")[0]
+    """An error made without a message says the first paragraph of its docstring, on one line."""
+    first = " ".join(inspect.cleandoc(cls.__doc__).partition("\n\n")[0].split())
     assert str(cls()) == first
     assert cls().args == (first,)
     assert first[0].isupper()

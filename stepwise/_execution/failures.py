@@ -9,28 +9,14 @@ carries the number of the call in an attribute.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 from stepwise._journal.records import ANY_ERROR
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.tracebacks import chain
 
-__all__ = ["Unwinding", "chain"]
+__all__ = ["Unwinding"]
 
 _ATTRIBUTE = "_stepwise_calls"
-
-
-def chain(
-    error: BaseException | None, ambient: BaseException | None = None
-) -> Iterator[BaseException]:
-    """An exception, its causes and contexts, and the members of groups, up to ``ambient``."""
-    todo, seen = [error], {id(None), id(ambient)}
-    while todo:
-        each = todo.pop(0)
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
 class Unwinding:

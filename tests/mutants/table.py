@@ -173,14 +173,14 @@ _VALUES = [
         "_values/digest.py",
         """return join(b"e", [string(class_name(cls)), string(value.name)])""",
         """return join(b"e", [string(cls.__qualname__), string(value.name)])""",
-        "test_digest.py::test_enums_of_one_name",
+        "test_digest.py::test_no_two_share_a_digest",
     ),
     _mutant(
         "views of one memory with two shapes are equal",
         "_values/digest.py",
         "*encoder.items((value.format, value.shape))",
         "*encoder.items((value.format,))",
-        "test_digest.py::test_views_of_one_memory",
+        "test_digest.py::test_no_two_share_a_digest",
     ),
 ]
 
@@ -195,7 +195,7 @@ _FAILURES = [
     *[
         _mutant(
             f"of what an exception came from, {what} is not followed",
-            "_execution/failures.py",
+            "_runtime/tracebacks.py",
             "todo += [each.__cause__, each.__context__, *getattr",
             f"todo += [{followed}, *getattr",
             "test_failures.py::test_what_an_error_was_raised_from_is_tried_again",
@@ -355,7 +355,7 @@ _STORES = [
         "        if found and digest_of(each.link for each in chunks) != needs.links:\n"
         "            return False\n",
         "",
-        "test_delta_checkpoints.py::test_a_chunk_of_another_time_is_not_the_one_that_is_meant",
+        "test_stored_once.py::test_a_chunk_of_another_time_is_not_the_one_that_is_meant",
     ),
     _mutant(
         "a waiting task misses what happened before it began to wait",

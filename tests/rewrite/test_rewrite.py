@@ -144,7 +144,9 @@ def bound_to(value, cells):
         cells.get(name, cell)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True)
     )
-    return types.FunctionType(value.__code__, value.__globals__, None, value.__defaults__, closure)
+    bound = types.FunctionType(value.__code__, value.__globals__, None, value.__defaults__, closure)
+    bound.__qualname__ = value.__qualname__
+    return bound
 
 
 @cases
