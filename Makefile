@@ -8,7 +8,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install test test-fast test-all sweeps mutants map lint format types wheel examples demo clean
-.PHONY: bench bench-peers bench-page docs
+.PHONY: bench bench-peers bench-page pictures docs
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,10 +37,11 @@ mutants: install  ## change the library in one place after another: tests must f
 	$(BIN)/python tests/mutants/run.py -n $(JOBS) $(ONLY)
 
 map: install  ## draw the rooms of the house, and count: docs/house.md
-	$(BIN)/python tests/house.py > docs/house.md
+	@mkdir -p docs/pictures
+	$(BIN)/python tests/house.py --picture docs/pictures/house.svg > docs/house.md
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
@@ -74,6 +75,9 @@ bench-peers: install  ## the same, and other libraries, each in its own environm
 
 bench-page: install  ## write docs/benchmarks.md again, of the figures that there are
 	$(BIN)/python benchmarks/page.py
+
+pictures: install  ## draw the pictures of the pages: docs/pictures/*.svg
+	$(BIN)/python docs/pictures.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -34,7 +34,7 @@ _NAMES = tuple(name.encode() for name in _MOVED)
 
 
 def current(module: str) -> str:
-    """Return the name that a module has today, given the one that a pickle holds."""
+    """Return today's name of a module, given the name that a pickle holds."""
     return _MOVED.get(module, module)
 
 

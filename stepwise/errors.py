@@ -33,7 +33,8 @@
     └── RunWarning                       anything else that a user should check once
 
 ``RunStopped`` is not an ``Exception``, so that an agent's ``except Exception`` cannot swallow it
-and continue unrecorded.  A class's docstring is its default message; the facts of a case are
+and continue unrecorded.  The first paragraph of a class's docstring is its default message; the
+cause and the way out follow, which ``stepwise explain NAME`` prints.  The facts of a case are
 attributes.  Every exception survives pickle.
 """
 
@@ -75,7 +76,7 @@ class _Facts(BaseException):
     """Message first, facts as attributes; ``BaseException.__reduce__`` then pickles both."""
 
     def __init__(self, message: str | None = None, **facts: Any) -> None:
-        super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
+        super().__init__(message or _message(type(self)))
         self.__dict__.update(facts)
 
     def __str__(self) -> str:
@@ -83,29 +84,70 @@ class _Facts(BaseException):
         return str(self.args[0])
 
 
+def _message(cls: type) -> str:
+    """Return the first paragraph of a class's docstring, as one line."""
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
+
+
 class StepwiseError(_Facts, Exception):
-    """Something went wrong in stepwise."""
+    """Something went wrong in stepwise.
+
+    Cause: An operation of stepwise failed; the class of the exception says which.
+
+    What to do: Catch the classes below by their own names, or all of them by this one.
+    """
 
 
 class ConfigurationError(StepwiseError):
-    """A setting cannot be used."""
+    """A setting cannot be used.
+
+    Cause: A setting, an option, an environment variable or a key has a value that cannot mean
+    anything, two of them exclude each other, or a package of an extra is not installed.
+
+    What to do: The message names the setting, its value and the values that it takes. Correct it,
+    and start the program again.
+    """
 
 
 class RunNotFoundError(StepwiseError, LookupError):
-    """There is no such run in the store. `stepwise runs` lists its runs."""
+    """There is no such run in the store. `stepwise runs` lists its runs.
+
+    Cause: The run id is misspelled, the run was deleted (`stepwise forget`, `stepwise prune`), or
+    the program looks into another store than the one that has the run.
+
+    What to do: Compare the id with `stepwise runs`. If the list is not what you expect, `stepwise
+    doctor` prints which store is open; `STEPWISE_STORE`, `STEPWISE_HOME` and `--store` choose
+    another.
+    """
 
     run_id: str
 
 
 class StepNotFoundError(StepwiseError, LookupError):
-    """The run has no such step. `stepwise show RUN` lists its steps."""
+    """The run has no such step. `stepwise show RUN` lists its steps.
+
+    Cause: The run has no call of this number or name; or the call is there, but there is nothing to
+    settle: it is not in doubt.
+
+    What to do: Look up the number in the column STEP of `stepwise show RUN`, and what is in doubt
+    with `stepwise in-doubt`.
+    """
 
     run_id: str
     step: int | str
 
 
 class RunConflictError(StepwiseError):
-    """The run id belongs to a run with other arguments. Use another run id, or forget that run."""
+    """The run id belongs to a run with other arguments. Use another run id, or forget that run.
+
+    Cause: `options(run_id=...)` named a run that was begun with other arguments, of another
+    workflow, or with other state of the instance or of captured variables. Its records cannot
+    answer this call. The message shows both calls, and what differs.
+
+    What to do: Give this call another run id. If the argument should not distinguish runs, name it
+    in `ignore=` of the workflow. If the recorded run is no longer needed, delete it with `stepwise
+    forget RUN`.
+    """
 
     run_id: str
     recorded: str
@@ -113,71 +155,159 @@ class RunConflictError(StepwiseError):
 
 
 class RunBusyError(StepwiseError):
-    """Somebody else is executing this run. Wait for it with on_owned="wait", or use another id."""
+    """Somebody else is executing this run. Wait for it with on_owned="wait", or use another id.
+
+    Cause: A process, thread or task that is alive holds the lease of the run: the program was
+    started twice, or one request came twice.
+
+    What to do: Let the other one finish, and follow it with `stepwise watch RUN`. A workflow with
+    `on_owned="wait"` waits for its result; with `on_owned="skip"` it leaves the run alone. If the
+    calls are meant to be two runs, use `start="new"` or another run id.
+    """
 
     run_id: str
     owner: Any
 
 
 class RunSkipped(StepwiseError):  # noqa: N818 -- not an error: the caller asked for it
-    """Somebody else is executing this run, and on_owned="skip" leaves the run alone."""
+    """Somebody else is executing this run, and on_owned="skip" leaves the run alone.
+
+    Cause: Somebody else is executing the run, and the workflow has `on_owned="skip"`.
+
+    What to do: Catch it where the workflow is called, and go on with other work.
+    `workflow.execute(...)` returns the run instead of raising.
+    """
 
     run_id: str
     owner: Any
 
 
 class CodeChangedError(StepwiseError):
-    """The workflow's code changed, and its remaining journal cannot bridge the change."""
+    """The workflow's code changed, and its remaining journal cannot bridge the change.
+
+    Cause: The run cannot resume inside the edited function, and cannot replay from the top either,
+    since its early records were deleted (`prune_journal=True`).
+
+    What to do: Bring back the code as it was, let the run finish, and edit then. Or start over:
+    `stepwise forget RUN`.
+    """
 
     run_id: str
 
 
 class DigestError(StepwiseError, TypeError):
-    """This value cannot be part of an identity: equal values would not give equal digests."""
+    """This value cannot be part of an identity: equal values would not give equal digests.
+
+    Cause: An argument, an attribute of the instance or a captured variable distinguishes calls by
+    its value, but has no value that stays the same in another process: a lock, a socket, an object
+    without data. Or `key=` returned such a value.
+
+    What to do: Leave the parameter out of the identity with `ignore=("name",)`, choose with `key=`
+    what distinguishes two calls, or declare the fields that count with `stepwise.identity(Class,
+    fields=[...])`.
+    """
 
     path: str
     type_name: str
 
 
 class NotRecordableError(StepwiseError, TypeError):
-    """This value cannot be recorded. Return plain data instead."""
+    """This value cannot be recorded. Return plain data instead.
+
+    Cause: A step returned, or was given, a value that cannot be pickled (or is not data, with
+    `codec="json"`): a connection, a generator, a lock, a coroutine that nobody awaited. The message
+    says where in the value it is.
+
+    What to do: Return plain data, and make the object inside the step that uses it. Await every
+    call of a coroutine function.
+    """
 
     path: str
     type_name: str
 
 
 class UnreadableValueError(StepwiseError):
-    """A recorded value cannot be loaded by this program."""
+    """A recorded value cannot be loaded by this program.
+
+    Cause: A class or module that the value needs is gone or has changed, the value was written by
+    another Python version, or it is a pickle and `trust="data"` loads none.
+
+    What to do: Bring the class back under its old name, or run with the Python version that wrote
+    the value. Otherwise make the step run again: `stepwise forget RUN STEP`. To resume a run whose
+    arguments cannot be loaded, give them: `stepwise.get_run(RUN).resume(name=value)`.
+    """
 
 
 class OutsideRunError(StepwiseError):
-    """A step was called where its run is not visible, so that it would have gone unrecorded."""
+    """A step was called where its run is not visible, so that it would have gone unrecorded.
+
+    Cause: A step was called in a forked or worker process of the run, or by a task or thread that
+    outlived the workflow. Only the process that executes the run can record, and only until the
+    workflow returns.
+
+    What to do: Call the step in the workflow's own process; make the worker's whole job one step,
+    or give `stepwise.map` the executor. Await or join what the workflow starts before it returns.
+    Work that does not belong to the run goes under `with stepwise.background():`.
+    """
 
     run_id: str
 
 
 class StepFailedError(StepwiseError):
-    """A step failed with an exception that could not be recorded as it was; this is its summary."""
+    """A step failed with an exception that could not be recorded as it was; this is its summary.
+
+    Cause: The exception class could not be pickled when the step failed, or cannot be loaded now.
+    The type, the message and the traceback of the original are kept as text.
+
+    What to do: Read `type_name` and `traceback_text`, and treat it as the original exception. To
+    get the original class after a restart, make it picklable: define it in a module, and pass all
+    its arguments to `super().__init__`.
+    """
 
     type_name: str
     traceback_text: str
 
 
 class StepTimeoutError(StepwiseError, TimeoutError):
-    """An attempt of a step took longer than its timeout."""
+    """An attempt of a step took longer than its timeout.
+
+    Cause: An attempt took longer than `timeout=` of the step. A coroutine was cancelled; a plain
+    function runs on in its thread, and its late result is dropped.
+
+    What to do: Raise the timeout, or let `retries=` try again: this error counts as a failed
+    attempt. Better, give the client inside the step a timeout of its own, which stops the work as
+    well.
+    """
 
     step: str
     timeout: float
 
 
 class RunStopped(_Facts):
-    """The run cannot continue; every later step call of the run raises this again."""
+    """The run cannot continue; every later step call of the run raises this again.
+
+    Cause: The message of the derived class says what happened.
+
+    What to do: Settle it as the message says, then start the program again: the run resumes. Do not
+    catch it inside a workflow: every later step would raise it again.
+    """
 
     run_id: str
 
 
 class StepInDoubtError(RunStopped):
-    """A side effect was started and never finished: it may or may not have happened."""
+    """A side effect was started and never finished: it may or may not have happened.
+
+    Cause: The process died, or an exception other than `fails_cleanly=` came, between the start of
+    a tool with `side_effect=True` and the record of its outcome. Or the arguments of a recorded
+    side effect differ at this start, so that it could be repeated under another name.
+
+    What to do: Look outside whether it happened (the message has the idempotency key). Then
+    `stepwise resolve RUN STEP --landed JSON` records the result, or `stepwise resolve RUN STEP
+    --did-not-happen` lets it run; start the program again. `stepwise in-doubt` lists all such
+    steps. To have it settled automatically, give the tool `in_doubt=` a function, or
+    `in_doubt="retry"` if the other side drops repeats of an idempotency key.
+    """
 
     step: int
     name: str
@@ -186,52 +316,137 @@ class StepInDoubtError(RunStopped):
 
 
 class StoreError(RunStopped):
-    """The store could not be read or written."""
+    """The store could not be read or written.
+
+    Cause: The disk is full or read-only, the folder belongs to another user, was deleted during the
+    run, lies on a network file system, or was made by a newer version of stepwise. The message has
+    the path and the cause.
+
+    What to do: Remove the cause and start the program again: nothing that was recorded is lost.
+    `stepwise doctor` checks the store, the disk, the permissions and the key.
+    """
 
     path: str
     errno: int | None
 
 
 class CorruptStoreError(StoreError):
-    """The stored data do not verify: they were damaged, or written with another key."""
+    """The stored data do not verify: they were damaged, or written with another key.
+
+    Cause: Bytes of the store were changed from outside: by a failing disk, an editor, a copy of
+    half a folder, or a restored file beside newer ones.
+
+    What to do: `stepwise verify` lists what is damaged, and `stepwise verify --repair` repairs what
+    can be repaired. Else put the whole folder back from a backup and run `stepwise restore`; the
+    runs then ask about side effects that the backup lacks.
+    """
 
 
 class JournalLostError(StoreError):
-    """Records that were acknowledged are gone from the store."""
+    """Records that were acknowledged are gone from the store.
+
+    Cause: The store has fewer records of the run than were acknowledged: a backup was put back
+    without `stepwise restore`, or files were deleted. Continuing could repeat side effects that the
+    lost records prove.
+
+    What to do: Put back the newest backup of the whole folder, and run `stepwise restore`. If
+    repeating the lost steps is harmless: `stepwise verify RUN --repair --accept-loss`. To start
+    over: `stepwise forget RUN`.
+    """
 
 
 class RunOwnedError(RunStopped):
-    """Somebody else is executing this child run, or the store refuses its lease."""
+    """Somebody else is executing this child run, or the store refuses its lease.
+    `stepwise explain RunOwnedError` says what to do.
+
+    Cause: A workflow called another one, whose run a living process, thread or task is executing.
+    This run stops, since it cannot have the answer.
+
+    What to do: Wait until the other one has ended, and start the program again. With
+    `on_owned="wait"` the child workflow waits by itself.
+    """  # noqa: D205 -- two sentences are the message
 
     owner: Any
 
 
 class LeaseLostError(RunStopped):
-    """Another process took this run over; nothing more can be written from here."""
+    """Another process took this run over; nothing more can be written from here.
+    `stepwise explain LeaseLostError` says how that happens.
+
+    Cause: This process lost its lock, because somebody deleted the store's lock file or a store of
+    your own let the lease expire, and another process took the run. The store refuses the writes of
+    this process, so that two processes never write one run.
+
+    What to do: Nothing, if the other process continues the run: follow it with `stepwise watch
+    RUN`. Otherwise start the program again.
+    """  # noqa: D205 -- two sentences are the message
 
 
 class StepwiseWarning(UserWarning):
-    """Base of the warnings of stepwise."""
+    """Base of the warnings of stepwise.
+
+    Cause: One of the warnings below.
+
+    What to do: Filter one with `warnings.filterwarnings("ignore", category=stepwise.RunWarning)`,
+    or turn it into an error with `"error"`.
+    """
 
 
 class ArgumentMutatedWarning(StepwiseWarning):
-    """A step changed one of its arguments; return the change instead."""
+    """A step changed one of its arguments; return the change instead.
+
+    Cause: The body of a step appended to a list, changed a dictionary or set an attribute that it
+    was given. An answer from the journal does not execute the body.
+
+    What to do: Return the change, and apply it in the workflow. The message says whether the new
+    contents were recorded with the result, or will be missing after a crash.
+    """
 
 
 class ArgumentsChangedWarning(StepwiseWarning):
-    """A side effect was answered from the journal although its arguments changed."""
+    """A side effect was answered from the journal although its arguments changed.
+
+    Cause: A call of a side effect has the name and the place of a recorded one, but other
+    arguments: a text was edited, or holds a time or an id. The recorded outcome was used.
+
+    What to do: Leave a parameter that differs at every start out of the identity, with `ignore=` or
+    `key=`. If the two calls are different acts, `stepwise forget RUN STEP` makes the call run at
+    the next start.
+    """
 
 
 class UnusedRecordWarning(StepwiseWarning):
-    """A side effect that is recorded in the run was not reached again when it resumed."""
+    """A side effect that is recorded in the run was not reached again when it resumed.
+
+    Cause: The code was edited, or decided otherwise at this start, so that a side effect that had
+    happened was not called again.
+
+    What to do: Check whether the act still fits the result of the run, and undo it by hand if it
+    does not. `stepwise show RUN` lists it.
+    """
 
 
 class UnrecordedCallWarning(StepwiseWarning):
-    """A step ran without being recorded, beside a run that it may have belonged to."""
+    """A step ran without being recorded, beside a run that it may have belonged to.
+
+    Cause: A step was called in a thread, task or process that does not carry the run, while a run
+    was in progress.
+
+    What to do: Start the thread inside the workflow, call the step with
+    `contextvars.copy_context().run(...)`, or use `stepwise.map`. If the call does not belong to the
+    run, put it under `with stepwise.background():`.
+    """
 
 
 class RunWarning(StepwiseWarning):
-    """Something about a run that its author should check once."""
+    """Something about a run that its author should check once.
+
+    Cause: A construct cannot be resumed inside, a variable cannot be part of a checkpoint, a call
+    was answered by a run of another process, or the like. The message names the place.
+
+    What to do: Read the message once and choose one of its ways out. The results are right either
+    way; it says what a crash would cost.
+    """
 
 
 for _name in __all__:

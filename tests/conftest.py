@@ -44,7 +44,7 @@ SLOW = {
     *("crash", "docs", "notebook", "integrations"),
     *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
-    *("test_resume_loops.py", "test_delta_checkpoints.py", "test_delta_objects.py"),
+    *("test_resume_loops.py", "test_stored_once.py"),
     *("test_reports.py", "test_reloading.py", "test_cli_steer.py", "test_long_runs.py"),
     *("test_which_call.py", "test_variables.py", "test_starts.py"),
     *("test_resume_clients.py", "test_testing.py", "test_statements.py"),

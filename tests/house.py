@@ -1,5 +1,6 @@
 """Draws the rooms of ``stepwise/`` and counts what is in them: ``make map`` writes docs/house.md.
 
+The picture, ``--picture FILE``, is a table: a row imports from the columns where it has a square.
 Rooms and arrows come from the imports, those inside functions included; the modules that a call
 visits, from a trace of a small program.
 """
@@ -11,6 +12,7 @@ import collections
 import io
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -172,12 +174,76 @@ def page():
     every, ours = loaded()
     yield f"`import stepwise` loads {every} modules, {ours} of them ours."
     yield ""
-    yield "```mermaid"
-    yield "graph TD"
-    for a, b in sorted(arrows):
-        yield f"    {a} --> {b}"
-    yield "```"
+    yield "## The picture"
+    yield ""
+    yield "Each room imports from the rooms that have a square in its row; the number counts the"
+    yield "imports. Every square is left of the diagonal: no room imports from one below it."
+    yield ""
+    yield "![A triangular table of the imports between rooms](pictures/house.svg)"
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+CELL, LEFT, TOP = 30, 130, 110
+STYLE = """
+  rect.page { fill: #ffffff } text { fill: #1f2328; font: 13px sans-serif }
+  rect.even { fill: #f2f4f7 } rect.own { fill: #d0d7de } rect.import { fill: #0969da }
+  text.count { fill: #ffffff; font-size: 11px; text-anchor: middle } text.row { text-anchor: end }
+  @media (prefers-color-scheme: dark) {
+    rect.page { fill: #131416 } text { fill: #e6edf3 } rect.even { fill: #1d1f23 }
+    rect.own { fill: #3d444d } rect.import { fill: #1f6feb }
+  }
+"""
+
+
+def layers():
+    """The rooms, the lowest first, as the table of the package's docstring has them."""
+    sys.path.insert(0, str(ROOT))
+    import stepwise
+
+    table = (stepwise.__doc__ or "").partition("importing only from those above it::")[2]
+    return re.findall(r"^ {4}(\w+) {2,}\S", table, re.MULTILINE)
+
+
+def picture():
+    """The lines of docs/pictures/house.svg."""
+    files, arrows = dict(modules()), collections.Counter()
+    for name, path in files.items():
+        for other in set(imported(path, files)) - {name}:
+            arrows[room(name), room(other)] += 1
+    rooms = layers()
+    size = CELL * len(rooms)
+    width, height = LEFT + size + 50, TOP + size + 10
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}">'
+    )
+    yield f"<style>{STYLE}</style>"
+    yield f'<rect class="page" width="{width}" height="{height}" rx="8"/>'
+    for n, each in enumerate(rooms):
+        at = TOP + n * CELL
+        if n % 2 == 0:
+            yield f'<rect class="even" x="10" y="{at}" width="{width - 20}" height="{CELL}"/>'
+        yield f'<text class="row" x="{LEFT - 10}" y="{at + 20}">{each}</text>'
+        x = LEFT + n * CELL + CELL // 2 + 4
+        yield f'<text transform="translate({x},{TOP - 8}) rotate(-50)">{each}</text>'
+        yield square(n, n, "own")
+    for (a, b), count in sorted(arrows.items()):
+        if a in rooms and b in rooms and a != b:
+            row, column = rooms.index(a), rooms.index(b)
+            yield square(row, column, "import")
+            x, y = LEFT + column * CELL + CELL // 2, TOP + row * CELL + CELL // 2 + 4
+            yield f'<text class="count" x="{x}" y="{y}">{count}</text>'
+    yield "</svg>"
+
+
+def square(row, column, kind):
+    """A cell of the table."""
+    x, y = LEFT + column * CELL + 3, TOP + row * CELL + 3
+    return f'<rect class="{kind}" x="{x}" y="{y}" width="{CELL - 6}" height="{CELL - 6}" rx="4"/>'
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--picture"]:
+        pathlib.Path(sys.argv[2]).write_text("\n".join([*picture(), ""]), encoding="utf-8")
     print(*page(), sep="\n")

@@ -97,21 +97,29 @@ def test_names_say_what_they_are():
 
 @pytest.mark.parametrize("cls", RAISED, ids=lambda cls: cls.__name__)
 def test_the_docstring_is_the_message(cls):
-    """An error made without a message says its docstring, which is a sentence."""
-    docstring = inspect.cleandoc(cls.__doc__)
-    assert str(cls()) == docstring
-    assert cls().args == (docstring,)
-    assert docstring[0].isupper()
-    assert docstring.endswith(".")
-    assert "\n" not in docstring
+    """An error made without a message says the first paragraph of its docstring, on one line."""
+    first = " ".join(inspect.cleandoc(cls.__doc__).partition("\n\n")[0].split())
+    assert str(cls()) == first
+    assert cls().args == (first,)
+    assert first[0].isupper()
+    assert first.endswith(".")
     assert "__doc__" in vars(cls)
     assert str(cls("another")) == "another"
 
 
 @pytest.mark.parametrize("cls", WARNED, ids=lambda cls: cls.__name__)
 def test_warnings_are_described(cls):
-    """Every warning has a docstring of its own, which is a sentence."""
-    assert re.fullmatch(r"[A-Z].*\.", inspect.cleandoc(vars(cls)["__doc__"]))
+    """Every warning has a docstring of its own, which begins with a sentence."""
+    first = inspect.cleandoc(vars(cls)["__doc__"]).partition("\n")[0]
+    assert re.fullmatch(r"[A-Z].*\.", first)
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_each_has_its_cause_and_the_way_out(cls):
+    """Behind its first line, each docstring has the cause and what to do, and no more."""
+    _, *sections = inspect.cleandoc(vars(cls)["__doc__"]).split("\n\n")
+    assert [each.partition(":")[0] for each in sections] == ["Cause", "What to do"]
+    assert all(each.endswith(".") for each in sections)
 
 
 @pytest.mark.parametrize(

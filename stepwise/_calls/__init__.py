@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    doubt operations perform driver async_driver awaitables caches steps parallel
+    doubt driver perform async_driver awaitables caches steps parallel
     compensation
 """

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from stepwise._calls.driver import Unfinished, start, timed_out, write
-from stepwise._calls.operations import (
+from stepwise._calls.driver import (
     Attempt,
     Cancelled,
     Core,
@@ -18,7 +17,11 @@ from stepwise._calls.operations import (
     Ready,
     Result,
     Sleep,
+    Unfinished,
     Write,
+    start,
+    timed_out,
+    write,
 )
 from stepwise._execution.active_run import ActiveRun, scope_variable
 

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-from stepwise._calls.driver import Unfinished
-from stepwise._calls.operations import Result
+from stepwise._calls.driver import Result, Unfinished
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.concurrency import Unawaited
 from stepwise._runtime.forks import process_lock

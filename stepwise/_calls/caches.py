@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 from stepwise._runtime.messages import caller, reports, warn
+from stepwise._values.sentinels import found_at
 from stepwise.errors import RunWarning
 
 __all__ = ["warn_if_cached", "warn_if_caching"]
@@ -88,10 +88,7 @@ def _cached_caller() -> str:
 
 def _around(module: str, function: Any, args: tuple[Any, ...]) -> Iterator[Any]:
     """Yield what may hold the cache: its name in its module, variables, an instance, its class."""
-    found: Any = sys.modules.get(module)
-    for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    yield found
+    yield found_at(module, function.__qualname__)
     frame = caller()
     if frame is not None:
         yield from [*frame.f_locals.values(), *frame.f_globals.values()]

@@ -21,7 +21,7 @@ from stepwise._calls.doubt import (
     Landed,
     compensation_in_doubt,
 )
-from stepwise._calls.operations import Attempt, Core, Result
+from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
 from stepwise._execution.viewer import view

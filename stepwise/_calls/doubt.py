@@ -1,4 +1,4 @@
-"""Doubt: the answers to "did it happen?", and the messages until somebody answers."""
+"""Doubt: the answers to "did it happen?", and the messages until there is an answer."""
 
 from __future__ import annotations
 

@@ -8,8 +8,18 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from stepwise._calls.driver import gives_awaitable, in_thread_of, resume, run, start, timed_out
-from stepwise._calls.operations import Attempt, Core, Operation, Result
+from stepwise._calls.driver import (
+    Attempt,
+    Core,
+    Operation,
+    Result,
+    gives_awaitable,
+    in_thread_of,
+    resume,
+    run,
+    start,
+    timed_out,
+)
 from stepwise._calls.steps import step_of
 from stepwise._execution.active_run import Scope, current_scope, scope_variable
 from stepwise._journal.records import Call

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Container, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwise._calls.operations import (
+from stepwise._calls.driver import (
+    READY,
     Attempt,
     Core,
     FlowChange,
-    Ready,
     Result,
     Sleep,
     Write,
@@ -80,7 +80,7 @@ class Performer:
     idempotent = False
     in_doubt: InDoubt = "raise"
     fails_cleanly: tuple[type[BaseException], ...] = ()
-    timeout: float | None = None
+    timeout: float | None
     hiding: Hiding
     returns: Any
 
@@ -149,7 +149,7 @@ class Performance(NamedTuple):
                     return answer
             if recorded is None and call.effect and active.journal.unknown_effects:
                 raise active.stop(active.journal.refuse_effect(call.name))
-            yield Ready()
+            yield READY
             call = active.number(call, recorded, performer.new_child)
             if match.instead:
                 call = call._replace(instead=match.instead)

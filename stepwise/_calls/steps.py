@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
-from stepwise._calls.driver import Unfinished, drive_on
-from stepwise._calls.operations import Core
+from stepwise._calls.driver import Core, Unfinished, drive_on
 from stepwise._calls.perform import Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import ArgumentWatch
@@ -36,7 +35,7 @@ from stepwise._runtime.retries import Attempts, Backoff, RetryOn
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import Hiding, Redact
+from stepwise._values.hidden_arguments import Redact
 from stepwise.errors import ConfigurationError, NotRecordableError
 
 if TYPE_CHECKING:
@@ -106,6 +105,7 @@ class Step(Performer):
         self.parameters = Parameters(
             function, ignore=ignore, key=key, secret=secret, redact=redact, what=self.what
         )
+        self.hiding = self.parameters.hiding
         self._bindings: dict[type, bool] = {}
         self._looked_for_caches = False
         self._make_known()
@@ -161,11 +161,6 @@ class Step(Performer):
                 type_name="dict",
             )
         return encoded
-
-    @property
-    def hiding(self) -> Hiding:  # type: ignore[override]
-        """What of its arguments is not stored, or not shown."""
-        return self.parameters.hiding
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -292,7 +287,7 @@ class Step(Performer):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, hiding=state["parameters"].hiding)
         self._make_known()
 
 
@@ -356,22 +351,26 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
     Outside a run the decorated function behaves as the plain one.
 
     Args:
-        name: what it is called in the journal; by default its qualified name.
-        retries: how many more attempts may follow a failed one.
-        retry_on: what is worth another attempt: an exception class, a tuple of them, or a function
-            of the exception.
-        backoff: seconds between two attempts, or a function of the number of the failed attempt, or
-            a tenacity wait strategy; by default 0.1 s, doubling up to 30 s, with jitter.
-        timeout: seconds that one attempt may take.  A coroutine is cancelled; a plain function
-            cannot be stopped, so it is abandoned in its thread and its late result dropped.
-        key: what tells two calls apart instead of their arguments: names of parameters, or a
-            function that gets the arguments and returns a value.
-        ignore: names of parameters that do not tell calls apart; they are not shown.
-        secret: names of parameters whose values are stored and shown nowhere; ``"self.NAME"`` is an
-            attribute of a method's instance.  They do not tell calls apart, and come from the call
-            when the run resumes.  See "Secrets" in ``docs/design.md`` for what is promised.
-        redact: names of parameters that are not shown, or a function of a name and a value that
-            gives the text to show, ``None`` for the usual one.  They are stored all the same.
+        name: the step's name in the journal; by default the qualified name of the function.  Keep
+            it when you rename the function, so that recorded calls still answer.
+        retries: how many more attempts may follow a failed one; 0 for none.
+        retry_on: the exceptions that are worth another attempt: a class, a tuple of classes, or a
+            function of the exception that returns True or False.
+        backoff: the pause before the next attempt: seconds, a function that returns them (its
+            argument is the number of the failed attempt, from 1), or a wait strategy of tenacity.
+            ``None``: 0.1 s, doubled with each attempt up to 30 s, with jitter.
+        timeout: seconds that one attempt may take; ``None`` for no limit.  A coroutine is
+            cancelled.  A plain function cannot be stopped: it runs on in its thread, and its late
+            result is dropped.
+        key: the values that distinguish two calls, instead of all arguments: names of parameters,
+            or a function that gets the arguments and returns a value.
+        ignore: names of parameters that do not distinguish calls, such as clients and trace ids.
+            They are not shown either.  ``"self.NAME"`` is an attribute of a method's instance.
+        secret: names of parameters whose values are never stored and never shown; ``"self.NAME"``
+            is an attribute of a method's instance.  They do not distinguish calls, and a resumed
+            run takes them from its call.
+        redact: names of parameters that are stored but not shown; or a function of a name and a
+            value that returns the text to show, or ``None`` for the usual text.
 
     Raises:
         ConfigurationError: an option cannot mean anything.
@@ -403,19 +402,21 @@ def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
     """A step that an agent may choose.  Takes all the options of :func:`step`, and these.
 
     Args:
-        side_effect: repeating a call would double something outside.  An intent is recorded,
-            durable, before the body runs; a call whose outcome is not recorded is *in doubt*.
-        in_doubt: what is then done on resume: ``"raise"`` :class:`StepInDoubtError` and let
-            somebody look; ``"retry"`` with the recorded idempotency key; ``"skip"`` and return
-            ``None``; or a function ``reconcile(call)`` that looks itself and returns
-            ``Landed(value)``, ``DidNotHappen`` or ``Inconclusive``.
-        fails_cleanly: exceptions that prove that nothing happened.  Any other leaves the call in
-            doubt, unless the workflow handles it.
-        idempotent: repeating a call with the same ``current_step().idempotency_key`` is safe, so
-            that ``retries`` apply to every exception.
-        compensate: a function of a :class:`CompletedCall` that undoes the call; its arguments are
-            then recorded.  Called by ``Run.compensate()``, or when a workflow with
-            ``compensate_on_failure=True`` fails.
+        side_effect: True if repeating a call would double something outside.  The call is then
+            announced in the journal before its body runs.  A call that was announced and has no
+            recorded outcome is *in doubt*.
+        in_doubt: what a resumed run does with a call in doubt: ``"raise"`` a
+            :class:`StepInDoubtError`, so that somebody looks; ``"retry"`` it with the recorded
+            idempotency key; ``"skip"`` it and return ``None``; or call a function
+            ``reconcile(call)``, which looks outside and returns ``Landed(value)``,
+            ``DidNotHappen`` or ``Inconclusive``.
+        fails_cleanly: exceptions that prove that nothing happened.  Any other exception leaves the
+            call in doubt, unless the workflow handles it.
+        idempotent: True if repeating a call with the same ``current_step().idempotency_key`` is
+            safe: ``retries`` then apply to every exception.
+        compensate: a function of a :class:`CompletedCall` that undoes the call, whose arguments
+            are then recorded.  ``Run.compensate()`` calls it, and so does a workflow with
+            ``compensate_on_failure=True`` that fails.
 
     Raises:
         ConfigurationError: an option cannot mean anything.

@@ -45,7 +45,7 @@ def _dump(
 
 
 class Indices:
-    """Under which indices a checkpoint or a chunk names others; those of chunks are negative."""
+    """The indices by which a checkpoint or chunk refers to others; those of chunks are negative."""
 
     __slots__ = ("chunks", "records")
 
@@ -125,7 +125,7 @@ class KnownValues:
         places = enumerate(map(id, rest), at)
         return [(place, starts[here]) for place, here in places if here in starts]
 
-    # -- what is stored --------------------------------------------------------------------------
+    # -- stored values ---------------------------------------------------------------------------
 
     def look(self, result: object) -> Looked | None:
         """Capture a result before it is recorded; return ``None`` if it is not referred to."""

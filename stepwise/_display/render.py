@@ -1,4 +1,4 @@
-"""Runs, their steps and checkpoints, as text for terminals and as HTML for notebooks.
+"""Runs, their steps and checkpoints, as HTML for notebooks.
 
 What is recorded may be anything (HTML, ANSI codes, ten megabytes): it is shortened, made of
 printable characters, and escaped.  The HTML needs nothing from outside, follows the theme of
@@ -23,9 +23,7 @@ __all__ = [
     "facts_html",
     "printable",
     "run_html",
-    "run_text",
     "runs_html",
-    "runs_text",
     "step_html",
 ]
 
@@ -124,56 +122,6 @@ def duration_text(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-# -- text ----------------------------------------------------------------------------------------
-
-
-def run_text(run: RunShown) -> str:
-    """A run and its steps, in lines."""
-    told = "; ".join(filter(None, (run.attempt and f"last attempt: {run.attempt}", run.gaps)))
-    lines = [
-        f"{_line(run.call, 200)}: {run.status}{f', {run.owner}' if run.owner else ''}",
-        f"  run {run.id}, begun {_when(run.created_at)}; steps: {run.counts}",
-        *([f"  {told}"] if told else []),
-    ]
-    if run.error:
-        what = "stopped by" if run.status == "interrupted" else "error"
-        lines.append(f"  {what} {_line(run.error, 200)}")
-    if run.damage:
-        lines.append(f"  {run.damage}")
-    rows = [
-        [
-            str(each.number),
-            _line(f"{each.name}({each.arguments})"),
-            _did(each, run),
-            duration_text(each.duration),
-            _line(each.preview, 40),
-        ]
-        for each in run.steps
-    ]
-    if run.earlier and rows:
-        rows.insert(0, ["...", f"{run.earlier:,} earlier steps", "", "", ""])
-    return "\n".join(lines + _table(["STEP", "CALL", "STATUS", "TIME", "RESULT"], rows))
-
-
-def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
-    """Runs, one a line."""
-    rows = [[each.id, each.status, _when(each.updated_at), _line(each.call)] for each in runs]
-    if not rows:
-        return "no runs"
-    lines = _table(["RUN", "STATUS", "UPDATED", "CALL"], rows)
-    return "\n".join([*lines, f"and {more} more"] if more else lines)
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    if not rows:
-        return []
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
 
 
 def _did(step: Any, run: RunShown) -> str:

@@ -45,10 +45,10 @@ def with_contents(
                 path="",
                 type_name=kind,
             ) from problem
-    whole = {"value": json.loads(_text(encoded.data)), "arguments": written}
+    whole = {"value": json.loads(bytes(encoded.data)), "arguments": written}
     if deltas:
         whole["did"] = dump_tagged(dict(deltas))
-    return Encoded(_bytes(whole), encoded.form)
+    return Encoded(_data.json_bytes(whole), encoded.form)
 
 
 def is_data(change: Delta) -> bool:
@@ -62,9 +62,9 @@ def is_data(change: Delta) -> bool:
 
 def take_apart(payload: bytes) -> tuple[bytes, Mapping[str, Any], Mapping[str, Delta]]:
     """Return the encoded outcome, what :func:`put_back` takes, and the deltas."""
-    whole = json.loads(_text(payload))
+    whole = json.loads(payload)
     deltas = load_tagged(whole["did"]) if "did" in whole else {}
-    return _bytes(whole["value"]), whole["arguments"], deltas
+    return _data.json_bytes(whole["value"]), whole["arguments"], deltas
 
 
 def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
@@ -96,16 +96,6 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
         ) from problem
 
 
-def _text(data: Any) -> str:
-    return bytes(data).decode("utf-8", "surrogatepass")
-
-
-def _bytes(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "surrogatepass"
-    )
-
-
 def _write(name: str, value: Any, kind: Any, around: Surroundings) -> dict[str, Any]:
     try:
         return {"tagged": dump_tagged(value)}
@@ -113,7 +103,7 @@ def _write(name: str, value: Any, kind: Any, around: Surroundings) -> dict[str, 
         if kind is not None:
             try:
                 data = _data.encode_data(value, kind, f"the argument {name!r}")
-                return {"typed": json.loads(_text(data))}
+                return {"typed": json.loads(data)}
             except NotRecordableError:
                 pass  # it may be data attribute by attribute
         if type(value) in COLLECTIONS or name not in around.arguments:
@@ -157,7 +147,7 @@ def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str
     if "tagged" in written:
         return load_tagged(written["tagged"])
     if "typed" in written:
-        return _data.decode_data(_bytes(written["typed"]), kind)
+        return _data.decode_data(_data.json_bytes(written["typed"]), kind)
     live = around.arguments.get(name)
     if live is None:
         raise UnreadableValueError(f"the call was given an object {name!r}, which is not there now")

@@ -9,28 +9,14 @@ carries the number of the call in an attribute.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 from stepwise._journal.records import ANY_ERROR
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.tracebacks import chain
 
-__all__ = ["Unwinding", "chain"]
+__all__ = ["Unwinding"]
 
 _ATTRIBUTE = "_stepwise_calls"
-
-
-def chain(
-    error: BaseException | None, ambient: BaseException | None = None
-) -> Iterator[BaseException]:
-    """An exception, its causes and contexts, and the members of groups, up to ``ambient``."""
-    todo, seen = [error], {id(None), id(ambient)}
-    while todo:
-        each = todo.pop(0)
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
 class Unwinding:
@@ -155,8 +141,13 @@ class Unwinding:
     def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """At the end of the run: the calls to try again, and those that were handled."""
         again = set(self.numbers(error))
-        if error is not None:  # other cancellations were caused by the failure
-            again |= self._cancelled & self._pending.keys()
+        if error is not None:
+            # Other cancellations were caused by the failure; and nothing shows that the workflow
+            # went on from what failed beside it, in another task or thread (of a gather, a map).
+            beside = (
+                n for n, at in self._pending.items() if at != self.main or n in self._cancelled
+            )
+            again |= {*beside}
         retry = tuple(sorted(again))
         handled = tuple(number for number in self._pending if number not in retry)
         self._pending.clear()

@@ -16,7 +16,7 @@ __all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
 _BETWEEN = ("wrapt", "contextlib", "concurrent.futures")
 _MAP = "stepwise._calls.parallel"
 _LOOPS = ("asyncio.", "threading")
-_BELOW = 6  # our frames below any call: here to _drive.start, who drives it, who has it driven
+_BELOW = 6  # our frames below any call: from here to driver.start and its two callers
 _MANY = 1000  # call sites that a run remembers
 
 

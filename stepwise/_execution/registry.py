@@ -30,7 +30,7 @@ _known: dict[tuple[str, str], list[tuple[weakref.ref[Any], Any]]] = {}
 
 
 def register(definition: Any, resume: Resume) -> None:
-    """Remember a workflow as long as somebody holds it; the newest of its name comes first."""
+    """Remember a workflow while it is alive; the newest of its name comes first."""
     name = definition.function.__module__, definition.label
     held = [each for each in _known.get(name, ()) if each[0]() is not None]
     _known[name] = [(weakref.ref(definition), resume), *held]

@@ -37,7 +37,7 @@ _EMPTY: dict[str, Any] = {
     "builtins:bytearray": bytearray,
     "collections:deque": deque,
 }
-_ANY = Codec()  # what is recorded as data says so itself
+_ANY = Codec()  # recorded data names its form itself
 _OURS = ("stepwise._values.", "stepwise._checkpoints.")  # modules that rebuild values and variables
 
 
@@ -99,7 +99,7 @@ def _found(module: str, name: str) -> Any:
         found: Any = sys.modules[module]
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception:  # a module of somebody else may raise anything
+    except Exception:  # a user's module may raise anything
         return _placeholder(f"{module}.{name}")
     return found
 

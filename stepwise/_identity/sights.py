@@ -111,7 +111,7 @@ class Sight:
         self.texts = texts
         self.moving = moving
         self.large = [name for name in moving if parts[name].shape is not None]
-        # What large ones held when they were digested may be long ago: see ``_subjects.Held``.
+        # Large values may have been digested long ago: ``subjects.Held`` copies them per call.
         self.copies = {n: copied(values[n]) for n in moving if parts[n].shape is None}
         self.unknown = {name: part.unknown for name, part in parts.items() if part.unknown}
         self.recorded: dict[str, str] = {}  # what a record holds of it, when the run knew

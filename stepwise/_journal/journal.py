@@ -323,7 +323,7 @@ class Journal:
             self._at = at
         self._known = True
 
-    # -- what is gone ----------------------------------------------------------------------------
+    # -- lost records ----------------------------------------------------------------------------
 
     def _compare_marks(self) -> None:
         at = self._at

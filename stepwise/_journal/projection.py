@@ -62,15 +62,15 @@ _RESUMES = 20  # resumes that are listed
 _EMPTY = bytes(8 * 1024)  # places for so many calls more
 
 Flags = tuple[bool, bool, bool]
-"""What a checkpoint keeps of a call: handled, retry and spent of :class:`RecordedCall`."""
+"""The flags of a call that a checkpoint stores: handled, retry and spent; see `RecordedCall`."""
 CallKey = tuple[str, str, int]
-"""By which a stopped call is known again: name, branch and ordinal."""
+"""The key of a stopped call: name, branch and ordinal."""
 Ruling = tuple[int, Ruled]
-"""What somebody said of a stopped call, with the number of the record that says it."""
+"""A person's answer about a stopped call, with the number of its record."""
 
 
 class Projection:
-    """Takes records; the method ``on_`` and the name of a kind takes those of the kind."""
+    """Takes records: the method ``on_KIND`` takes the records of that kind."""
 
     _takers: ClassVar[Mapping[type, Callable[[Any, Entry, Any], None]]] = {}
 
@@ -375,7 +375,7 @@ def effects_seen(entries: Iterable[Entry]) -> int:
     return others + len(ended - announced)
 
 
-# -- what is to be done again --------------------------------------------------------------------
+# -- calls to make again -------------------------------------------------------------------------
 
 
 def made_again(entries: Iterable[Entry]) -> set[int]:
@@ -609,6 +609,7 @@ def facts_at_start(run_id: str, started: Started) -> RunFacts:
         created_at=started.at,
         updated_at=started.at,
         parts=started.parts,
+        tags=started.tags,
     )
 
 

@@ -99,6 +99,7 @@ class Started(NamedTuple):
             one that holds the mutable arguments only.
         secrets, hidden: as of :class:`RunFacts`.
         parts: what tells its call apart, by name; ``None`` if that is not known.
+        tags: texts by name, for people who look for the run.
     """
 
     workflow: str
@@ -116,6 +117,7 @@ class Started(NamedTuple):
     secrets: str = ""
     hidden: str = ""
     parts: Mapping[str, str] | None = None
+    tags: Mapping[str, str] = _NOTHING
 
 
 class Resumed(NamedTuple):
@@ -342,6 +344,7 @@ class RunFacts(NamedTuple):
         hidden: names of the arguments that are not shown as they are.
         parts: what tells its call apart, by name, as short digests; ``None`` if not known.
         restored: it was put back from a backup; side effects that it does not know are in doubt.
+        tags: texts by name, for people who look for the run.
     """
 
     run_id: str
@@ -365,6 +368,7 @@ class RunFacts(NamedTuple):
     hidden: str = ""
     parts: Mapping[str, str] | None = None
     restored: bool = False
+    tags: Mapping[str, str] = _NOTHING
 
     def reopened(self, at: float) -> "RunFacts":
         """Return the facts without an end; an interrupted run stays so until it is called."""
@@ -396,7 +400,7 @@ class Entry(NamedTuple):
 
     @property
     def landed(self) -> bool:
-        """True if the record says that somebody who looked found that the call happened."""
+        """True if the record is a person's finding that the call happened."""
         return isinstance(self.record, Settled) and self.record.landed
 
     @property

@@ -252,15 +252,13 @@ def load_seal() -> Seal:
         return Seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
     path = settings.home() / "key"
     try:
-        return Seal(_from_file(path), settings.encrypt())
-    except FileNotFoundError:
-        try:
+        keys = _from_file_if_any(path)
+        if not keys:  # not in an except block, whose exception would be shown with any other
             _make(path)
-            return Seal(_from_file(path), settings.encrypt())
-        except OSError as error:
-            raise _unusable(path, error) from error
+            keys = _from_file(path)
     except OSError as error:
         raise _unusable(path, error) from error
+    return Seal(keys, settings.encrypt())
 
 
 def _unusable(path: pathlib.Path, error: OSError) -> StoreError:
@@ -296,6 +294,13 @@ def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
             "from a backup; without it the runs in the store cannot be verified"
         )
     return (*keys, *map(_from_text, lines))  # also what STEPWISE_KEY with this text has signed
+
+
+def _from_file_if_any(path: pathlib.Path) -> tuple[bytes, ...]:
+    try:
+        return _from_file(path)
+    except FileNotFoundError:
+        return ()
 
 
 def _make(path: pathlib.Path) -> None:

@@ -228,7 +228,7 @@ _STOPPED = 32  # runs
 
 
 class Subjects:
-    """The subjects of one run, and what of them is state: pairs of :func:`owner` and part."""
+    """The subjects of one run, and which of their parts are state: pairs of owner and part."""
 
     def __init__(self, run_id: str, state: Iterable[tuple[str, str]] = (), last: int = 0) -> None:
         self._run_id = run_id

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from stepwise._rewrite.ahead import Ahead
 from stepwise._rewrite.build import Rewritten, UnsupportedError, build, rewrite
-from stepwise._rewrite.following import following_line, function_like
+from stepwise._rewrite.following import following_line, function_like, functions_named
 from stepwise._rewrite.frame import Frame, pending
 from stepwise._rewrite.made import Made
 from stepwise._rewrite.points import (
@@ -68,6 +68,7 @@ __all__ = [
     "fingerprint",
     "following_line",
     "function_like",
+    "functions_named",
     "handler_at",
     "pending",
     "prefix_fingerprint",

@@ -225,7 +225,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 class _NamesAhead(ast.NodeVisitor):
-    """Gathers what is called and named; a lambda counts, since what gets it may call it."""
+    """Gathers called and used names; a lambda counts, since whatever receives it may call it."""
 
     def __init__(self) -> None:
         self.called: set[str] = set()

@@ -165,7 +165,7 @@ def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
 
 
 def _refuse(code: types.CodeType, source: Source) -> None:
-    """Refuse what has no statements, and what is left and entered again in the middle anyway."""
+    """Refuse code without statements, and code that Python itself leaves and enters again."""
     line = code.co_firstlineno
     if code.co_name == "<lambda>":
         raise UnsupportedError(f"it is a lambda (line {line}), which has no statements")

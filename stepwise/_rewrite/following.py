@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stepwise._rewrite.points import TRIES, prefix_fingerprint
 from stepwise._rewrite.source import FunctionNode, remove_docstring
 
-__all__ = ["following_line", "function_like"]
+__all__ = ["following_line", "function_like", "functions_named"]
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -62,15 +62,21 @@ def function_like(
     Args:
         prefix: the fingerprint of that code; see ``prefix_fingerprint``.
     """
+    for node in functions_named(text, name):
+        if prefix_fingerprint(node, position, visited) == prefix:
+            return node
+    return None
+
+
+def functions_named(text: str, name: str) -> Iterator[FunctionNode]:
+    """Yield the functions of that name in a file, without their docstrings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
-        return None
+        return
     for node in ast.walk(module):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             remove_docstring(node)
-            if prefix_fingerprint(node, position, visited) == prefix:
-                return node
-    return None
+            yield node

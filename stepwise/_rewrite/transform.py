@@ -446,7 +446,7 @@ class _Rewriter:
         return [choose, *dispatch]
 
 
-# -- nodes that are added beside those of the user ------------------------------------------------
+# -- nodes added beside the user's nodes ---------------------------------------------------------
 
 
 def load(name: str) -> ast.expr:

@@ -2,5 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    steps checkpoints fork overview verify run listing current
+    as_dict stops steps checkpoints fork overview verify run page listing
+    program diff housekeeping doctor current
 """

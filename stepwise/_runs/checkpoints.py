@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, number_of
 from stepwise._checkpoints.chunks import Vault
@@ -35,8 +36,12 @@ class RunCheckpoint:
     created_at: float
     verified: bool
 
+    def to_dict(self) -> dict[str, Any]:
+        """Its attributes as plain data, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def _repr_html_(self) -> str:
-        facts = {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        facts = {name: str(value) for name, value in self.to_dict().items()}
         return facts_html(f"checkpoint after step {self.step}, at {self.position}", facts)
 
 

@@ -91,7 +91,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     return new_id
 
 
-# -- the point from which it goes on ---------------------------------------------------------------
+# -- the point at which it resumes ---------------------------------------------------------------
 
 
 class ForkedRun:
@@ -318,7 +318,9 @@ def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
     facts = source.facts
     command, cwd, _ = how_started(source.store, source.seal, facts) or ((), "", "")
     if started is None:
-        started = Started(facts.workflow, facts.digest, facts.arguments, facts.code)
+        started = Started(
+            facts.workflow, facts.digest, facts.arguments, facts.code, tags=facts.tags
+        )
     return started._replace(
         at=now,
         forked_from=facts.run_id,

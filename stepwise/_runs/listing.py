@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepwise._display.render import RunShown, runs_html, runs_text
+from stepwise._display.render import RunShown, runs_html
+from stepwise._display.text import runs_text
 from stepwise._execution.active_run import current_scope
 from stepwise._journal.chain import is_of_file
 from stepwise._journal.heads import open_head
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._runs.overview import RunStatus, status_of
+from stepwise._runs.as_dict import RunStatus, run_dict, status_of
 from stepwise._runs.run import Run
-from stepwise._runtime import settings
+from stepwise._runtime import options, settings
 from stepwise.errors import RunNotFoundError
-from stepwise.stores import Store, open_store
+from stepwise.stores import Owner, Store, open_store
 
 __all__ = ["Listed", "Runs", "current_run", "get_run", "listed", "runs"]
 
@@ -53,9 +55,10 @@ def current_run() -> Run | None:
 
 
 def get_run(run_id: str, *, store: Any = None) -> Run:
-    """The run of that id.
+    """Return a run by its id.
 
     Args:
+        run_id: the whole id; the command line takes the beginning of one, too.
         store: a URL, path or store object; by default the configured one.
 
     Raises:
@@ -77,15 +80,22 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
     return run
 
 
-def runs(workflow: Any = None, status: RunStatus | None = None, *, store: Any = None) -> list[Run]:
+def runs(
+    workflow: Any = None,
+    status: RunStatus | None = None,
+    *,
+    tags: Mapping[str, str] | None = None,
+    store: Any = None,
+) -> list[Run]:
     """The runs in the store, newest first.
 
     Args:
         workflow: only those of this workflow: the workflow itself, its name or its full name.
         status: only those of this status.
+        tags: only those that have all of these tags.
         store: a URL, path or store object; by default the configured one.
     """
-    return Runs(each.run for each in listed(workflow, status, store))
+    return Runs(each.run for each in listed(workflow, status, store, tags))
 
 
 @dataclass(frozen=True)
@@ -94,13 +104,27 @@ class Listed:
 
     run: Run
     facts: RunFacts
-    status: RunStatus
+    owner: Owner | None
+
+    @property
+    def status(self) -> RunStatus:
+        """The status of the run."""
+        return status_of(self.facts, owned=self.owner is not None)
+
+    def to_dict(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Return the same as :meth:`Run.to_dict`."""
+        return run_dict(self.facts, self.owner, counts)
 
 
 def listed(
-    workflow: Any = None, status: RunStatus | None = None, store: Any = None
+    workflow: Any = None,
+    status: RunStatus | None = None,
+    store: Any = None,
+    tags: Mapping[str, str] | None = None,
 ) -> list[Listed]:
     """Return the runs for :func:`runs`, with the facts that were read for them."""
+    if tags is not None:
+        options.check_tags("runs()", tags)
     opened = open_store(store if store is not None else settings.store())
     seal = seal_for(opened)
     found = []
@@ -108,10 +132,12 @@ def listed(
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):
             continue
-        running = facts.status == "running"
-        derived = status_of(facts, owned=running and opened.owner(facts.run_id) is not None)
-        if status in (None, derived):
-            found.append(Listed(Run(opened, facts.run_id, seal), facts, derived))
+        if tags and not tags.items() <= facts.tags.items():
+            continue
+        owner = opened.owner(facts.run_id) if facts.status == "running" else None
+        each = Listed(Run(opened, facts.run_id, seal), facts, owner)
+        if status in (None, each.status):
+            found.append(each)
     return sorted(found, key=lambda each: each.facts.created_at, reverse=True)
 
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 import linecache
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from stepwise._display.render import RunShown
-from stepwise._journal.heads import is_ready
-from stepwise._journal.journal import Lost, Position, read, read_one
+from stepwise._journal.journal import Lost, Position, read
 from stepwise._journal.lease import describe_owner
-from stepwise._journal.projection import Calls, Course, Places, Stop, given_up, stops_in
-from stepwise._journal.records import Call, Entry, RunFacts
+from stepwise._journal.projection import Calls, Course, Places, given_up
+from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import Summary, follow, how_started, kept_summary, with_unclear
 from stepwise._rewrite import following_line, function_like
+from stepwise._runs.as_dict import status_of
 from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.steps import StepRecord, each_step, step_record, steps_with
+from stepwise._runs.stops import StoppedCall, stopped_calls
 from stepwise._runtime.public_names import public
 from stepwise._values.codec import Codec
 from stepwise.stores import Owner, Store
@@ -31,21 +31,18 @@ __all__ = [
     "SHOWN",
     "Overview",
     "Program",
-    "RunStatus",
     "goes_on",
     "overview",
     "shown",
-    "status_of",
 ]
 
-RunStatus = Literal["running", "completed", "failed", "interrupted", "crashed", "ready"]
 SHOWN = 50  # steps of a long run
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Return how the program that executed a run was started.
+    """The start of the program that executed a run.
 
     Args:
         command: as an operating system would get it; empty if it cannot be started again.
@@ -77,7 +74,7 @@ class Overview:
     in_doubt: list[StepRecord]
     course: Course
     unreadable: int = 0
-    stops: Sequence[tuple[Stop, list[Call]]] = ()
+    stops: Sequence[StoppedCall] = ()
 
 
 def overview(
@@ -99,22 +96,7 @@ def overview(
         seen = _whole(store, seal, facts, owned, count)
     if owned or facts.status != "running" or not seen.course.stops:
         return seen
-    return replace(seen, stops=_stops(store, seal, facts.run_id, seen.course.stops))
-
-
-def _stops(
-    store: Store, seal: Seal, run_id: str, numbers: list[int]
-) -> list[tuple[Stop, list[Call]]]:
-    """Return the stops of a run that these records hold, each with its calls."""
-
-    def records(numbers: Iterable[int]) -> list[Entry]:
-        found = (read_one(store, seal, run_id, number) for number in numbers)
-        return [each for each in found if each is not None]
-
-    return [
-        (stop, [each.call for each in records(stop.records) if each.call is not None])
-        for stop in stops_in(records(numbers))
-    ]
+    return replace(seen, stops=stopped_calls(store, seal, facts.run_id, seen.course.stops))
 
 
 def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
@@ -210,13 +192,6 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     there = state.line if line is None else line
     text = lines[there - 1].strip() if there <= len(lines) else ""
     return (f"at {state.file}:{line}" if line is not None else f"after {state.where}"), text
-
-
-def status_of(facts: RunFacts, *, owned: bool) -> RunStatus:
-    """The status of a run, as a listing shows it."""
-    if facts.status != "running" or owned:
-        return facts.status
-    return "ready" if is_ready(facts) else "crashed"
 
 
 def shown(facts: RunFacts, owner: Owner | None, seen: Overview | None) -> RunShown:

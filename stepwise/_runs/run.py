@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from stepwise._calls.compensation import compensate
 from stepwise._calls.doubt import DidNotHappen, Landed
 from stepwise._calls.driver import drive
-from stepwise._display.render import RunShown, run_html, run_text
+from stepwise._display.render import RunShown, run_html
+from stepwise._display.text import run_text
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.inputs import load_inputs
 from stepwise._execution.outcomes import settled
@@ -27,21 +28,22 @@ from stepwise._journal.projection import Calls, RecordedCall, Stop, stops_in
 from stepwise._journal.records import Entry, Forgotten, Record, Ruled, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
+from stepwise._runs.as_dict import RunStatus, duration_of, run_dict, status_of
 from stepwise._runs.checkpoints import RunCheckpoint, checkpoints_of, newest_checkpoint
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.overview import (
     SHOWN,
     Overview,
     Program,
-    RunStatus,
     goes_on,
     overview,
     shown,
-    status_of,
 )
 from stepwise._runs.steps import StepRecord, each_step, steps_of
+from stepwise._runs.stops import StoppedCall
 from stepwise._runs.verify import Verification, repair, verify
 from stepwise._runtime.public_names import public
+from stepwise._runtime.tracebacks import fold
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise._values.hidden_arguments import NOT_SHOWN
@@ -133,6 +135,11 @@ class Run:
         return tuple(self._facts().secrets.split())
 
     @property
+    def tags(self) -> dict[str, str]:
+        """The texts by name that ``tags=`` gave it when it started."""
+        return dict(self._facts().tags)
+
+    @property
     def parent(self) -> str | None:
         """The run that called this one as a child workflow."""
         return self._facts().parent or None
@@ -171,6 +178,16 @@ class Run:
     def updated_at(self) -> float:
         """When its status last changed, in seconds since 1970."""
         return self._facts().updated_at
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from its start to its end, pauses included; ``None`` before its end."""
+        return duration_of(self._facts())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many steps have each status: ``{"completed": 3, "in_doubt": 1}``."""
+        return self._seen(1).statuses
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -240,6 +257,22 @@ class Run:
         return error_of(self.store, self._seal, self._facts())
 
     @property
+    def stops(self) -> list[StoppedCall]:
+        """The calls at which it stopped, since they could be recorded side effects.
+
+        ``resolve(step, same=True)`` or ``resolve(step, another=True)`` answers each.
+        """
+        return list(self._seen(1).stops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts of a listing as plain data, for JSON; nothing is unpickled.
+
+        The names are those of the attributes; ``error`` is a text (for an interrupted run: what
+        interrupted it), ``owner`` the process.  ``stepwise runs --json`` prints the same.
+        """
+        return run_dict(self._facts(), self.owner, self.counts)
+
+    @property
     def resumed_from_step(self) -> int | None:
         """How many steps were done at the point where its last attempt resumed.
 
@@ -274,7 +307,10 @@ class Run:
             UnreadableValueError: an argument is not known, and not given here.
             RunBusyError: it is being executed.
         """
-        return known_workflow(self.workflow).resume(self, inputs)
+        try:
+            return known_workflow(self.workflow).resume(self, inputs)
+        except BaseException as error:
+            raise fold(error)  # noqa: B904
 
     def resolve(
         self,
@@ -426,7 +462,7 @@ class Run:
             lease.release()
 
 
-# -- what somebody says of a step in doubt, or of a stopped call -----------------------------------
+# -- answers about steps in doubt and stopped calls ----------------------------------------------
 
 
 def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
@@ -449,7 +485,7 @@ def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) 
 
 
 class _Said(NamedTuple):
-    """An answer that somebody gave.
+    """A person's answer.
 
     Args:
         happened: of a step in doubt, whether it did; ``value`` is what it returned.

@@ -8,17 +8,19 @@ after the calls that follow it.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from stepwise._display.render import step_html
 from stepwise._execution.viewer import view
+from stepwise._identity.parts import shown_part
 from stepwise._journal.counters import key_of
 from stepwise._journal.journal import Position, read, read_entries, read_one
 from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._matching.rulings import differing
+from stepwise._runs.as_dict import error_line
 from stepwise._runtime.public_names import public
 from stepwise.stores import Store
 
@@ -35,6 +37,7 @@ class StepRecord:
 
     Args:
         number: in the run; what the command line calls STEP.
+        name: of the step.
         status: ``started``, ``completed``, ``failed``, ``cancelled``; ``in_doubt`` for a side
             effect that was started, has no outcome, and whose owner is gone (its compensation
             too); ``compensated`` when it was undone.
@@ -42,6 +45,7 @@ class StepRecord:
         attempts: how many tries of the body the outcome took.
         started_at, finished_at: seconds since 1970; ``None`` while unfinished.
         side_effect: it was announced before it ran.
+        idempotency_key: the key that ``current_step()`` gave the call.
         site: ``file:line`` it was called from.
         child: run id of a child workflow.
         instead: number of the step that was recorded as this one at an earlier start, and did not
@@ -67,7 +71,7 @@ class StepRecord:
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the call to its outcome; ``None`` if somebody settled it."""
+        """Seconds from the call to its outcome; ``None`` if a person settled it."""
         if self.finished_at is None or self._entry.landed:
             return None
         return max(0.0, self.finished_at - self.started_at)
@@ -88,6 +92,24 @@ class StepRecord:
         failed = outcome is not None and outcome.status != "completed"
         return view(self._entry).error if failed else None
 
+    @property
+    def why(self) -> str:
+        """Why it ran although the same call was recorded; empty if none was."""
+        if not self.instead:
+            return ""
+        names = " and ".join(map(shown_part, self.differs)) or "its arguments"
+        verb = "differ" if len(self.differs) > 1 else "differs"
+        return f"{self.name} ran, since {names} {verb} from step {self.instead}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its attributes as plain data, for JSON; ``error`` is a text, and nothing is unpickled."""
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            "duration": self.duration,
+            "error": error_line(self.preview) if self.status == "failed" else None,
+            "traceback": self.traceback,
+        }
+
     def _repr_html_(self) -> str:
         return step_html(self)
 
@@ -96,6 +118,9 @@ class StepRecord:
         """The traceback of that exception, as text."""
         outcome = self._entry.outcome
         return outcome.traceback if outcome is not None else ""
+
+
+_PLAIN = [each.name for each in fields(StepRecord) if not each.name.startswith("_")]
 
 
 def steps_of(run_id: str, entries: list[Entry], *, owned: bool) -> list[StepRecord]:
@@ -121,7 +146,7 @@ def each_step(
     doubtful: Container[int],
     places: Places | None = None,
 ) -> Iterator[StepRecord]:
-    """Read the steps of a run one after the other; only what is read next is in memory.
+    """Read the steps of a run one by one, with only the next one in memory.
 
     Args:
         doubtful: the numbers of those that are in doubt.

@@ -1,4 +1,4 @@
-"""Something that happened in a run, as one frozen fact; made where somebody listens."""
+"""One event of a run, as a frozen record; created only if there are listeners."""
 
 from __future__ import annotations
 

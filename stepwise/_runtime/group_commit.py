@@ -63,7 +63,7 @@ _NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
 
 
 class Group(Generic[ShareT]):
-    """The waiting shares, and the one thread that writes them: the *leader*.
+    """The waiting shares, and the thread that writes them: the *leader*.
 
     What is given to :meth:`write` and :meth:`submit` writes shares in one transaction.  If it stops
     the run, each of them gets the error; anything else that it raises is for who called it, and the

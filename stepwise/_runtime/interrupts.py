@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 __all__ = ["Ending", "SigtermWatch", "Uninterrupted", "ending", "sigterms"]
@@ -90,12 +90,7 @@ class Uninterrupted:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._installed:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
             if self._noted:

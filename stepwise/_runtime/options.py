@@ -13,7 +13,7 @@ from typing import Any
 from stepwise._runtime import retries
 from stepwise.errors import ConfigurationError
 
-__all__ = ["check", "check_kind", "check_takes", "check_values", "no_function"]
+__all__ = ["check", "check_kind", "check_tags", "check_takes", "check_values", "no_function"]
 
 Allowed = tuple[Callable[[Any], bool], str]
 
@@ -49,6 +49,16 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
             given.get("backoff"),
             f"{kind} {name!r}",
         )
+
+
+def check_tags(what: str, tags: object) -> None:
+    """Refuse tags that no run can have.
+
+    Raises:
+        ConfigurationError: says how tags are written.
+    """
+    if not _are_tags(tags):
+        raise ConfigurationError(f"tags={reprlib.repr(tags)} of {what}: it must be {_TAGS}")
 
 
 def no_function(kind: str, given: object) -> str:
@@ -169,6 +179,15 @@ def _are_exceptions(value: Any) -> bool:
     )
 
 
+def _are_tags(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) <= 50
+        and all(_is_text(text) and len(text) <= 500 for pair in value.items() for text in pair)
+        and not any("=" in name for name in value)
+    )
+
+
 def _or_none(allows: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or allows(value)
 
@@ -179,6 +198,10 @@ def _one_of(*values: str) -> Callable[[Any], bool]:
 
 _NAME: Allowed = (_or_none(_is_text), "a name, not empty")
 _SWITCH: Allowed = (lambda value: isinstance(value, bool), "True or False")
+_TAGS = (
+    "a dict of texts by name, like {'customer': 'ann'}: at most 50, none empty or longer than 500 "
+    "characters, no '=' in a name"
+)
 _RETENTION: Allowed = (
     _one_of("latest_only", "prune_old", "all"),
     "'latest_only', 'prune_old' or 'all'",
@@ -226,6 +249,7 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         _or_none(_one_of("same", "unfinished", "new")),
         "'same', 'unfinished' or 'new'; None for what STEPWISE_START says",
     ),
+    "tags": (_are_tags, _TAGS),
     "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
     "retention": _RETENTION,
     "keep": (_is_count, "a number of checkpoints, 1 or more"),

@@ -3,7 +3,9 @@
 =====================  ==============================================================
 ``STEPWISE_HOME``      folder of the default store and the key (default ``~/.stepwise``)
 ``STEPWISE_STORE``     URL of the store (default ``disk:$STEPWISE_HOME/store``)
-``STEPWISE_KEY``       secret that signs the records, instead of ``$STEPWISE_HOME/key``
+``STEPWISE_KEY``       secret of 16 characters or more that signs the records, instead of
+                       ``$STEPWISE_HOME/key``; of several, with commas between them, the first
+                       signs, and all of them verify
 ``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
 ``STEPWISE_RESUME``    id of a run: the first call that could be it, means it (``stepwise resume``)
 ``STEPWISE_START``     which run a workflow called from outside a run means, where its ``start=``
@@ -12,6 +14,8 @@
 ``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
+``STEPWISE_ALLOW_NETWORK``
+                       ``1``: allow a store on a network file system that only one machine uses
 ``STEPWISE_TEST_HOME`` folder of a test, set by the pytest plugin: stores elsewhere are replaced
                        by ones in it
 =====================  ==============================================================

@@ -68,7 +68,7 @@ class Told(Protocol):
 
 
 class Carrier:
-    """Carries one context variable into new threads, while somebody asks for it.
+    """Carries one context variable into new threads while a run is in progress.
 
     Args:
         begin: gets the variable's value, the name of the thread or job, and whether it is a daemon,

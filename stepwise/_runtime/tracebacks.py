@@ -1,21 +1,26 @@
-"""Tracebacks without our frames: between the user's line and the user's error there is one at most.
+"""Linked exceptions, and tracebacks without our frames.
 
-Called where an exception leaves our outermost function, so it costs nothing while nothing fails.
+Between the user's line and the user's error there is one of our frames at most.  Tracebacks are
+folded where an exception leaves our outermost function, so it costs nothing while nothing fails.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
 from stepwise._runtime import settings
 from stepwise._runtime.messages import is_ours
 
-__all__ = ["fold"]
+__all__ = ["chain", "fold", "linked_to", "members"]
 
 E = TypeVar("E", bound=BaseException)
+
+_LINKS = 50  # exceptions of a chain that are recorded with their causes and contexts
 
 _LIBRARY = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
 _BETWEEN = tuple(
@@ -30,14 +35,7 @@ def fold(error: E) -> E:
     """
     if settings.debug():
         return error
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        waiting += (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
+    for each in chain(error):
         if each.__traceback__ is not None:
             each.__traceback__ = _without_ours(each.__traceback__)
     return error
@@ -66,3 +64,44 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     for entry in reversed(entries):
         folded = TracebackType(folded, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return folded
+
+
+# -- linked exceptions ---------------------------------------------------------------------------
+
+
+def chain(
+    error: BaseException | None, ambient: BaseException | None = None
+) -> Iterator[BaseException]:
+    """An exception, its causes and contexts, and the members of groups, up to ``ambient``."""
+    todo, seen = [error], {id(None), id(ambient)}
+    while todo:
+        each = todo.pop(0)
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def linked_to(
+    error: BaseException, held: Callable[[BaseException], Iterable[BaseException]]
+) -> tuple[list[BaseException], dict[int, int]]:
+    """Return an exception with all that it is linked to, and the place of each by its id.
+
+    Args:
+        held: returns the exceptions that one holds.
+    """
+    chain, index = [error], {id(error): 0}
+    for each in chain:
+        links = (each.__cause__, each.__context__) if len(chain) < _LINKS else ()
+        for other in (*held(each), *links):
+            if other is not None and id(other) not in index:
+                index[id(other)] = len(chain)
+                chain.append(other)
+    return chain, index
+
+
+def members(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the exceptions of a group."""
+    group = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
+    return error.exceptions if isinstance(error, group) else ()

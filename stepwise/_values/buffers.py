@@ -51,9 +51,9 @@ def collected(views: list[memoryview]) -> Data:
 
 
 def stable(view: memoryview) -> memoryview:
-    """The same; what somebody else could change while it is being sealed and written, as a copy.
+    """Return a view that stays as it is: a copy, if other code could change it while it is written.
 
-    A record whose seal was made of one state and whose bytes are of another would be damaged.
+    A record with the seal of one state and the bytes of another would be damaged.
     """
     alone = threading.active_count() == 1 and asyncio_state.current() is None
     return view if alone or type(view.obj) is bytes else memoryview(bytes(view))

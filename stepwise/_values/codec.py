@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.tracebacks import fold
+from stepwise._runtime.tracebacks import fold, linked_to, members
 from stepwise._values import data as _data
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import (
@@ -95,7 +95,7 @@ class Codec(NamedTuple):
         return encode(value, what)
 
     def encode_error(self, error: BaseException, then: str = "") -> Encoded:
-        """Encode an exception; ``then`` as of ``encode_raised``, for what is recorded as data."""
+        """Encode an exception; ``then`` is used for exceptions as data: see ``encode_raised``."""
         if not self.data_only:
             return encode_error(error, self.secrets)
         from stepwise._values.exception_data import (
@@ -278,8 +278,6 @@ def _short(value: object) -> str:
 
 # -- exceptions ----------------------------------------------------------------------------------
 
-_LINKS = 50  # causes and contexts of a chain that are recorded
-
 
 class _Failure(NamedTuple):
     """One exception of a chain: itself if it pickles, else a summary; links are indices.
@@ -306,20 +304,9 @@ def encode_error(error: BaseException, secrets: Secrets = NO_SECRETS) -> Encoded
     pickle but do not load.  Where one does not survive, its summary is recorded, and comes back as
     :class:`~stepwise.errors.StepFailedError`.  Secrets are masked in what it says and holds.
     """
-    chain: list[BaseException] = [error]
-    index = {id(error): 0}
-    for each in chain:
-        links = (each.__cause__, each.__context__) if len(chain) < _LINKS else ()
-        for other in (*_members(each), *links):
-            if other is not None and id(other) not in index:
-                index[id(other)] = len(chain)
-                chain.append(other)
+    chain, index = linked_to(error, members)
     failures = [_failure(each, index, secrets) for each in chain]
     return Encoded(pickle.dumps([tuple(failure) for failure in failures], PROTOCOL))
-
-
-def _members(error: BaseException) -> tuple[BaseException, ...]:
-    return error.exceptions if isinstance(error, _GROUPS) else ()
 
 
 def _failure(error: BaseException, index: dict[int, int], secrets: Secrets) -> _Failure:
@@ -335,7 +322,7 @@ def _failure(error: BaseException, index: dict[int, int], secrets: Secrets) -> _
         cause=index.get(id(error.__cause__)),
         context=index.get(id(error.__context__)),
         suppress=error.__suppress_context__,
-        members=tuple(index[id(each)] for each in _members(error)),
+        members=tuple(index[id(each)] for each in members(error)),
         notes=tuple(map(secrets.mask, _notes(error))),
     )
 
@@ -383,7 +370,7 @@ def decode_error(data: bytes, form: str | None = None, *, whole: bool = False) -
             failure = failures[number]
             revived[number] = error = _revive(failure, [revive(each) for each in failure.members])
             # A group that was pickled whole has members of its own.
-            revived.update(zip(failure.members, _members(error), strict=False))
+            revived.update(zip(failure.members, members(error), strict=False))
         return revived[number]
 
     for number in range(len(failures)):

@@ -19,7 +19,7 @@ from typing import Any
 from stepwise._runtime.limits import ran_out
 from stepwise.errors import NotRecordableError, UnreadableValueError
 
-__all__ = ["decode_data", "encode_data", "parameter_types", "returned_type"]
+__all__ = ["decode_data", "encode_data", "json_bytes", "parameter_types", "returned_type"]
 
 _ATOMS = (str, int, float, bool, type(None))
 
@@ -56,7 +56,7 @@ def encode_data(value: Any, kind: Any, what: str) -> bytes:
         data = _to_json(value, kind)
         again = _from_json(data, kind)
         if not alike(value, again) and _adapter(kind) is not None:
-            data = _json_bytes(_with_ints(json.loads(data), value))
+            data = json_bytes(_with_ints(json.loads(data), value))
             again = _from_json(data, kind)
         same, twice = alike(value, again), held_twice(value)
     except MemoryError as error:
@@ -111,12 +111,13 @@ def _name(kind: Any) -> str:
 def _to_json(value: Any, kind: Any) -> bytes:
     adapter = _adapter(kind)
     if adapter is not None:
-        # Strict in what is taken: a value that is not of its type would be changed silently.
+        # Strict: a value of another type would be changed silently.
         return bytes(adapter.dump_json(value, warnings="error"))
-    return _json_bytes(value)
+    return json_bytes(value)
 
 
-def _json_bytes(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
+    """Encode JSON data."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "surrogatepass"
     )
@@ -126,7 +127,7 @@ def _from_json(data: bytes, kind: Any) -> Any:
     adapter = _adapter(kind)
     if adapter is not None:
         return _ints_back(json.loads(data), adapter.validate_json(data))
-    return json.loads(data.decode("utf-8", "surrogatepass"))
+    return json.loads(data)
 
 
 # An int is at home where a float is annotated, but pydantic writes and reads a float there.

@@ -148,7 +148,7 @@ class Encoder:
         if simple is not None:
             return simple(value)
         here, level = id(value), len(self.active)
-        if here in self.active:  # a cycle is told by how many levels up it leads
+        if here in self.active:  # a cycle is encoded as the number of levels it leads up
             self.cycles += 1
             return b"^%d" % (level - self.active[here])
         self.active[here] = level
@@ -181,7 +181,7 @@ class Encoder:
         self.met[id(value)] = value, encoded if self.cycles == cycles else None
         return encoded
 
-    # -- containers ----------------------------------------------------------------------------
+    # -- containers ------------------------------------------------------------------------------
 
     def items(self, values: Iterable[Any], label: str = "[{}]") -> list[bytes]:
         encoded: list[bytes] = []
@@ -254,7 +254,7 @@ class Encoder:
                     pairs.append((name, self.encode(item)))
                 else:
                     later.append((name, key, item))
-            later.sort(key=_first)  # references appear in an order that is not that of the dict
+            later.sort(key=_first)  # else the order of the dict would number the references
             for name, key, item in later:  # noqa: B007 (the path)
                 pairs.append((name, self.encode(item)))
         except UndigestibleError as error:
@@ -281,7 +281,7 @@ class Encoder:
     def deque(self, value: Iterable[Any]) -> bytes:
         return join(b"Q", self.items(value))  # nor is maxlen
 
-    # -- objects -------------------------------------------------------------------------------
+    # -- objects ---------------------------------------------------------------------------------
 
     def rules(self, value: Any) -> dict[str, Rule] | None:
         """Return how those fields count that do not count unchanged."""
@@ -334,7 +334,7 @@ class Encoder:
         cls = type(value)
         make, args, state, items, pairs = form
         if isinstance(value, (io.StringIO, io.BytesIO)) and not state[-1]:
-            state = (*state[:-1], None)  # of attributes: {} as soon as somebody has looked for one
+            state = (*state[:-1], None)  # of attributes: {} once one was looked up
         parts = [string(class_name(cls))]
         if make not in (copyreg.__newobj__, copyreg._reconstructor, cls):  # type: ignore[attr-defined]
             parts.append(self.encode(make))

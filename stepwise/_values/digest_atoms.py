@@ -65,7 +65,7 @@ def lengthened(children: Iterable[bytes]) -> bytes:
 
 
 def framed(part: bytes | str) -> bytes:
-    """A part of what is digested as one, behind its length."""
+    """Return a part with its length before it, to be digested with others."""
     folded = fold(part.encode() if isinstance(part, str) else part)
     return _LENGTH[len(folded)] + folded
 
@@ -94,7 +94,7 @@ def noun(value: object) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-# -- single values -----------------------------------------------------------------------------
+# -- single values -------------------------------------------------------------------------------
 
 
 def _int(value: int) -> bytes:

@@ -25,6 +25,7 @@ from stepwise._values.digest_atoms import (
     noun,
     string,
 )
+from stepwise._values.sentinels import found_at
 
 __all__ = ["Form", "description", "form_for", "leads_to"]
 
@@ -56,9 +57,7 @@ def _at(piece: str) -> Iterator[None]:
 
 def leads_to(module: str | None, name: str, value: object) -> bool:
     """Return whether a dotted name leads to this very object, or to a decorated form of it."""
-    found: Any = sys.modules.get(module or "builtins")
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found: Any = found_at(module or "builtins", name)
     for _ in range(20):  # decorators around it
         # Methods of builtin classes are made anew at each access.
         if found is value or (type(found) is types.BuiltinMethodType and found == value):

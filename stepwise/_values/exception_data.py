@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import notice
+from stepwise._runtime.tracebacks import linked_to, members
 from stepwise._values.comparison import alike
 from stepwise._values.preview import error_text
 from stepwise._values.secrets import NO_SECRETS, Secrets
@@ -25,7 +26,6 @@ from stepwise.errors import StepFailedError, UnreadableValueError
 
 __all__ = ["decode_raised", "encode_raised"]
 
-_LINKS = 50  # exceptions of a chain that are recorded
 _ERROR = "error"  # the tag of an exception among the arguments or attributes of another
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _LINKED = {"__cause__", "__context__", "__suppress_context__", "__traceback__"}
@@ -48,14 +48,7 @@ def encode_raised(
         then: what follows where it cannot come back as it is, for a notice; empty for none.
         secrets: are masked in what it says and holds.
     """
-    chain: list[BaseException] = [error]
-    index = {id(error): 0}
-    for each in chain:
-        links = (each.__cause__, each.__context__) if len(chain) < _LINKS else ()
-        for other in (*_held(each), *links):
-            if other is not None and id(other) not in index:
-                index[id(other)] = len(chain)
-                chain.append(other)
+    chain, index = linked_to(error, _held)
     texts = [traceback(each) for each in chain]
     facts = [_facts(each, index, text) for each, text in zip(chain, texts, strict=True)]
     _verify(chain, facts)
@@ -83,7 +76,7 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
     Raises:
         UnreadableValueError: it cannot come back as what was raised.
     """
-    facts = json.loads(data.decode("utf-8", "surrogatepass"))
+    facts = json.loads(data)
     if isinstance(facts, dict):
         return _of_first_format(facts, whole=whole)
     revived = _Revived(facts)
@@ -97,13 +90,8 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
 
 def _held(error: BaseException) -> list[BaseException]:
     """The members of a group, and the exceptions that are arguments or attributes."""
-    held = [*error.args, *vars(error).values(), *_members(error)]
+    held = [*error.args, *vars(error).values(), *members(error)]
     return [each for each in held if isinstance(each, BaseException)]
-
-
-def _members(error: BaseException) -> tuple[BaseException, ...]:
-    group = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
-    return error.exceptions if group is not None and isinstance(error, group) else ()
 
 
 def _facts(
@@ -112,7 +100,7 @@ def _facts(
     traceback: str,
     secrets: Secrets = NO_SECRETS,
 ) -> dict[str, Any]:
-    cls, members = type(error), _members(error)
+    cls, inside = type(error), members(error)
     facts: dict[str, Any] = {
         "module": cls.__module__,
         "type": cls.__qualname__,
@@ -122,7 +110,7 @@ def _facts(
         "cause": index.get(id(error.__cause__)),
         "context": index.get(id(error.__context__)),
         "suppress": error.__suppress_context__,
-        "members": [index[id(each)] for each in members],
+        "members": [index[id(each)] for each in inside],
     }
 
     def written(what: str, value: Any) -> Any:
@@ -137,7 +125,7 @@ def _facts(
         facts["why"] = f"no module holds its class under the name {cls.__qualname__}"
         return facts
     try:
-        arguments = (error.args[0],) if members else error.args
+        arguments = (error.args[0],) if inside else error.args
         facts["args"] = [written(f"args[{n}]", each) for n, each in enumerate(arguments)]
         facts["state"] = {n: written(f"its {n}", each) for n, each in vars(error).items()}
         facts["fields"] = {
@@ -190,7 +178,7 @@ def _same(one: BaseException, other: BaseException) -> bool:
     if type(one) is not type(other) or error_text(one) != error_text(other):
         return False
     fields = _fields(type(one)).values()
-    parts = _members(one) or one.args, _members(other) or other.args
+    parts = members(one) or one.args, members(other) or other.args
     return (
         len(parts[0]) == len(parts[1])
         and all(map(_same_part, *parts))

@@ -48,7 +48,7 @@ class _Repr(reprlib.Repr):
         try:
             form = _FORMS.get(kind)  # the inherited way looks it up by the name of the type
             return form(self, x, level) if form is not None else super().repr1(x, level)
-        except Exception as error:  # somebody's __repr__, __getattr__ or __len__
+        except Exception as error:  # a user's __repr__, __getattr__ or __len__
             return f"<{type(x).__name__}: {type(error).__name__} in repr>"
 
     def repr_instance(self, x: Any, level: int) -> str:

@@ -150,7 +150,7 @@ def _ended_future(cls: Any, cancelled: bool, error: Any, result: Any) -> Any:
         future.cancel()
     elif error is not None:
         future.set_exception(error)
-        future.exception()  # it was noticed, or told of, by the task that is gone
+        future.exception()  # so that asyncio does not report it as never retrieved
     else:
         future.set_result(result)
     return future

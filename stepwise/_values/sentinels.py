@@ -1,9 +1,9 @@
-"""Objects that a module or class holds under a name and that tell nothing but which one they are.
+"""Sentinels: objects that a module or class holds under a name, and that only mean themselves.
 
 ``UNSET = object()``, ``dataclasses.MISSING``, an SDK's ``NOT_GIVEN``: compared with ``is``, so a
-copy of one is a stranger.  Stored is the name; loaded is the object of that name, if it is still of
-that class and its attributes, if it has any, are what they were; else a copy.  So a small object
-that a module holds as state comes back as it was, too.
+copy of one would be another object.  The name is stored.  Loading gives the object of that name if
+its class and attributes are the same, else a copy; so a small object that a module holds as state
+comes back as it was, too.
 
 Imports nothing of ours.
 """
@@ -17,7 +17,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["form_of", "held_as", "look_for"]
+__all__ = ["form_of", "found_at", "held_as", "look_for"]
 
 _ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
 _MOST = 4  # attributes
@@ -25,7 +25,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _OWN_WAYS = ("__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 _homes: dict[type, list[str]] = {}
-"""Modules, beside that of the class, that hold sentinels of a class."""
+"""Modules that hold sentinels of a class, other than the module of the class."""
 
 _looked_at: dict[str, int] = {}
 """Modules that were looked at, and how many names they had."""
@@ -38,6 +38,14 @@ _in_classes: dict[int, tuple[object, str, str]] = {}
 
 _bare: dict[int, tuple[object, tuple[str, str] | None]] = {}
 """Instances of ``object`` that were looked for in all modules."""
+
+
+def found_at(module: str, name: str) -> Any:
+    """Return the object that a dotted name in an imported module denotes, or ``None``."""
+    found: Any = sys.modules.get(module)
+    for part in filter(None, name.split(".")):
+        found = getattr(found, part, None)
+    return found
 
 
 def look_for(namespace: Mapping[str, Any]) -> None:
@@ -93,7 +101,7 @@ def held_as(value: Any) -> tuple[str, str] | None:
 
 def _has_name(cls: type) -> bool:
     """Return whether the module of a class holds it under its name."""
-    return _leading_to(cls.__module__, cls.__qualname__) is cls
+    return found_at(cls.__module__, cls.__qualname__) is cls
 
 
 def _held_bare(value: object) -> tuple[str, str] | None:
@@ -115,17 +123,9 @@ def _held_bare(value: object) -> tuple[str, str] | None:
 
 def _in_class(value: object) -> tuple[str, str] | None:
     found = _in_classes.get(id(value))
-    if found is None or found[0] is not value or _leading_to(*found[1:]) is not value:
+    if found is None or found[0] is not value or found_at(*found[1:]) is not value:
         return None
     return found[1:]
-
-
-def _leading_to(module: str, name: str) -> object:
-    """Return the object that a dotted name in a module denotes, or ``None``."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _name_in(module: str, value: object) -> str | None:
@@ -166,7 +166,7 @@ def _sentinel(module: str, name: str, cls: Any, state: dict[str, Any]) -> Any:
     """Return the object of that name, or a copy of the stored one."""
     try:
         importlib.import_module(module)
-        today = _leading_to(module, name)
+        today = found_at(module, name)
     except Exception:  # the module is gone, or raises whatever it likes
         today = None
     if type(today) is cls and _same(state, {} if cls is object else _state_of(today)):

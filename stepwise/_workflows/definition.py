@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,6 +25,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values.data import returned_type
 from stepwise._values.hidden_arguments import NO_HIDING, Redact
+from stepwise._values.sentinels import found_at
 from stepwise.errors import ConfigurationError, RunWarning
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Options:
     run_id: str | None = None
     start: Start | None = None
     on_owned: Literal["raise", "wait", "skip"] = "raise"
+    tags: tuple[tuple[str, str], ...] = ()
 
     def recording(self, outer: str) -> str:
         """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
@@ -94,6 +95,8 @@ class Options:
             if isinstance(names, Iterable):
                 names = (names,) if isinstance(names, str) else tuple(names)
                 changes = {**changes, option: names}
+        if "tags" in changes:
+            changes = {**changes, "tags": tuple(changes["tags"].items())}
         if "fresh" in changes:
             changes = _with_start(self, changes)
         chosen = replace(self, **changes)
@@ -138,6 +141,7 @@ class TakesOptions:
             trust: Literal["all", "data"] | None = ...,
             on_owned: Literal["raise", "wait", "skip"] = ...,
             start: Start | None = ...,
+            tags: Mapping[str, str] = ...,
             run_id: str | None = ...,
             fresh: bool = ...,
         ) -> Self:
@@ -293,10 +297,7 @@ def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 
 def class_of(function: Callable[..., Any]) -> Any:
     """Return the place that the qualified name of a function says it is defined in."""
-    found: Any = sys.modules.get(function.__module__)
-    for part in function.__qualname__.split(".")[:-1]:
-        found = getattr(found, part, None)
-    return found
+    return found_at(function.__module__, function.__qualname__.rpartition(".")[0])
 
 
 # -- calls ---------------------------------------------------------------------------------------
@@ -336,6 +337,7 @@ class Callee:
         hiding: what of its arguments is not stored, or not shown.
         compensates: its side effects are undone when it fails.
         promised: somebody is told the id of its run at once, and relies on it.
+        tags: names and texts for people who look for its run.
     """
 
     instance: Any = None
@@ -344,6 +346,7 @@ class Callee:
     hiding = NO_HIDING
     compensates = False
     promised = False
+    tags: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,
@@ -371,6 +374,7 @@ class BoundCall(Callee):
         self.workflow = workflow
         self.options = workflow.options
         self.compensates = workflow.options.compensate_on_failure
+        self.tags = workflow.options.tags
         self.hiding = workflow.parameters.hiding
         self.instance = instance
         self.args = args if instance is None else (instance, *args)

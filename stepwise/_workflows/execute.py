@@ -128,7 +128,7 @@ async def _inline(opened: OpenedRun) -> Any:
 
 
 async def _in_task(opened: OpenedRun) -> Any:
-    """In a task of its own, so that a cancellation of the caller is told from one inside the run.
+    """Run it in a task of its own, to tell a cancellation of the caller from one inside the run.
 
     Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
     During the first, cleanup steps must not run (the run resumes later); during the second they do.
@@ -282,7 +282,7 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
     report_unused(active)
 
 
-# -- how it ended ------------------------------------------------------------------------------
+# -- how it ended --------------------------------------------------------------------------------
 
 
 def record_interruption(active: ActiveRun, error: BaseException) -> None:

@@ -64,6 +64,43 @@ class WorkflowFrame(Frame):
         target: the point at which it was taken, in the function as it is now.
     """
 
+    __slots__ = (
+        "active",
+        "around",
+        "asked",
+        "begun",
+        "callee",
+        "checkpoints",
+        "complaints",
+        "cost",
+        "count",
+        "drawn",
+        "entered",
+        "every",
+        "file",
+        "guessed",
+        "guesses",
+        "helped",
+        "known",
+        "last",
+        "loaded",
+        "managers",
+        "module",
+        "outlooks",
+        "prefixes",
+        "references",
+        "refused",
+        "reopened",
+        "rewritten",
+        "seen",
+        "shut",
+        "started",
+        "taken",
+        "tried",
+        "wanted",
+        "without",
+    )
+
     def __init__(
         self,
         active: ActiveRun,

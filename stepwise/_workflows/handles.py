@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stepwise._execution.active_run import current_scope
-from stepwise._runs.overview import RunStatus
+from stepwise._runs.as_dict import RunStatus
 from stepwise._runs.run import Run
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.interrupts import ending

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from stepwise._calls.async_driver import aresume
-from stepwise._calls.driver import start
-from stepwise._calls.operations import Result
+from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope
@@ -191,13 +190,13 @@ class HostedRun(opening.OpenedRun):
         return await self._body()
 
     def changed_arguments(self) -> dict[str, str]:
-        """Nothing: a host is given nothing that its run could change."""
+        """Return nothing: a host has no arguments that its run could change."""
         return {}
 
     # -- where it resumes ------------------------------------------------------------------------
 
     def resume_from_start(self) -> str:
-        """Resume from the start: all records answer the calls that follow; says so, in words."""
+        """Resume from the start, where all records answer calls; return a notice that says so."""
         answered = go_on_from_the_top(self.active)
         return f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
 
@@ -230,10 +229,10 @@ class HostedRun(opening.OpenedRun):
         return checkpoint
 
     def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
-        """Record that it resumes, in words and after how many steps, and tell it.
+        """Record and report that it resumes, in words and after how many steps.
 
         Args:
-            if_changed: what is told if its code is not what it was.
+            if_changed: the notice if its code has changed.
         """
         code = self.call.callee.workflow.code
         if if_changed and self.active.facts.code != code:
@@ -242,23 +241,23 @@ class HostedRun(opening.OpenedRun):
         notice(f"{self.run_id} {told}")
 
     def forget_failures(self) -> None:
-        """Begin anew after a failure: what was raised before is over."""
+        """Begin anew after a failure: earlier exceptions no longer count."""
         self.active.unwinding = Unwinding(self.run_id)
 
     # -- its calls -------------------------------------------------------------------------------
 
     def retry_calls(self, *numbers: int) -> None:
-        """Make these calls anew when the run goes on: their records answer nothing any more."""
+        """Make these calls again when the run continues: their records stop answering."""
         if numbers:
             self.active.write((Forgotten(numbers, time.time()), b""), durable=False)
 
     def retry_attempt(self, error: Exception) -> list[int]:
-        """Note that the call being executed failed, and is tried again; see release_inner_calls."""
+        """Note that the call in progress failed and is retried; see `release_inner_calls`."""
         self.active.unwinding.tried_again(error)
         return release_inner_calls()
 
     def give_back(self, numbers: Collection[int] = (), *, inside: int = 0) -> None:
-        """Let recorded calls answer once more: these, and those made inside one of that number."""
+        """Let recorded calls answer again: these, and the calls made inside the call ``inside``."""
         if not (numbers or inside):
             return
         active, journal = self.active, self.active.journal
@@ -331,7 +330,7 @@ def call_number() -> int:
 
 
 def release_inner_calls() -> list[int]:
-    """Have the calls made inside this failed attempt answer those of the next one; gives them."""
+    """Return the calls made inside this failed attempt; they will answer those of the next one."""
     scope = current_scope()
     inner = list(scope.inner) if scope is not None else []
     if scope is not None:
@@ -372,9 +371,9 @@ class HostStore:
 
     @contextmanager
     def owned(self, run_id: str) -> Iterator[Journal]:
-        """The journal of a run, to write objects to: of the one that is executed here, else leased.
+        """Return the journal of a run, to write objects to: leased, unless the run executes here.
 
-        One thread at a time, so that those that write by hand wait for one another.
+        One thread at a time gets it; the others wait.
 
         Raises:
             RunBusyError: another process is executing the run.

@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Container, Generator, Mapp
 from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.awaitables import made_by
-from stepwise._calls.driver import drive
-from stepwise._calls.operations import Core, Result
+from stepwise._calls.driver import Core, Result, drive
 from stepwise._calls.perform import Performance, Performer
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._display.activity import Doing
@@ -39,7 +38,7 @@ from stepwise._workflows.execute import (
 from stepwise._workflows.opening import Invocation, NotUnfinishedError, Recall, open_run
 from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.starts import Meant, Starting
-from stepwise._workflows.turns import Turn, await_turn, sleep_turn, turn
+from stepwise._workflows.turns import turn
 from stepwise.errors import ConfigurationError, RunBusyError, RunOwnedError, RunSkipped
 from stepwise.stores import Store, open_store
 
@@ -68,6 +67,7 @@ class ChildCall(WorkflowCall, Performer):
     """A call inside a run, which is performed like one of a step."""
 
     effect = True
+    timeout = None
     child: str
     child_digest: str
     opened: Recall | WorkflowRun | None = None
@@ -179,11 +179,13 @@ class ChildCall(WorkflowCall, Performer):
         taking = turn(take, store, call.child, options.on_owned, blocks=blocks)
         if not blocks:
             return self._execute_async(taking)
-        self.opened = opened = sleep_turn(taking)
+        self.opened = opened = drive(taking).unwrap()
         return opened.value if isinstance(opened, Recall) else execute(opened)
 
-    async def _execute_async(self, taking: Turn[Recall | WorkflowRun]) -> Any:
-        self.opened = opened = await await_turn(taking)
+    async def _execute_async(self, taking: Core) -> Any:
+        from stepwise._calls.async_driver import adrive  # only asynchronous programs load asyncio
+
+        self.opened = opened = (await adrive(taking)).unwrap()
         return opened.value if isinstance(opened, Recall) else await execute_async(opened)
 
 
@@ -235,14 +237,17 @@ class TopLevel(WorkflowCall):
     def __init__(self, *call: Any, skips: bool = False) -> None:
         super().__init__(*call)
         self.skips = skips
-        self._turn: Turn[Recall | WorkflowRun] | None = None
+        self._turn: Core | None = None
 
     def __enter__(self) -> Recall | WorkflowRun:
-        return self.taken or sleep_turn(self.turn(blocks=True))
+        self.begin_here()
+        assert self.taken is not None
+        return self.taken
 
-    def begin_here(self, waits: Callable[[], None] | None) -> None:
+    def begin_here(self, waits: Callable[[], None] | None = None) -> None:
         """Take the run up in this thread; ``waits`` is called if it has to wait for that."""
-        sleep_turn(self.turn(blocks=True), waits)
+        if self.taken is None:
+            drive(self.turn(blocks=True, waits=waits))
 
     def begin_now(self) -> None:
         """Take the run up, unless that has to wait: then :meth:`begin` does."""
@@ -253,9 +258,11 @@ class TopLevel(WorkflowCall):
     async def begin(self) -> None:
         """Take the run up, as entering it does, but without blocking the event loop."""
         if self.taken is None:
-            await await_turn(self._turn or self.turn(blocks=False))
+            from stepwise._calls.async_driver import adrive
 
-    def turn(self, *, blocks: bool) -> Turn[Recall | WorkflowRun]:
+            await adrive(self._turn or self.turn(blocks=False))
+
+    def turn(self, *, blocks: bool, waits: Callable[[], None] | None = None) -> Core:
         """Take the run up when nobody else executes it; see :mod:`stepwise._workflows.turns`."""
         if not self.run_id:
             self.choose()
@@ -263,14 +270,15 @@ class TopLevel(WorkflowCall):
             unfinished = self._meant.unfinished
             on_owned = "raise" if unfinished else self.options.on_owned
             try:
-                opened = yield from turn(
-                    self._take, self.store, self.run_id, on_owned, blocks=blocks
+                taking = turn(
+                    self._take, self.store, self.run_id, on_owned, blocks=blocks, waits=waits
                 )
+                opened = (yield from taking).unwrap()
             except RunSkipped:
                 if not self.skips:
                     raise
                 self.joined, self.taken = True, Recall(None)
-                return self.taken
+                break
             except (RunBusyError, RunOwnedError, NotUnfinishedError):
                 if not unfinished:
                     raise
@@ -283,7 +291,7 @@ class TopLevel(WorkflowCall):
                     opened.active.close()
                 raise
             self.taken = opened
-        return self.taken
+        return Result()
 
     def starting(self) -> Starting:
         """Return the run that it means."""

@@ -210,7 +210,7 @@ def _close(counted: Any) -> None:
 
 
 def _file_of(iterator: Any) -> Any:
-    """Return the one file that an iterator reads from its beginning on, through others perhaps.
+    """Return the file that an iterator reads from its start, directly or through other iterators.
 
     ``None`` if it is not certain that it can be opened again.
     """

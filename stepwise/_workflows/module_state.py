@@ -185,7 +185,7 @@ def _is_another(cell: types.CellType, before: Any) -> bool:
 
 
 def _cells(functions: list[types.FunctionType]) -> Iterator[tuple[str, types.CellType]]:
-    """Yield the variables that functions captured, by name, those of hidden names left out."""
+    """Yield the variables that functions captured, by name, without hidden names."""
     for function in functions:
         for name, cell in captured(function).items():
             if name.replace(".", "").isidentifier():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from stepwise._calls.operations import Core, Result
+from stepwise._calls.driver import Core, Result
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._execution.inputs import record_inputs
@@ -196,7 +196,7 @@ class OpenedRun:
     def _record_end(
         self, value: Any, error: BaseException | None, *, again: bool
     ) -> dict[str, str]:
-        """Record the end; what of the objects that the run was given was changed."""
+        """Record the end; return which of its arguments the run changed."""
         active, changed = self.active, dict[str, str]()
         if error is None and again:
             active.finish("completed", value, None)
@@ -418,6 +418,7 @@ def _start(
         secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
+        tags={name: secrets.mask(text) for name, text in callee.tags},
     )
     facts = facts_at_start(call.run_id, started)._replace(
         label=workflow.label,

@@ -67,7 +67,7 @@ def _was_renamed(old: RunFacts, digest: str, module: str) -> bool:
     return old.label.partition(".")[0] not in names and not is_defined(module, old.label)
 
 
-# -- what is unfinished beside a new run --------------------------------------------------------
+# -- unfinished runs beside a new one ------------------------------------------------------------
 
 
 @reports

@@ -15,8 +15,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from stepwise._calls.async_driver import adrive
-from stepwise._calls.driver import drive
-from stepwise._calls.operations import Core
+from stepwise._calls.driver import Core, drive
 from stepwise._calls.perform import Performance
 from stepwise._calls.steps import Step, known_steps
 from stepwise._execution.active_run import current_scope

@@ -50,18 +50,9 @@ class Outlook(NamedTuple):
 
 _SAME = frozenset(
     (
-        *(
-            "base64",
-            "binascii",
-            "bisect",
-            "builtins",
-            "cmath",
-            "collections",
-            "copy",
-            "dataclasses",
-        ),
-        *("decimal", "fractions", "heapq", "html", "itertools", "json", "math", "pprint", "re"),
-        *("statistics", "string", "textwrap", "typing", "unicodedata"),
+        *("base64", "binascii", "bisect", "builtins", "cmath", "collections", "copy"),
+        *("dataclasses", "decimal", "fractions", "heapq", "html", "itertools", "json", "math"),
+        *("pprint", "re", "statistics", "string", "textwrap", "typing", "unicodedata"),
     )
 )
 """Modules whose results depend on the arguments alone, except for the functions below."""

@@ -21,7 +21,7 @@ from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import reports, warn
+from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values import digest as _digest
 from stepwise._workflows.definition import BoundCall, Start
 from stepwise._workflows.other_runs import is_call_of
@@ -135,9 +135,20 @@ class Starting:
         if run_id in ("", memory.resumed) or (mode == "same" and self.is_derived(run_id)):
             return False
         facts = self._glance(run_id)
-        if facts is None or self._parts.differing(facts.parts, growing=False):
+        if facts is None:
+            self._tell_of_unknown(run_id)
+            return False
+        if self._parts.differing(facts.parts, growing=False):
             return False
         return is_call_of(self._store, self._seal, facts, self._callee)
+
+    def _tell_of_unknown(self, run_id: str) -> None:
+        """Report, once, that the environment names a run that does not exist: a mistyped id."""
+        if memory.is_first(f"unknown {run_id}"):
+            notice(
+                f"STEPWISE_RESUME={run_id} is ignored: there is no such run in {self._store.url}. "
+                "Whole ids are listed by: stepwise runs"
+            )
 
     def is_derived(self, run_id: str) -> bool:
         """Return whether an id is of a call that is counted with this one."""

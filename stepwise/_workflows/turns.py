@@ -1,6 +1,6 @@
 """A call of a run that somebody else is executing: refuse it, or wait until the run is free.
 
-The waiting is a generator of pauses, so that a thread sleeps them and a task awaits them.  The
+The waiting yields operations like a call of a step, so that a thread sleeps and a task awaits.  The
 owner may be another process, which rings no bell here: so the lease is looked at, ever less often.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from stepwise._calls.driver import Core, Result, Sleep
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.lease import describe_owner
@@ -22,11 +22,9 @@ from stepwise._runtime.messages import notice
 from stepwise.errors import RunBusyError, RunOwnedError, RunSkipped
 from stepwise.stores import Store
 
-__all__ = ["OnOwned", "Turn", "await_turn", "live_run", "sleep_turn", "turn"]
+__all__ = ["OnOwned", "live_run", "turn"]
 
 OnOwned = Literal["raise", "wait", "skip"]
-T = TypeVar("T")
-Turn = Generator[float, None, T]
 
 _SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two looks
 
@@ -34,18 +32,20 @@ _waiting: list[tuple[ActiveRun, str]] = []  # runs that wait for another one, by
 
 
 def turn(
-    take: Callable[[bool], T],
+    take: Callable[[bool], Any],
     store: Store,
     run_id: str,
     on_owned: OnOwned,
     *,
     blocks: bool,
-) -> Turn[T]:
-    """Take a run up, as soon as nobody else executes it; yields the seconds to pause.
+    waits: Callable[[], None] | None = None,
+) -> Core:
+    """Take a run up as soon as nobody else executes it.
 
     Args:
-        take: takes it up; is told whether another one was waited for.
+        take: takes it up; it gets whether another execution was waited for.
         blocks: the thread sleeps meanwhile, and with it the event loop that it may be running.
+        waits: called before each pause.
 
     Raises:
         RunSkipped: somebody executes it, and ``on_owned`` is ``"skip"``.
@@ -56,7 +56,7 @@ def turn(
     waited, seal = False, seal_for(store)
     while True:
         try:
-            return take(waited)
+            return Result(take(waited))
         except (RunBusyError, RunOwnedError) as error:
             if error.run_id != run_id or on_owned == "raise":
                 raise
@@ -72,7 +72,10 @@ def turn(
             before, waited = facts_of(store, seal, run_id), True
             notice(f"{run_id}: waits, since it is being executed {describe_owner(busy.owner)}")
         with _noted(run_id):
-            yield from _until_free(store, run_id, busy, blocks=blocks)
+            for pause in _until_free(store, run_id, busy, blocks=blocks):
+                if waits is not None:
+                    waits()
+                yield Sleep(pause)
         after = facts_of(store, seal, run_id)
         if after is not None and after.status == "failed" and not _same_end(before, after):
             from stepwise._execution.viewer import error_of  # on use: few programs wait
@@ -80,36 +83,6 @@ def turn(
             failure = error_of(store, seal, after)
             if failure is not None:
                 raise failure
-
-
-def sleep_turn(turn: Turn[T], waits: Callable[[], None] | None = None) -> T:
-    """Sleep through the pauses; Ctrl-C ends it.  ``waits`` is called before the first one."""
-    try:
-        while True:
-            pause = next(turn)
-            if waits is not None:
-                waits()
-            time.sleep(pause)
-    except StopIteration as stop:
-        value: T = stop.value
-        return value
-    finally:
-        turn.close()
-
-
-async def await_turn(turn: Turn[T]) -> T:
-    """Await the pauses; a cancellation ends it."""
-    import asyncio  # a synchronous program does not load it
-
-    try:
-        while True:
-            pause = next(turn)
-            await asyncio.sleep(pause)
-    except StopIteration as stop:
-        value: T = stop.value
-        return value
-    finally:
-        turn.close()
 
 
 def _until_free(

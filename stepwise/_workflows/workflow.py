@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -22,6 +21,7 @@ from stepwise._runtime import options as _options
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.hidden_arguments import Redact
 from stepwise._values.pickling import pickled_by_value
+from stepwise._values.sentinels import found_at
 from stepwise._workflows.definition import (
     Definition,
     Options,
@@ -267,9 +267,7 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
     def __reduce_ex__(self, protocol: Any) -> Any:
         function, options = self.definition.function, self.definition.options
         module, name = function.__module__, function.__qualname__
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
+        found = found_at(module, name)
         # By name, as pickle does with functions.  cloudpickle pickles definitions of __main__ by
         # value, since another process has another __main__.
         if (
@@ -359,6 +357,7 @@ def workflow(
     trust: Literal["all", "data"] = ...,
     durability: Literal["fsync", "os"] = ...,
     on_owned: Literal["raise", "wait", "skip"] = ...,
+    tags: Mapping[str, str] = ...,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -369,46 +368,54 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Make a function durable: called again after a crash, it resumes where it stopped.
 
     Args:
-        name: what it is called, instead of its qualified name; part of its runs' identity.
-        checkpoint_every: a checkpoint of position and local variables after this many steps, at
-            the boundary before the next statement that may call one; always before and after a
-            side effect.  What was executed since the last checkpoint is executed again after a
-            crash, on the variables as they were then.
-        retention: ``"latest_only"``, ``"prune_old"`` (the newest ``keep``), or ``"all"``.
+        name: the workflow's name in run ids and listings; by default the qualified name of the
+            function.  It is part of the identity of a run: keep it when you rename the function.
+        checkpoint_every: how many steps there are from one checkpoint of position and variables to
+            the next.  There is always one before and after a side effect.  After a crash, the code
+            since the last checkpoint is executed again, on the variables as they were then, and
+            the journal answers its steps.
+        retention: which checkpoints are kept: ``"latest_only"``, ``"prune_old"`` (the newest
+            ``keep``), or ``"all"``, to look back and to fork from any step.
         keep: how many checkpoints ``"prune_old"`` keeps.
-        prune_journal: delete the records that no kept checkpoint needs, for loops without end; the
+        prune_journal: delete the records that no kept checkpoint needs, for loops without end.  The
             run can then not be replayed from the top.
-        start: which run a call from outside of any run means.  ``"same"`` (the default): the run of
-            these arguments; the n-th equal call of a process is the n-th such run, so that a script
-            that was killed goes on, and one that completed gets its results again.
+        start: the run that a call from outside of any run means.  ``"same"``: the run of
+            these arguments; the n-th equal call of a process is the n-th such run, so that a
+            script that was killed resumes, and a completed one gets its results again.
             ``"unfinished"``: the newest unfinished run of these arguments that no process
-            executes, else a new one (a cron job, a bot).  ``"new"``: a new run, always (a server).
-            New runs get generated ids.  By default as ``STEPWISE_START`` says; written out,
-            ``"same"`` does not warn that a later call was answered by another process's run.
+            executes, else a new run (a cron job, a bot).  ``"new"``: a new run, always (a server).
+            ``None``: as ``STEPWISE_START`` says, else ``"same"``; written out, ``"same"`` does not
+            warn that a run of another process answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
-            ``compensate=``, the newest first; called again, the workflow makes them anew.
-        progress: show on the terminal, or in the notebook, what a run is doing: the current step,
-            how many there were, and the time.  By default as ``STEPWISE_PROGRESS`` says.
-        store: where its runs are kept: a URL, a path or a store object.
-        codec: ``"pickle"``, or ``"json"``: results are recorded as data only, shaped by the types
-            that functions are annotated to return (pydantic models and the like with the extra
-            ``json``).  What would come back as something else is refused; a step whose exception
-            cannot be data runs again, or is in doubt.
-        trust: ``"data"``: no pickle is ever loaded; it implies ``codec="json"``, and resuming is
-            by replay, since variables are pickles.
-        durability: ``"fsync"``: what is acknowledged survives a power cut; ``"os"``: a killed
-            process, not a power cut.  A child workflow has its caller's.
-        on_owned: a run that somebody else is executing: ``"raise"`` a ``RunBusyError``; ``"wait"``
-            for its result (or its exception), and take it over if its owner dies; ``"skip"`` it:
-            a call raises ``RunSkipped``, ``execute()`` gives the run.
-        key: what tells two runs apart instead of the arguments: names of parameters, or a function
-            that gets the arguments and returns a value.
-        ignore: names of parameters that do not tell runs apart; they are not shown.
-        secret: names of parameters whose values are stored and shown nowhere (``"self.NAME"``: an
-            attribute), do not tell runs apart, and come from the call when the run resumes; what
-            is promised: "Secrets" in ``docs/design.md``.
-        redact: names of parameters that are not shown, or a function of a name and a value that
-            gives the text to show, ``None`` for the usual one.  They are stored all the same.
+            ``compensate=``, the newest first.  Called again, the workflow makes them anew.
+        progress: show on the terminal, or in the notebook, the current step, the number of steps
+            and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
+        store: where the runs are kept: a URL, a path or a store object.  ``None``: as
+            :func:`configure` or ``STEPWISE_STORE`` says.
+        codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
+            shaped by the types that functions are annotated to return (pydantic models and the
+            like with the extra ``json``).  A result that would come back as something else is
+            refused.  A step whose exception cannot be data runs again, or is in doubt.
+        trust: ``"all"``, the default; or ``"data"``: no pickle is ever loaded.  It implies
+            ``codec="json"``, and the run resumes by replay, since variables are pickles.
+        durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
+            they survive a killed process, not a power cut.  A child workflow has the durability of
+            its caller.
+        on_owned: what a call does if somebody else executes its run: ``"raise"`` a
+            ``RunBusyError``; ``"wait"`` for its result or its exception, and take the run over if
+            its owner dies; ``"skip"`` it: the call raises ``RunSkipped``, and ``execute()``
+            returns the run.
+        tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
+            with ``stepwise.runs(tags=...)``.  They do not distinguish runs.  Whoever can read the
+            listing of the store can read them: never put a secret into a tag.
+        key: the values that distinguish two runs, instead of all arguments: names of parameters, or
+            a function that gets the arguments and returns a value.
+        ignore: names of parameters that do not distinguish runs.  They are not shown either.
+        secret: names of parameters whose values are never stored and never shown (``"self.NAME"``:
+            an attribute).  They do not distinguish runs, and a resumed run takes them from its
+            call.
+        redact: names of parameters that are stored but not shown; or a function of a name and a
+            value that returns the text to show, or ``None`` for the usual text.
 
     Raises:
         ConfigurationError: an option cannot mean anything.

@@ -1,11 +1,11 @@
 """The command line: look at runs, steer them, settle calls in doubt.
 
-Everything shown comes from :class:`stepwise.Run`; every listing also as JSON.  A run may be named
-by the beginning of its id.  Exit codes: 0 done, 1 a problem that the message explains, 2 a wrong
-command line.
+Everything shown comes from :class:`stepwise.Run`; every command also answers with JSON.  A run may
+be named by the beginning of its id.  Exit codes: 0 done, 1 a problem that the message explains, 2 a
+wrong command line.
 """
 
-from stepwise.cli import doctor, look, report, settle, steer  # noqa: F401
+from stepwise.cli import _demo, doctor, explain, look, report, settle, steer  # noqa: F401
 from stepwise.cli._command import main, run
 
 __all__ = ["main", "run"]

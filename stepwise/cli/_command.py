@@ -1,4 +1,4 @@
-"""The command itself: its entry point, shared options, and the search for a run."""
+"""The command itself: its entry point, its help, shared options, and the search for a run."""
 
 from __future__ import annotations
 
@@ -11,33 +11,98 @@ from click.shell_completion import CompletionItem
 
 import stepwise
 from stepwise import Run
+from stepwise._display.terminal import line_of
 from stepwise._runs.listing import listed
 from stepwise.cli._display import ago, call_text, say
 
-__all__ = ["as_json_option", "find_run", "main", "run", "run_argument", "store_option"]
+__all__ = ["chosen_store", "command", "find_run", "main", "run", "run_argument"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_SECTIONS = ("Look", "Steer", "Settle", "Keep", "Check and learn")
+_CHOSEN = "stepwise store"
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Command(click.Command):
+    """A command whose help ends with examples."""
+
+    section: str
+    examples: str
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            lines = [each.partition("  # ") for each in self.examples.splitlines()]
+            width = max(len(line) for line, _, _ in lines)
+            for line, _, why in lines:
+                formatter.write(f"  {line:<{width}}  # {why}\n" if why else f"  {line}\n")
+
+
+class _Main(click.Group):
+    """All commands, in sections."""
+
+    command_class = _Command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [each for each in self.commands.values() if isinstance(each, _Command)]
+        width = max(len(each.name or "") for each in found)
+        for section in _SECTIONS:
+            with formatter.section(section):
+                formatter.write_dl(
+                    [
+                        (f"{each.name:<{width}}", each.get_short_help_str(70))
+                        for each in found
+                        if each.section == section
+                    ]
+                )
+
+
+@click.group(
+    cls=_Main,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="RUN is the id of a run, or its beginning.  stepwise COMMAND --help has examples.",
+)
 @click.version_option(stepwise.__version__, prog_name="stepwise")
 def main() -> None:
     """Look at durable runs, steer them, and settle calls in doubt."""
 
 
-def _use_store(_: click.Context, __: click.Parameter, url: str | None) -> None:
+def _use_store(context: click.Context, _: click.Parameter, url: str | None) -> None:
     if url is not None:
         stepwise.configure(store=url)
+        context.meta[_CHOSEN] = url
 
 
-store_option = click.option(
-    "--store",
-    metavar="URL",
-    expose_value=False,
-    is_eager=True,
-    callback=_use_store,
-    help="disk:/path or sqlite:/path; by default STEPWISE_STORE, else ~/.stepwise.",
-)
+def chosen_store() -> str | None:
+    """Return the URL that ``--store`` gave this command."""
+    url: str | None = click.get_current_context().meta.get(_CHOSEN)
+    return url
+
+
+def command(section: str, examples: str, name: str | None = None, **how: Any) -> Callable[[F], Any]:
+    """Make a function a command, with ``--json``, ``--store`` and examples in its help.
+
+    Args:
+        section: the part of the list of commands that it stands in.
+        examples: one a line, with an explanation after ``#``.
+    """
+
+    def decorate(function: F) -> Any:
+        made: Any = main.command(name, **how)(function)
+        made.section, made.examples = section, examples
+        made.params += [
+            click.Option(["--json", "as_json"], is_flag=True, help="As JSON."),
+            click.Option(
+                ["--store"],
+                metavar="URL",
+                expose_value=False,
+                is_eager=True,
+                callback=_use_store,
+                help="disk:/path or sqlite:/path; by default STEPWISE_STORE, else ~/.stepwise.",
+            ),
+        ]
+        return made
+
+    return decorate
 
 
 def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -59,9 +124,6 @@ def run_argument(name: str = "run_id", metavar: str = "RUN", **how: Any) -> Call
     return click.argument(name, metavar=metavar, shell_complete=_ids, **how)
 
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="As JSON.")
-
-
 def run() -> None:
     """Run the command line; what stepwise raises is a message, not a traceback."""
     try:
@@ -81,15 +143,19 @@ def find_run(run_id: str) -> Run:
     try:
         return stepwise.get_run(run_id)
     except stepwise.RunNotFoundError:
-        begun = [run for run in stepwise.runs() if run.id.startswith(run_id)]
-        found = [run for run in begun if run.parent is None] or begun
+        begun = [each for each in listed() if each.facts.run_id.startswith(run_id)]
+        found = [each for each in begun if not each.facts.parent] or begun
         if not run_id or not found:
             raise
     if len(found) == 1:
-        return found[0]
-    listed = "\n".join(f"  {run.id}  {run.status}  {ago(run.updated_at)}" for run in found[:8])
+        return found[0].run
+    lines = "\n".join(
+        f"  {each.run.id}  {each.status}  {ago(each.facts.updated_at)}  "
+        f"{line_of(call_text(each.facts), 60)}"
+        for each in found[:8]
+    )
     more = f"\n  and {len(found) - 8} more" if len(found) > 8 else ""
     raise stepwise.RunNotFoundError(
-        f"{len(found)} runs begin with {run_id!r}; write more of the id:\n{listed}{more}",
+        f"{len(found)} runs begin with {run_id!r}; write more of the id:\n{lines}{more}",
         run_id=run_id,
     )

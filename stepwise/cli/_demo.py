@@ -1,7 +1,7 @@
 """``stepwise demo``: a program is killed in the middle, run again by the same command, and resumes.
 
 It is one of the examples, on a real git history: the repository one is in, else a small one that is
-made for the occasion.  Nothing is left behind.  Imports nothing of ours.
+made for the occasion.  Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ import sys
 import tempfile
 from collections import Counter
 from importlib.util import find_spec
+from typing import Any
 
 import click
 
-__all__ = ["main"]
+from stepwise._display.terminal import Terminal
+from stepwise.cli._command import command
+from stepwise.cli._display import echo_json
+
+__all__: list[str] = []
 
 _LINES_BEFORE_THE_KILL = 6
 _LIMIT = 10  # commits
@@ -35,7 +40,16 @@ _SUBJECTS = (
 )
 
 
-def main() -> int:
+@command(
+    "Check and learn",
+    "stepwise demo\nstepwise demo --json  # what the programs print goes to stderr",
+)
+def demo(*, as_json: bool) -> None:
+    """See a program killed in the middle, run again, and resume."""
+    sys.exit(_demonstrate(as_json=as_json))
+
+
+def _demonstrate(*, as_json: bool) -> int:
     """Show it; the exit code is 0 if all went as promised."""
     script = _example("release_notes.py")
     with tempfile.TemporaryDirectory(prefix="stepwise-demo-") as folder:
@@ -50,13 +64,13 @@ def main() -> int:
         environment = {**os.environ, "STEPWISE_HOME": folder}
         for name in ("STEPWISE_STORE", "STEPWISE_QUIET", "STEPWISE_FRESH"):
             environment.pop(name, None)
-        click.secho(f"$ {shown}", bold=True)
-        first = _run(command, environment, kill_after=_LINES_BEFORE_THE_KILL)
-        click.secho("Killed (kill -9). The same command again:\n", fg="red")
-        click.secho(f"$ {shown}", bold=True)
-        second = _run(command, environment)
+        _say(f"$ {shown}", as_json, bold=True)
+        first = _run(command, environment, as_json, kill_after=_LINES_BEFORE_THE_KILL)
+        _say("Killed (kill -9). The same command again:\n", as_json, fg="red")
+        _say(f"$ {shown}", as_json, bold=True)
+        second = _run(command, environment, as_json)
         announced = len(pathlib.Path(f"{folder}/outbox.txt").read_text().splitlines())
-        return _summary(first, second, announced)
+        return _summary(first, second, announced, as_json)
 
 
 def _example(name: str) -> str:
@@ -87,7 +101,14 @@ def _git(folder: str, *arguments: str, check: bool = True) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _run(command: list[str], environment: dict[str, str], kill_after: int = 0) -> list[str]:
+def _say(text: str, as_json: bool, *, nl: bool = True, **style: Any) -> None:
+    colour = Terminal.of(sys.stderr if as_json else sys.stdout).colour
+    click.echo(click.style(text, **style) if colour else text, nl=nl, err=as_json)
+
+
+def _run(
+    command: list[str], environment: dict[str, str], as_json: bool, kill_after: int = 0
+) -> list[str]:
     """Run a command, show its output, and kill it after some lines; the steps it executed."""
     steps: list[str] = []
     with subprocess.Popen(
@@ -95,7 +116,7 @@ def _run(command: list[str], environment: dict[str, str], kill_after: int = 0) -
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            click.echo(f"  {line}", nl=False)
+            _say(f"  {line}", as_json, nl=False)
             if line.startswith("["):
                 steps.append(line.strip())
             if kill_after and len(steps) == kill_after:
@@ -104,15 +125,19 @@ def _run(command: list[str], environment: dict[str, str], kill_after: int = 0) -
     return steps
 
 
-def _summary(first: list[str], second: list[str], announced: int) -> int:
+def _summary(first: list[str], second: list[str], announced: int, as_json: bool) -> int:
     twice = [step for step, count in Counter(first + second).items() if count > 1]
     # The step that was killed had printed its line, and was not recorded yet.
     whole = set(twice) <= {first[-1]} and announced == 1
     colour = "green" if whole else "red"
-    click.secho(
+    _say(
         f"\n{len(first)} steps before the kill, {len(second)} after it; run twice: "
         f"{'only the one it was killed in' if twice else 'none'}. "
         f"Lines in the outbox: {announced}.",
+        as_json,
         fg=colour,
     )
+    if as_json:
+        facts = {"before_the_kill": len(first), "after_it": len(second), "twice": twice}
+        echo_json({**facts, "announced": announced, "as_promised": whole})
     return 0 if whole else 1

@@ -1,196 +1,34 @@
-"""Doctor: what could keep stepwise from working here, and what to do about it."""
+"""Check that stepwise can work here."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import json
-import os
-import pathlib
-import platform
-import shutil
-import sqlite3
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Literal
 
 import stepwise
-from stepwise._runs.listing import listed
-from stepwise._runtime import settings
-from stepwise._runtime.file_trust import check_file, check_folder
-from stepwise.cli._command import as_json_option, main, store_option
-from stepwise.cli._display import coloured, say, store_url
-from stepwise.stores import open_store
-from stepwise.stores._folder_store import FolderStore
-from stepwise.stores._locks import has_ofd
+from stepwise._display.terminal import Word
+from stepwise._runs.doctor import findings
+from stepwise.cli._command import command
+from stepwise.cli._display import echo_json, say
 
 __all__: list[str] = []
 
-_PACKAGES = ("click", "cloudpickle", "diskcache", "tabulate", "tenacity", "wrapt")
-_SQLITE = (3, 31)
-_SPACE = 200 * 2**20  # bytes that should be free
 
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """The result of one check, and what to do about a problem."""
-
-    what: str
-    state: Literal["ok", "warning", "problem"]
-    text: str
-    todo: str = ""
-
-
-@main.command(short_help="Check that stepwise can work here.")
-@as_json_option
-@store_option
+@command(
+    "Check and learn",
+    "stepwise doctor\nstepwise doctor --store sqlite:./runs",
+    short_help="Check that stepwise can work here.",
+)
 def doctor(*, as_json: bool) -> None:
     """Look for what could keep stepwise from working here, and change nothing.
 
     The exit code is 1 if there is a problem.
     """
-    findings = [*_versions(), *_store(), *_locks(), *_key(), *_runs()]
+    found = findings(stepwise.__version__)
     if as_json:
-        say(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
-    for each in findings if not as_json else ():
-        say(f"{each.what:<12}  {coloured(each.state)}  {each.text}")
+        echo_json([dataclasses.asdict(each) for each in found])
+    for each in found if not as_json else ():
+        say(f"{each.what:<12}  ", Word(each.state), f"  {each.text}")
         if each.todo:
             say(f"{'':<12}  {each.todo}")
-    sys.exit(int(any(each.state == "problem" for each in findings)))
-
-
-def _versions() -> Iterator[Finding]:
-    python = f"Python {platform.python_version()} on {platform.system()}"
-    yield Finding("stepwise", "ok", f"{stepwise.__version__}, {python}")
-    found = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
-    yield Finding("packages", "ok", ", ".join(found))
-    if sqlite3.sqlite_version_info < _SQLITE:
-        wanted = ".".join(map(str, _SQLITE))
-        todo = f"use a Python with SQLite {wanted} or newer"
-        yield Finding("SQLite", "warning", sqlite3.sqlite_version, todo)
-    else:
-        yield Finding("SQLite", "ok", sqlite3.sqlite_version)
-
-
-def _store() -> Iterator[Finding]:
-    url, folder = store_url(), None
-    try:
-        folder = _place()
-        if folder is not None and not os.path.isdir(folder):
-            yield _to_be_made(url, folder)
-            return
-        runs = sum(1 for _ in open_store(settings.store()).heads())
-        yield Finding("store", "ok", f"{url} holds {runs} runs")
-    except (stepwise.StepwiseError, stepwise.RunStopped) as error:
-        yield Finding("store", "problem", str(error))
-    if folder is not None:
-        yield from _folder(folder)
-
-
-def _place() -> str | None:
-    """The folder of the store, which need not exist; a store without one has none.
-
-    Raises:
-        ConfigurationError: what the settings say is no store.
-    """
-    store = open_store(settings.store())  # touches nothing
-    return store.path if isinstance(store, FolderStore) else None
-
-
-def _to_be_made(url: str, folder: str) -> Finding:
-    above = folder
-    while not os.path.isdir(above):
-        above = os.path.dirname(above)
-    if os.access(above, os.W_OK):
-        return Finding("store", "ok", f"{url} is made by the first run")
-    todo = "set STEPWISE_HOME or STEPWISE_STORE to a folder of yours"
-    return Finding("store", "problem", f"{folder} cannot be made in {above}", todo)
-
-
-def _folder(folder: str) -> Iterator[Finding]:
-    mode = os.stat(folder).st_mode & 0o777
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        yield Finding(
-            "permissions", "problem", f"{folder} cannot be written", f"chmod u+rwx {folder}"
-        )
-    elif mode & 0o022:
-        text = f"other users may write to {folder} ({mode:o})"
-        yield Finding("permissions", "warning", text, f"chmod go-w {folder}")
-    else:
-        yield Finding("permissions", "ok", f"{folder} ({mode:o})")
-    free = shutil.disk_usage(folder).free
-    text = f"{free / 2**30:.1f} GB free"
-    if free < _SPACE:
-        yield Finding("disk", "warning", text, "make room: stepwise prune --dry-run")
-    else:
-        yield Finding("disk", "ok", text)
-
-
-def _locks() -> Iterator[Finding]:
-    if has_ofd():
-        yield Finding("locks", "ok", "of open file descriptions")
-    else:
-        text = "of processes (POSIX): a run that reads its own store's files loses its lease"
-        todo = f"keep {store_url()} out of the folders that agents search"
-        yield Finding("locks", "warning", text, todo)
-
-
-def _key() -> Iterator[Finding]:
-    if os.environ.get("STEPWISE_KEY"):
-        yield Finding("key", "ok", "from STEPWISE_KEY")
-        return
-    path = settings.home() / "key"
-    if not path.exists():
-        if path.parent.exists() and (problem := _distrusted(path)):
-            yield Finding("key", "problem", problem)
-        elif _is_untouched():
-            yield Finding("key", "ok", f"{path} is made by the first run")
-        else:
-            todo = "bring it back from a backup, or set STEPWISE_KEY; else no run can be verified"
-            yield Finding("key", "problem", f"{path} is gone", todo)
-        return
-    mode = path.stat().st_mode & 0o777
-    if problem := _distrusted(path):
-        yield Finding("key", "problem", problem)
-        return
-    if not os.access(path, os.R_OK):
-        yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
-    elif mode & 0o077:
-        yield Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
-    else:
-        yield Finding("key", "ok", str(path))
-
-
-def _distrusted(path: pathlib.Path) -> str:
-    """Return why the key, or its future folder, is not trusted; empty if it is."""
-    try:
-        check_file(path, path.stat()) if path.exists() else check_folder(path.parent)
-    except stepwise.ConfigurationError as error:
-        return str(error)
-    return ""
-
-
-def _runs() -> Iterator[Finding]:
-    known = os.environ.get("STEPWISE_KEY") or (settings.home() / "key").exists()
-    if not known or _is_untouched():
-        return
-    try:
-        counted: Counter[Any] = Counter(each.status for each in listed())
-    except (stepwise.StepwiseError, stepwise.RunStopped) as error:
-        yield Finding("runs", "problem", str(error))
-        return
-    told = ", ".join(f"{number} {status}" for status, number in counted.most_common())
-    if counted["crashed"]:
-        todo = "their processes are gone, and so are their leases: stepwise resume --all-crashed"
-        yield Finding("runs", "warning", told, todo)
-    else:
-        yield Finding("runs", "ok", told or "none")
-
-
-def _is_untouched() -> bool:
-    try:
-        folder = _place()
-    except stepwise.ConfigurationError:
-        return True  # the finding about the store says so
-    return folder is not None and not os.path.isdir(folder)
+    sys.exit(int(any(each.state == "problem" for each in found)))

@@ -2,59 +2,93 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
+import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display.render import RunShown, printable
-from stepwise._journal.projection import Stop
-from stepwise._journal.records import Call, RunFacts
-from stepwise._matching.rulings import differing
+from stepwise._display.elide import elided
+from stepwise._display.render import RunShown, duration_text, printable
+from stepwise._display.terminal import (
+    Below,
+    Branch,
+    Column,
+    Terminal,
+    Word,
+    line_of,
+    shown_value,
+    when,
+)
 from stepwise._runs.checkpoints import newest_checkpoint
-from stepwise._runs.listing import listed
+from stepwise._runs.housekeeping import store_url
+from stepwise._runs.listing import Listed, listed
 from stepwise._runs.overview import SHOWN, Overview
-from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
+from stepwise.cli._command import command, find_run, run_argument
 from stepwise.cli._display import (
-    MadeAnew,
+    STEP_COLUMNS,
+    RanAgain,
     age,
     ago,
     call_text,
-    coloured,
     echo_json,
     error_text,
+    note,
     owned_by,
     say,
-    shorten,
-    shown_value,
+    show_in_doubt,
+    show_stops,
+    show_table,
+    show_variables,
     step_row,
-    store_url,
-    table,
-    tell_in_doubt,
-    tell_stops,
-    when,
 )
+
+__all__: list[str] = []
 
 _RESUMES = 5  # resumes that are listed
 _DOUBTFUL = 20  # steps in doubt that are shown although they are not among the newest
 _WATCHED = 500  # newest steps that watch reads again
 _UNFINISHED = ("crashed", "failed", "interrupted", "ready")
+_MANY = 100  # steps of a run in a tree
+_BESIDE = 80  # columns that a list of runs takes beside the ids, with errors and tags
+_LONG_ID = 28  # characters; a narrow terminal then has no room for a call beside it
 
-__all__ = ["run_facts", "step_facts"]
+
+def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for (name, sign, value), text in zip(pairs, texts, strict=True):
+        if not (name and sign and value):
+            raise click.BadParameter(f"{text!r} is not NAME=TEXT, like customer=ann")
+    return {name: value for name, _, value in pairs}
 
 
-@main.command()
+# -- the list ------------------------------------------------------------------------------------
+
+
+@command(
+    "Look",
+    "stepwise runs  # the newest first\n"
+    "stepwise runs --status failed --since 2h\n"
+    "stepwise runs --tag customer=ann -n 20\n"
+    "stepwise runs --json | jq '.[].id'",
+)
 @click.option("--workflow", help="Only runs of this workflow: its name or full name.")
 @click.option(
     "--status",
     type=click.Choice(["running", "completed", "failed", "interrupted", "crashed", "ready"]),
     help="Only runs with this status.",
+)
+@click.option(
+    "--tag",
+    "tags",
+    metavar="NAME=TEXT",
+    multiple=True,
+    callback=_pairs,
+    help="Only runs with this tag; several times: with all of them.",
 )
 @click.option("--children", is_flag=True, help="Child runs too.")
 @click.option(
@@ -64,11 +98,10 @@ __all__ = ["run_facts", "step_facts"]
     "--older-than", type=age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
 )
 @click.option("-n", "--limit", type=click.IntRange(1), help="At most this many.")
-@as_json_option
-@store_option
 def runs(
     workflow: str | None,
     status: Any,
+    tags: dict[str, str],
     *,
     children: bool,
     since: float | None,
@@ -80,35 +113,91 @@ def runs(
     now = time.time()
     found = [
         each
-        for each in listed(workflow, status)  # one look at each, however many there are
+        for each in listed(workflow, status, tags=tags)  # one look at each, however many there are
         if (children or not each.facts.parent)
         and (since is None or each.facts.updated_at >= now - since)
         and (older_than is None or each.facts.updated_at <= now - older_than)
     ][:limit]
     if as_json:
-        say(json.dumps([_facts(each.facts, each.status) for each in found], indent=2))
+        echo_json(each for each in map(_run_dict, found) if each is not None)
     elif not found:
-        say(
-            f"no runs{' like that' if workflow or status or since or older_than else ''} in "
-            f"{store_url()}",
-            err=True,
-        )
+        chosen = workflow or status or tags or since is not None or older_than is not None
+        note(f"no runs{' like that' if chosen else ''} in {store_url()}")
     else:
-        rows = [
-            [facts.run_id, coloured(each.status), ago(facts.updated_at), call_text(facts)]
-            for each in found
-            if (facts := each.facts)
-        ]
-        table(rows, ["RUN", "STATUS", "UPDATED", "CALL"])
+        _show_runs(found)
 
 
-@main.command()
+def _run_dict(each: Listed) -> dict[str, Any] | None:
+    try:
+        return each.to_dict(each.run.counts)
+    except stepwise.RunNotFoundError:  # deleted since
+        return None
+
+
+def _show_runs(found: list[Listed]) -> None:
+    width = Terminal.of(sys.stdout).width
+    longest = max(len(each.facts.run_id) for each in found)
+    narrow = width is not None and width - longest < _BESIDE
+    columns = [
+        Column("RUN"),
+        Column("STATUS", whole=True),
+        Column("STEPS", whole=True, right=narrow),
+        Column("UPDATED", whole=True),
+    ]
+    if not narrow:
+        columns += [Column("TIME", whole=True, right=True), Column("CALL")]
+        columns += [Column("ERROR")] if any(each.facts.error for each in found) else []
+        columns += [Column("TAGS")] if any(each.facts.tags for each in found) else []
+    elif longest <= _LONG_ID:
+        columns.append(Column("CALL"))
+    show_table(columns, _run_rows(found, [each.name for each in columns], narrow=narrow))
+
+
+def _run_rows(
+    found: list[Listed], names: list[str], *, narrow: bool
+) -> Iterator[list[Any] | Below]:
+    """Build the rows of a list of runs; a narrow one has errors and tags below the calls."""
+    for each in found:
+        facts = _run_dict(each)
+        if facts is None:
+            continue
+        counts = facts["counts"]
+        others = [f"{n} {s.replace('_', ' ')}" for s, n in counts.items() if s != "completed"]
+        tags = ", ".join(f"{name}={text}" for name, text in facts["tags"].items())
+        total, told = str(sum(counts.values())), ", ".join(others)
+        cells = {
+            "RUN": facts["id"],
+            "STATUS": Word(facts["status"]),
+            "STEPS": f"{total} ({told})" if told and not narrow else total,
+            "UPDATED": ago(facts["updated_at"]),
+            "TIME": duration_text(facts["duration"]),
+            "CALL": call_text(each.facts),
+            "ERROR": facts["error"] or "",
+            "TAGS": tags,
+        }
+        yield [cells[name] for name in names]
+        if "CALL" not in names:
+            yield Below(cells["CALL"])
+        below = " · ".join(filter(None, (told, facts["error"], tags))) if narrow else ""
+        if below:
+            yield Below(below)
+
+
+# -- one run -------------------------------------------------------------------------------------
+
+
+@command(
+    "Look",
+    "stepwise show trip-0573  # the beginning of an id is enough\n"
+    "stepwise show trip-0573 --all --locals\n"
+    "stepwise show trip-0573 --tree  # with the steps of child runs\n"
+    "stepwise show trip-0573 --json | jq .counts",
+)
 @run_argument()
 @click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
 @click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
-@as_json_option
-@store_option
-def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
+@click.option("--tree", is_flag=True, help="The steps as a tree, with those of child runs.")
+def show(run_id: str, *, with_locals: bool, every: bool, tree: bool, as_json: bool) -> None:
     """Show a run and its newest steps."""
     run = find_run(run_id)
     seen = run._seen(SHOWN)
@@ -118,62 +207,98 @@ def show(run_id: str, *, with_locals: bool, every: bool, as_json: bool) -> None:
     if as_json:
         facts = _all_facts(run, shown, seen)
         facts["steps_left_out"] = 0 if every else shown.earlier
-        facts["steps"] = map(step_facts, steps)
-        facts["stops"] = [stop_facts(*each) for each in seen.stops]
+        facts["steps"] = (step.to_dict() for step in steps)
+        facts["stops"] = [each.to_dict() for each in seen.stops]
         if with_locals:
             facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
         echo_json(facts)
         return
     _describe(run, shown, seen)
-    anew = MadeAnew()
-    if shown.steps:
+    again = RanAgain()
+    if tree:
         say()
-        first: list[list[Any]] = []
-        if shown.earlier and not every:
-            first.append(["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
-            numbers = {step.number for step in shown.steps}
-            doubtful = [step for step in seen.in_doubt if step.number not in numbers]
-            first += map(step_row, doubtful[:_DOUBTFUL])
-        headers = ["STEP", "CALL", "STATUS", "RESULT", "TRIES", "TIME", "FROM"]
-        rows = itertools.chain(first, map(step_row, anew.noting(steps)))
-        table(rows, headers, less=("TRIES", "FROM"))
+        click.echo(
+            Terminal.of(sys.stdout).tree(_branch_of(run, Terminal.of(sys.stdout), every=every))
+        )
+    elif shown.steps:
+        say()
+        _show_steps(shown, seen, again.noting(steps), every=every)
     if with_locals:
         say()
         show_variables(variables)
-    anew.tell()
-    tell_in_doubt(run, seen.in_doubt)
-    tell_stops(run, seen.stops)
+    again.show()
+    show_in_doubt(run, seen.in_doubt)
+    show_stops(seen.stops)
+
+
+def _show_steps(
+    shown: RunShown, seen: Overview, steps: Iterator[StepRecord], *, every: bool
+) -> None:
+    first: list[list[Any]] = []
+    if shown.earlier and not every:
+        first.append(["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
+        numbers = {step.number for step in shown.steps}
+        doubtful = [step for step in seen.in_doubt if step.number not in numbers]
+        first += map(step_row, doubtful[:_DOUBTFUL])
+    show_table(STEP_COLUMNS, itertools.chain(first, map(step_row, steps)))
+
+
+def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> Branch:
+    """Return a run as the branch of a tree: its steps, and below those the ones of child runs."""
+    seen = run._seen(None if every else _MANY)
+    room = (terminal.width or 1000) - 4 * (depth + 1) - 32
+    calls = [f"{each.name}({each.arguments})" for each in seen.steps]
+    below: list[Branch] = []
+    left_out = seen.total - len(seen.steps)
+    if left_out:
+        below.append(Branch([f"{left_out:,} earlier steps: --all"]))
+    for number, step in enumerate(seen.steps):
+        near = [calls[n] for n in (number - 1, number + 1) if 0 <= n < len(calls)]
+        call = elided(line_of(calls[number], 1000), max(room, 20), near)
+        took = duration_text(step.duration)
+        parts = [f"{step.number}  {call}  ", Word(step.status), f"  {took}" if took else ""]
+        children: Sequence[Branch] = ()
+        if step.child:
+            try:
+                child = stepwise.get_run(step.child, store=run.store)
+                children = _branch_of(child, terminal, every=every, depth=depth + 1).below
+            except stepwise.RunNotFoundError:
+                parts.append("  (its run is gone)")
+        below.append(Branch(parts, children))
+    top = line_of(call_text(run), max((terminal.width or 1000) - 20, 20))
+    return Branch([f"{top}  ", Word(run.status)], tuple(below))
 
 
 def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
     """Return everything that ``show`` prints, for JSON."""
     unfinished = shown.status in _UNFINISHED
     where, line = run._goes_on() if unfinished else ("", "")
+    facts = run.to_dict()
     return {
-        **run_facts(run),
-        "forked_from": run.forked_from,
-        "error": error_text(run),
-        "goes_on": {"where": where, "line": line} if unfinished else None,
+        **facts,
+        "error": error_text(run) or facts["error"],
+        "resumes_at": {"where": where, "line": line} if unfinished else None,
         "resumes": [{"at": at, "how": how} for _, at, how in seen.course.resumes],
-        "last_attempt": {
-            "resumed_from": shown.resumed_from,
-            "executed": shown.executed,
-            "skipped": shown.skipped,
-        },
+        "resumed_from_step": shown.resumed_from,
+        "steps_executed": shown.executed,
+        "steps_skipped": shown.skipped,
         "seconds_saved": shown.saved,
         "seconds_lost": shown.lost,
         "unreadable_records": shown.unreadable,
         "steps_total": shown.total,
-        "steps_by_status": shown.statuses,
     }
 
 
 def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     say(printable(shown.call, 1000))
-    _say("run", f"{run.id}  {coloured(shown.status)}{owned_by(run)}")
+    _say("run", f"{run.id}  ", Word(shown.status), owned_by(run))
     _say("workflow", printable(shown.workflow))
-    _say("started", f"{when(shown.created_at)}, updated {when(shown.updated_at)}")
+    _say("tags", ", ".join(f"{name}={text}" for name, text in run.tags.items()))
+    _say("child of", run.parent or "")
     _say("fork of", run.forked_from or "")
+    took = duration_text(run.duration)
+    started = f"{when(shown.created_at)}, updated {when(shown.updated_at)}"
+    _say("started", f"{started}{f', took {took}' if took else ''}")
     _say("steps", shown.counts)
     resumes = seen.course.resumes[-_RESUMES:]
     for _, at, how in resumes:
@@ -194,67 +319,95 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("error", error_text(run) or "")
 
 
-def _say(name: str, text: str) -> None:
-    if text:
-        say(f"  {name:<8}  {text}")
+def _say(name: str, *parts: str) -> None:
+    if any(parts):
+        say(f"  {name:<8}  ", *parts)
 
 
-def show_variables(variables: Mapping[str, Any]) -> None:
-    """A table of local variables."""
-    rows = [[name, shown_value(value)] for name, value in variables.items()]
-    table(rows, ["VARIABLE", "VALUE"])
-
-
-@main.command("locals", short_help="Show the local variables at a checkpoint.")
+@command(
+    "Look",
+    "stepwise locals trip-0573\nstepwise locals trip-0573 --at 2  # after two steps\n"
+    "stepwise locals trip-0573 --json | jq .locals",
+    name="locals",
+    short_help="Show the local variables at a checkpoint.",
+)
 @run_argument()
 @click.option("--at", type=click.IntRange(0), metavar="STEP", help="After this many steps.")
-@as_json_option
-@store_option
 def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
     """Show the local variables at the newest checkpoint of a RUN, or at an older one."""
     run = find_run(run_id)
     variables = run._shown_locals(at)
-    if as_json:
-        told = {name: shown_value(value) for name, value in variables.items()}
-        say(json.dumps(told, indent=2))
-        return
     taken = newest_checkpoint(run.store, run._seal, run.id, at)
-    if taken is not None:
-        say(f"after step {taken.state.step}, at {taken.state.where}\n", err=True)
+    step, position = (taken.state.step, taken.state.where) if taken is not None else (None, None)
+    if as_json:
+        texts = {name: shown_value(value) for name, value in variables.items()}
+        echo_json({"id": run.id, "step": step, "position": position, "locals": texts})
+        return
+    note(f"after step {step}, at {position}\n")
     show_variables(variables)
 
 
-@main.command(short_help="Print the steps of a RUN as they happen.")
+# -- while it runs -------------------------------------------------------------------------------
+
+
+@command(
+    "Look",
+    "stepwise watch trip-0573\nstepwise watch trip-0573 --json  # one JSON object a line",
+    short_help="Print the steps of a RUN as they happen.",
+)
 @run_argument()
-@store_option
-def watch(run_id: str) -> None:
-    """Print each step of a RUN as it happens, until the run ends or its process is gone."""
+def watch(run_id: str, *, as_json: bool) -> None:
+    """Print each step of a RUN as it happens, until the run ends or its process is gone.
+
+    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
+    """
     run = find_run(run_id)
-    told: dict[int, str] = {}
+    shown: dict[int, str] = {}
     while True:
         status, began = run.status, time.monotonic()
-        seen = run._seen(_WATCHED if told else SHOWN)
-        missed = seen.steps[0].number - max(told, default=0) - 1 if seen.steps else 0
+        seen = run._seen(_WATCHED if shown else SHOWN)
+        missed = seen.steps[0].number - max(shown, default=0) - 1 if seen.steps else 0
         if missed > 0:
-            say(f"... {missed:,} steps: stepwise show {run.id} --all")
+            note(f"... {missed:,} steps: stepwise show {run.id} --all")
         for step in seen.steps:
-            if told.get(step.number) != step.status:
-                told[step.number] = step.status
-                number, call, _, result, _, took, _ = (shorten(c, 100) for c in step_row(step))
-                moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at))
-                ended = f"{took}  {result}" if step.finished_at is not None else ""
-                say(f"{moment}  {number}  {call}  {coloured(step.status)}  {ended}".rstrip())
+            if shown.get(step.number) != step.status:
+                shown[step.number] = step.status
+                _watched(step, as_json=as_json)
         if status != "running":
-            verb = "has" if status in ("completed", "failed") else "is"
-            say(f"{run.id} {verb} {coloured(status)}")
             break
         # The pause grows with the time that reading the journal takes.
         time.sleep(max(0.3, 5 * (time.monotonic() - began)))
+    if as_json:
+        _one_line({"run": run.to_dict()})
+    else:
+        say(f"{run.id} {'has' if status in ('completed', 'failed') else 'is'} ", Word(status))
 
 
-@main.command("in-doubt", short_help="List the side effects that may have happened.")
-@as_json_option
-@store_option
+def _watched(step: StepRecord, *, as_json: bool) -> None:
+    if as_json:
+        _one_line({"step": step.to_dict()})
+        return
+    number, call, _, result, _, took, _ = (line_of(cell, 100) for cell in step_row(step))
+    moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at))
+    ended = f"  {took}  {result}" if step.finished_at is not None else ""
+    say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
+
+
+def _one_line(facts: Mapping[str, Any]) -> None:
+    import json
+
+    click.echo(json.dumps(facts))
+
+
+# -- in doubt ------------------------------------------------------------------------------------
+
+
+@command(
+    "Settle",
+    "stepwise in-doubt\nstepwise in-doubt --json | jq '.[].run_id'",
+    name="in-doubt",
+    short_help="List the side effects that may have happened.",
+)
 def in_doubt(*, as_json: bool) -> None:
     """List the side effects that may have happened, and the calls that could be recorded ones."""
     found, stopped = [], []
@@ -264,73 +417,26 @@ def in_doubt(*, as_json: bool) -> None:
             found += [(each.run, step) for step in seen.in_doubt]
             stopped += [(each.run, seen.stops)] if seen.stops else []
     if as_json:
-        rows: list[Any] = [{"run": run.id, **step_facts(step)} for run, step in found]
+        rows: list[Any] = [{"run_id": run.id, **step.to_dict()} for run, step in found]
         for run, stops in stopped:
-            rows += [{"run": run.id, "status": "stopped", **stop_facts(*stop)} for stop in stops]
-        say(json.dumps(rows, indent=2))
+            rows += [{"run_id": run.id, "status": "stopped", **each.to_dict()} for each in stops]
+        echo_json(rows)
         return
     if found:
+        columns = [
+            Column("RUN"),
+            Column("STEP", whole=True, right=True),
+            Column("CALL"),
+            Column("STARTED", whole=True),
+        ]
         rows = [
             [run.id, step.number, f"{step.name}({step.arguments})", when(step.started_at)]
             for run, step in found
         ]
-        table(rows, ["RUN", "STEP", "CALL", "STARTED"])
+        show_table(columns, rows)
         say("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
     for run, stops in stopped:
         say(f"\n{run.id}")
-        tell_stops(run, stops)
+        show_stops(stops)
     if not found and not stopped:
-        say("nothing is in doubt", err=True)
-
-
-def stop_facts(stop: Stop, others: list[Call]) -> dict[str, Any]:
-    """Return the entry of a listing for a call at which a run stopped, for JSON."""
-    ruled = stop.ruled
-    return {
-        "stop": stop.number,
-        "name": stop.call.name,
-        "arguments": stop.call.arguments,
-        "site": stop.call.site,
-        "at": stop.at,
-        "could_be": [
-            {
-                "number": other.number,
-                "name": other.name,
-                "arguments": other.arguments,
-                "differs": differing(stop.call, other),
-            }
-            for other in others
-        ],
-        "said": None if ruled is None else ("same" if ruled.same else "another"),
-    }
-
-
-def run_facts(run: Run) -> dict[str, Any]:
-    """Return the facts of a run in a listing, for JSON."""
-    return _facts(run._facts(), run.status)
-
-
-def _facts(facts: RunFacts, status: str) -> dict[str, Any]:
-    return {
-        "run": facts.run_id,
-        "workflow": facts.workflow,
-        "arguments": facts.arguments,
-        "status": status,
-        "created_at": facts.created_at,
-        "updated_at": facts.updated_at,
-        "parent": facts.parent or None,
-    }
-
-
-def step_facts(step: StepRecord) -> dict[str, Any]:
-    """Return the facts of a step in a listing, for JSON."""
-    fields = [field.name for field in dataclasses.fields(step) if not field.name.startswith("_")]
-    return {name: getattr(step, name) for name in fields}
-
-
-@main.command()
-def demo() -> None:
-    """See a program killed in the middle, run again, and resume."""
-    from stepwise.cli import _demo
-
-    sys.exit(_demo.main())
+        note("nothing is in doubt")

@@ -7,26 +7,30 @@ import json
 import re
 import sys
 import time
-from collections import Counter
 from typing import Any
 
 import click
 
 import stepwise
-from stepwise import StepRecord
+from stepwise import Run, StepRecord
 from stepwise._display.render import printable
-from stepwise._journal.journal import seal_for
-from stepwise._runs.listing import listed
-from stepwise._runs.verify import note_restored
-from stepwise._runtime import settings
-from stepwise._runtime.messages import count
-from stepwise.cli._command import as_json_option, find_run, main, run_argument, store_option
-from stepwise.cli._display import age, ago, call_text, coloured, say
-from stepwise.stores import open_store
-from stepwise.stores._folder_store import FolderStore
+from stepwise._display.terminal import Column, Word, count
+from stepwise._runs import housekeeping
+from stepwise._runs.housekeeping import store_url
+from stepwise._runs.listing import Listed
+from stepwise.cli._command import command, find_run, run_argument
+from stepwise.cli._display import age, ago, call_text, echo_json, note, say, show_table
+
+__all__: list[str] = []
 
 
-@main.command()
+@command(
+    "Settle",
+    "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it happened, and returned this\n"
+    "stepwise resolve trip-0573 4 --did-not-happen  # it may run\n"
+    "stepwise resolve trip-0573 4 --another  # a stopped call is another act",
+    short_help="Settle a side effect in doubt.",
+)
 @run_argument()
 @click.argument("step")
 @click.option("--landed", metavar="JSON", help="It happened; JSON is its result.")
@@ -36,7 +40,6 @@ from stepwise.stores._folder_store import FolderStore
 @click.option(
     "--stop", type=int, metavar="STOP", help="The stopped call, if several could be STEP."
 )
-@store_option
 def resolve(
     run_id: str,
     step: str,
@@ -46,6 +49,7 @@ def resolve(
     same: bool,
     another: bool,
     stop: int | None,
+    as_json: bool,
 ) -> None:
     """Settle a side effect in doubt, or say which act a stopped call is.
 
@@ -62,22 +66,28 @@ def resolve(
     run = find_run(run_id)
     if same or another:
         run.resolve(step, same=same, another=another, stop=stop)
-        says = (
-            f"the stopped call is step {step} of {run.id}; the next run of the program returns its "
-            "recorded result"
-            if same
-            else f"the stopped call and step {step} of {run.id} are two acts; the next run of the "
-            "program makes the call, once"
-        )
+        answer = "same" if same else "another"
     elif landed is None:
         run.resolve(step, did_not_happen=True)
-        says = f"step {step} of {run.id} did not happen; the next run of the program makes it"
+        answer = "did_not_happen"
     else:
         run.resolve(step, landed=value)
-        says = (
-            f"step {step} of {run.id} landed; the next run of the program continues with {landed}"
-        )
-    say(says)
+        answer = "landed"
+    if as_json:
+        given = {"landed": value} if answer == "landed" else {}
+        echo_json({"id": run.id, "step": step, "answer": answer, "stop": stop, **given})
+    else:
+        say(_ANSWERED[answer].format(step=step, run=run.id, landed=landed))
+
+
+_ANSWERED = {
+    "same": "the stopped call is step {step} of {run}; the next run of the program returns its "
+    "recorded result",
+    "another": "the stopped call and step {step} of {run} are two acts; the next run of the "
+    "program makes the call, once",
+    "did_not_happen": "step {step} of {run} did not happen; the next run of the program makes it",
+    "landed": "step {step} of {run} landed; the next run of the program continues with {landed}",
+}
 
 
 def _parsed(landed: str) -> Any:
@@ -93,7 +103,11 @@ def _parsed(landed: str) -> Any:
         ) from None
 
 
-@main.command(short_help="Verify every stored byte of runs.")
+@command(
+    "Check and learn",
+    "stepwise verify  # all runs\nstepwise verify trip-0573 --repair",
+    short_help="Verify every stored byte of runs.",
+)
 @run_argument("run_ids", "[RUN]...", nargs=-1)
 @click.option("--repair", is_flag=True, help="Set damaged data aside, derive what can be derived.")
 @click.option(
@@ -101,8 +115,6 @@ def _parsed(landed: str) -> Any:
     is_flag=True,
     help="With --repair: give up lost records, even of side effects, which may then be repeated.",
 )
-@as_json_option
-@store_option
 def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json: bool) -> None:
     """Verify every stored byte of the RUNs, or of all; the exit code is 1 if any is damaged."""
     if accept_loss and not repair:
@@ -110,89 +122,126 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
     found = [find_run(run_id) for run_id in run_ids] or stepwise.runs()
     verified = [run.repair(accept_loss=accept_loss) if repair else run.verify() for run in found]
     if as_json:
-        facts = [{**dataclasses.asdict(each), "problems": each.problems} for each in verified]
-        say(json.dumps(facts, indent=2))
+        echo_json([_verification(each) for each in verified])
+    elif not verified:
+        note(f"nothing to verify: no runs in {store_url()}")
     else:
-        for each in verified:
-            told = "; ".join(each.problems) or coloured("verified")
-            held = f"{each.records} records, {each.checkpoints} checkpoints"
-            say(f"{each.run_id}  {held}  {told}")
+        columns = [
+            Column("RUN"),
+            Column("RECORDS", whole=True, right=True),
+            Column("CHECKPOINTS", whole=True, right=True),
+            Column("FOUND", whole=True),
+        ]
+        rows = [
+            [each.run_id, each.records, each.checkpoints, problem]
+            for each in verified
+            for problem in (each.problems or [Word("verified")])
+        ]
+        show_table(columns, rows)
     if not all(each.ok for each in verified):
         if not as_json and not repair:
-            say("to repair what can be repaired: stepwise verify --repair", err=True)
+            note("to repair what can be repaired: stepwise verify --repair")
         elif not as_json and any(each.effects for each in verified):
-            say(
+            note(
                 "records of side effects are gone: find out which happened, then run "
                 "stepwise verify RUN --repair --accept-loss (or put a backup back, then run "
-                "stepwise restore)",
-                err=True,
+                "stepwise restore)"
             )
         sys.exit(1)
 
 
-@main.command(short_help="Mark a store that was put back from a backup.")
-@store_option
-def restore() -> None:
+def _verification(each: Any) -> dict[str, Any]:
+    facts = dataclasses.asdict(each)
+    return {"id": facts.pop("run_id"), "ok": each.ok, "problems": each.problems, **facts}
+
+
+@command(
+    "Check and learn",
+    "stepwise restore\nstepwise restore --store disk:/backup/store",
+    short_help="Mark a store that was put back from a backup.",
+)
+def restore(*, as_json: bool) -> None:
     """Mark a store that was put back from a backup, which lacks everything recorded since.
 
     Its unfinished runs then ask about each side effect that is not recorded, before it happens.
     Runs that began after the backup are not in it: called again, they begin anew.
     """
-    store = open_store(settings.store())
-    found = note_restored(store, seal_for(store))
+    found = housekeeping.put_back()
+    if as_json:
+        echo_json({"store": store_url(), "runs": found})
+        return
     for run_id in found:
         say(run_id)
-    say(
-        f"{count(len(found), 'unfinished run')} of {store.url}: each side effect that is "
-        "missing in the backup is in doubt until you settle it (stepwise resolve)",
-        err=True,
+    note(
+        f"{count(len(found), 'unfinished run')} of {store_url()}: each side effect that is "
+        "missing in the backup is in doubt until you settle it (stepwise resolve)"
     )
 
 
-@main.command()
+# -- deleting ------------------------------------------------------------------------------------
+
+
+@command(
+    "Keep",
+    "stepwise forget trip-0573 4  # step 4 runs again\n"
+    "stepwise forget trip-0573  # delete the run\n"
+    "stepwise forget trip-0573 --yes --json",
+)
 @run_argument()
 @click.argument("step", required=False)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@store_option
-def forget(run_id: str, step: str | None, *, yes: bool) -> None:
+def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
     """Delete a RUN, or have one STEP of it run again."""
     run = find_run(run_id)
+    if not yes:
+        _ask(run, step)
     if step is not None:
-        done = [
-            each
-            for each in run.steps
-            if each.side_effect
-            and each.status in ("completed", "in_doubt")
-            and step in (each.name, str(each.number))
-        ]
-        if done and not yes:
-            state = "happened" if done[0].status == "completed" else "may have happened"
-            click.confirm(
-                f"step {done[0].number}, {_effect(done[0])}, is a side effect "
-                f"that {state}; called again, it happens again. Forget it?",
-                abort=True,
-            )
         run.forget(step)
-        say(f"step {step} of {run.id} runs again when the workflow is called")
-        return
+        done = f"step {step} of {run.id} runs again when the workflow is called"
+    else:
+        run.delete()
+        done = f"{run.id} is deleted"
+    if as_json:
+        echo_json({"id": run.id, "step": step, "deleted": step is None})
+    else:
+        say(done)
+    if step is None:
+        _tell_free()
+
+
+def _ask(run: Run, step: str | None) -> None:
+    """Ask before side effects are forgotten, which then happen again."""
     effects = [each for each in run.steps if each.side_effect and each.status != "failed"]
-    if effects and not yes:
+    if step is None and effects:
         told = ", ".join(map(_effect, effects[:5]))
         click.confirm(
             f"{printable(run.id)} holds {count(len(effects), 'side effect')} ({told}); called "
             "again, the workflow repeats them. Delete it?",
             abort=True,
+            err=True,
         )
-    run.delete()
-    say(f"{run.id} is deleted")
-    _tell_free()
+    for each in effects:
+        done = each.status in ("completed", "in_doubt") and step in (each.name, str(each.number))
+        if done:
+            state = "happened" if each.status == "completed" else "may have happened"
+            click.confirm(
+                f"step {each.number}, {_effect(each)}, is a side effect "
+                f"that {state}; called again, it happens again. Forget it?",
+                abort=True,
+                err=True,
+            )
+            return
 
 
 def _effect(step: StepRecord) -> str:
     return printable(f"{step.name}({step.arguments})", 1000)
 
 
-@main.command(short_help="Delete old completed runs.")
+@command(
+    "Keep",
+    "stepwise prune --dry-run  # what would be deleted\nstepwise prune --older-than 7d --keep 10",
+    short_help="Delete completed runs that are old.",
+)
 @click.option(
     "--older-than",
     "seconds",
@@ -206,38 +255,39 @@ def _effect(step: StepRecord) -> str:
     "--keep", type=click.IntRange(0), default=0, help="Keep the newest runs of each workflow."
 )
 @click.option("--dry-run", is_flag=True, help="Only list them.")
-@store_option
-def prune(seconds: float, *, keep: int, dry_run: bool) -> None:
+def prune(seconds: float, *, keep: int, dry_run: bool, as_json: bool) -> None:
     """Delete completed runs; called again, their workflows start afresh."""
-    before, seen, old = time.time() - seconds, Counter[str](), []
-    for each in listed(status="completed"):
-        facts = each.facts
-        if facts.parent:
-            continue
-        seen[facts.workflow] += 1
-        if seen[facts.workflow] > keep and facts.updated_at <= before:
-            old.append(each.run)
-    for run in old:
-        say(f"{run.id}  {ago(run.updated_at)}  {call_text(run)}")
-        if not dry_run:
-            run.delete()
-    noun = "run" if len(old) == 1 else "runs"
+    old = housekeeping.old_runs(time.time() - seconds, keep)
+    if as_json:
+        found = [each.to_dict(each.run.counts) for each in old]
+    elif old:
+        rows = [[each.run.id, ago(each.facts.updated_at), call_text(each.facts)] for each in old]
+        show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
+    if not dry_run:
+        _delete(old)
+    if as_json:
+        echo_json({"runs": found, "dry_run": dry_run})
+        return
     verb = "would be deleted" if dry_run else "deleted"
-    say(f"{len(old)} {noun} completed more than {seconds / 86400:g} days ago: {verb}")
+    days = f"{seconds / 86400:g} days"
+    say(f"{count(len(old), 'run')} completed more than {days} ago: {verb}")
     _tell_free()
+
+
+def _delete(found: list[Listed]) -> None:
+    for each in found:
+        each.run.delete()
 
 
 _MUCH = 64 << 20  # bytes
 
 
 def _tell_free() -> None:
-    store = open_store(settings.store())
-    free = store.free() if isinstance(store, FolderStore) else 0
+    free = housekeeping.free_space()
     if free >= _MUCH:
-        say(
+        note(
             f"{_megabytes(free)} are free in the store for later runs; to give them back to the "
-            "disk: stepwise compact",
-            err=True,
+            "disk: stepwise compact"
         )
 
 
@@ -245,13 +295,18 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-@main.command(short_help="Give the space of deleted runs back to the disk.")
-@store_option
-def compact() -> None:
+@command(
+    "Keep",
+    "stepwise compact\nstepwise compact --store sqlite:./runs",
+    short_help="Give the space of deleted runs back to the disk.",
+)
+def compact(*, as_json: bool) -> None:
     """Give the space that deleted runs left in the store back to the disk.
 
     For a moment it takes twice the space of the runs that stay.  Others go on, and wait for it.
     """
-    store = open_store(settings.store())
-    freed = store.compact() if isinstance(store, FolderStore) else 0
-    say(f"{store.url}: {_megabytes(freed)} given back")
+    freed = housekeeping.compact()
+    if as_json:
+        echo_json({"store": store_url(), "freed": freed})
+    else:
+        say(f"{store_url()}: {_megabytes(freed)} given back")

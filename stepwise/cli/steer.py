@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from typing import Any
 
 import click
@@ -14,39 +15,52 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display.render import printable
-from stepwise._values.secrets import HIDDEN
-from stepwise.cli._command import find_run, main, run_argument, store_option
-from stepwise.cli._display import call_text, coloured, say
+from stepwise._display.terminal import Word
+from stepwise._runs.program import start_command
+from stepwise.cli._command import chosen_store, command, find_run, run_argument
+from stepwise.cli._display import call_text, echo_json, note, say
 
 __all__: list[str] = []
 
 
-@main.command()
+@command(
+    "Steer",
+    "stepwise resume trip-0573\n"
+    "stepwise resume trip-0573 --dry-run  # only print the command\n"
+    "stepwise resume --all-crashed  # after a power cut",
+)
 @run_argument(metavar="[RUN]", required=False)
 @click.option("--all-crashed", is_flag=True, help="Every run that crashed, one after another.")
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
-@store_option
-def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool) -> None:
+def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: bool) -> None:
     """Resume a RUN: start its program with the original command line.
 
-    The exit code is that of the program, or 1 if the run has not completed afterwards.
+    The exit code is that of the program, or 1 if the run has not completed afterwards.  With
+    --json, what the program prints on stdout goes to stderr.
     """
     if (run_id is None) != all_crashed:
         raise click.UsageError("name a RUN, or use --all-crashed")
     if run_id is not None:
-        sys.exit(_resume(_top(find_run(run_id)), dry_run=dry_run))
+        done = _resume(_top(find_run(run_id)), dry_run=dry_run, as_json=as_json)
+        if as_json:
+            echo_json(done)
+        sys.exit(done["exit_code"])
     crashed = [run for run in stepwise.runs(status="crashed") if run.parent is None]
     if not crashed:
-        say("no run has crashed", err=True)
-    code = 0
+        note("no run has crashed")
+    found, code = [], 0
     for run in crashed[::-1]:
         # The program of one run may have resumed another.
         if run.status == "crashed":
             try:
-                code = _resume(run, dry_run=dry_run) or code
+                found.append(_resume(run, dry_run=dry_run, as_json=as_json))
+                code = found[-1]["exit_code"] or code
             except stepwise.StepwiseError as problem:
-                say(f"stepwise: {problem}", err=True)
+                note(f"stepwise: {problem}")
+                found.append({**run.to_dict(), "exit_code": 1, "problem": str(problem)})
                 code = code or 1
+    if as_json:
+        echo_json(found)
     sys.exit(code)
 
 
@@ -57,11 +71,12 @@ def _top(run: Run) -> Run:
     return run
 
 
-def _resume(run: Run, *, dry_run: bool) -> int:
+def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
+    """Resume a run; return what was done, as plain data."""
     status = run.status
     if status == "completed":
-        say(f"{run.id} has completed; there is nothing to resume", err=True)
-        return 0
+        note(f"{run.id} has completed; there is nothing to resume")
+        return {**run.to_dict(), "command": None, "cwd": None, "exit_code": 0}
     if status == "running":
         owner = run.owner
         raise stepwise.RunBusyError(
@@ -70,48 +85,39 @@ def _resume(run: Run, *, dry_run: bool) -> int:
             run_id=run.id,
             owner=owner,
         )
-    command, folder = _command_of(run)
+    command, folder = start_command(run)
     where, line = run._goes_on()
     verb = "would resume" if dry_run else "resumes"
-    say(f"{call_text(run)}, {coloured(status)}, {verb} {where}", err=True)
+    note(f"{call_text(run)}, ", Word(status), f", {verb} {where}")
     if line:
-        say(f"  {printable(line, 200)}", err=True)
-    say(f"  in {folder}: {shlex.join(command)}", err=True)
-    if dry_run:
-        return 0
-    url = run.store.url
-    code = _execute(command, folder, {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": url})
-    after = run.status
-    if after != "completed":
-        hint = "" if code else f": does it still call {run.label} with the same arguments?"
-        say(f"stepwise: {run.id} is {after} after the program ended{hint}", err=True)
-    return code or int(after != "completed")
+        note(f"  {printable(line, 200)}")
+    note(f"  in {folder}: {shlex.join(command)}")
+    code = 0
+    if not dry_run:
+        how = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": run.store.url}
+        code = _execute(command, folder, how, as_json=as_json)
+        after = run.status
+        if after != "completed":
+            hint = "" if code else f": does it still call {run.label} with the same arguments?"
+            note(f"stepwise: {run.id} is {after} after the program ended{hint}")
+        code = code or int(after != "completed")
+    return {**run.to_dict(), "command": [*command], "cwd": folder, "exit_code": code}
 
 
-def _command_of(run: Run) -> tuple[tuple[str, ...], str]:
-    """The command that starts the program of a run, and the folder to start it in."""
-    program = run.program
-    command, folder = (program.command, program.cwd) if program is not None else ((), "")
-    script = program.file if program and run.workflow.startswith(f"{program.file}:") else ""
-    if script and not command:
-        command, folder = (sys.executable, script), os.path.dirname(script)
-    needed = (*command[:1], folder, *([script] if script else []))
-    missing = [part for part in needed if not os.path.exists(part)]
-    if command and not missing and not any(HIDDEN in part for part in command):
-        return command, folder
-    why = f"{missing[0]} is gone" if missing else "it was not started from a command line"
-    if any(HIDDEN in part for part in command):
-        why = "its command line held a secret, which is never stored"
-    raise stepwise.ConfigurationError(
-        f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
-        f"a notebook, run the cell): the call {call_text(run)} resumes. If it "
-        f"does not find the run, set STEPWISE_RESUME={run.id}"
+def _execute(
+    command: tuple[str, ...], folder: str, environment: dict[str, str], *, as_json: bool
+) -> int:
+    """Run a command to its end and return its exit code; a Ctrl-C reaches the command, too.
+
+    Args:
+        as_json: stdout is for JSON, so the command prints on stderr.
+    """
+    process = subprocess.Popen(  # noqa: S603
+        command,
+        cwd=folder or None,
+        env={**os.environ, **environment},
+        stdout=2 if as_json else None,
     )
-
-
-def _execute(command: tuple[str, ...], folder: str, environment: dict[str, str]) -> int:
-    """Run a command to its end and return its exit code; a Ctrl-C reaches the command, too."""
-    process = subprocess.Popen(command, cwd=folder or None, env={**os.environ, **environment})  # noqa: S603
     while True:
         try:
             code = process.wait()
@@ -120,18 +126,22 @@ def _execute(command: tuple[str, ...], folder: str, environment: dict[str, str])
         return code if code >= 0 else 128 - code
 
 
-@main.command(
-    "run",
+@command(
+    "Steer",
+    "stepwise run agent.py tides\n"
+    "stepwise run -m package.module\n"
+    "stepwise run --store sqlite:./runs agent.py",
+    name="run",
     short_help="Run a SCRIPT or module, and show its progress.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
-@store_option
-def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
+def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> None:
     """Run a SCRIPT, or with -m a module, and show its progress on stderr.
 
-    The exit code is that of the program; 130 after Ctrl-C.
+    The exit code is that of the program; 130 after Ctrl-C.  Options of stepwise come before
+    SCRIPT.  With --json, what the program prints on stdout goes to stderr.
     """
     if not program:
         raise click.UsageError("name a SCRIPT, or -m MODULE")
@@ -142,26 +152,28 @@ def run_script(program: tuple[str, ...], *, as_module: bool) -> None:
         hint = f" To run a module: stepwise run -m {program[0]}" if is_name else ""
         raise click.UsageError(f"there is no script {program[0]!r}.{hint}")
     environment = {"STEPWISE_PROGRESS": os.environ.get("STEPWISE_PROGRESS", "1")}
-    if (url := _chosen_store()) is not None:
+    if (url := chosen_store()) is not None:
         environment["STEPWISE_STORE"] = url
-    code = _execute((sys.executable, *program), "", environment)
+    command, began = (sys.executable, *program), time.time()
+    code = _execute(command, "", environment, as_json=as_json)
     if code:
         again = shlex.join(("stepwise", "run", *program))
-        say(f"stepwise: stopped (exit code {code}); to resume: {again}", err=True)
+        note(f"stepwise: stopped (exit code {code}); to resume: {again}")
+    if as_json:
+        duration = time.time() - began
+        echo_json({"command": [*command], "exit_code": code, "duration": duration})
     sys.exit(code)
-
-
-def _chosen_store() -> str | None:
-    from stepwise._runtime import settings
-
-    chosen = settings._settings.store
-    return chosen if isinstance(chosen, str) else None
 
 
 # -- fork ----------------------------------------------------------------------------------------
 
 
-@main.command()
+@command(
+    "Steer",
+    "stepwise fork trip-0573 --at 2 --set guests=3\n"
+    "stepwise fork trip-0573 --result 'search=\"Hotel Roma\"' --id roma\n"
+    "stepwise resume $(stepwise fork trip-0573 --at 0)  # the same again, as another run",
+)
 @run_argument()
 @click.option(
     "--at", type=click.IntRange(0), metavar="STEP", help="Share the steps up to this one."
@@ -173,7 +185,6 @@ def _chosen_store() -> str | None:
     "--result", "results", multiple=True, metavar="STEP=VALUE", help="Change the result of a step."
 )
 @click.option("--id", "new_id", metavar="ID", help="The id of the fork.")
-@store_option
 def fork(
     run_id: str,
     *,
@@ -181,6 +192,7 @@ def fork(
     changes: tuple[str, ...],
     results: tuple[str, ...],
     new_id: str | None,
+    as_json: bool,
 ) -> None:
     """Start a new run from a point of a RUN, which stays as it is.
 
@@ -192,10 +204,13 @@ def fork(
         for step, value in (_pair(each, "--result") for each in results)
     }
     made = find_run(run_id).fork(at=at, run_id=new_id, locals=variables, results=answers)
+    if as_json:
+        echo_json(made.to_dict())
+        return
     where, _ = made._goes_on()
     say(made.id)
-    say(f"shares {made._seen(1).total} steps, resumes {where}:", err=True)
-    say(f"  stepwise resume {made.id}", err=True)
+    note(f"shares {made._seen(1).total} steps, resumes {where}:")
+    note(f"  stepwise resume {made.id}")
 
 
 def _pair(text: str, option: str) -> tuple[str, Any]:

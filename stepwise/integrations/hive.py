@@ -41,11 +41,10 @@ CheckpointStore = HiveCheckpointStore  # hive's name, for programs that take it 
 def executor_class() -> Any:
     """Return hive's ``GraphExecutor``, recorded: it takes the same arguments, and these by name.
 
-    Args of the class:
-        store: a URL, a path or a store; by default the configured one, ``~/.stepwise``.
-        run_id: by default made of the graph, the goal, the input and the session state.
-        side_effects: whether repeating a tool would double something outside, so that a process
-            that dies inside it leaves it in doubt.
+    - ``store``: a URL, a path or a store; by default the configured one, ``~/.stepwise``.
+    - ``run_id``: by default made of the graph, the goal, the input and the session state.
+    - ``side_effects``: whether repeating a tool would double something outside, so that a process
+      that dies inside it leaves it in doubt.
 
     Raises:
         ConfigurationError: hive's package ``framework`` is not there, or of a version whose

@@ -138,9 +138,9 @@ class LockFile:
                 self._descriptor = -1
 
     def keep(self) -> None:
-        """Take the held locks again, if somebody deleted or replaced the lock file meanwhile.
+        """Take the held locks again if the lock file was deleted or replaced meanwhile.
 
-        What somebody else took there first is lost; the epoch tells its owner.
+        A lock that another process took first is lost; the epoch tells its owner.
         """
         with self._mutex:
             if self._held and not os.fstat(self._descriptor).st_nlink:
@@ -236,7 +236,7 @@ def lock_file(path: str) -> LockFile:
 
 
 def close_lock_files(folder: str) -> None:
-    """Close the unused lock files below a folder: that of a test."""
+    """Close the unused lock files below a folder, when a test ends."""
     with _files_mutex:
         files = [file for path, file in _files.items() if path.startswith(folder + os.sep)]
     for file in files:
@@ -273,7 +273,7 @@ class Guard:
         self._uses += 1
         if not has_ofd() or (self._descriptors and _is_same(self._database, self._held)):
             return
-        self._close(self._descriptors)  # those of a deleted database
+        self._close(self._descriptors)  # the files of a deleted database
         self._descriptors, self._held = [], os.stat(self._database)
         for path, (offset, size) in (
             (self._database, _SHARED),

@@ -178,7 +178,7 @@ def pack(head: Head) -> bytes:
 
 
 def unpack(row: bytes, run: str) -> Head | None:
-    """Return the packed head; ``None`` if it is unreadable, or that of another run.
+    """Return the packed head; ``None`` if it is unreadable or belongs to another run.
 
     Args:
         run: the hashed id of the run in whose row it lies.

@@ -78,7 +78,7 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Store(Protocol):
-    """The storage of runs.  Every method may raise :class:`~stepwise.errors.StoreError`.
+    """The storage of runs.  Every method may raise :class:`~stepwise.StoreError`.
 
     Methods are called from any thread, and never with two batches of one run at the same time.
     """

@@ -7,7 +7,6 @@ import inspect
 import os
 import secrets
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
 from stepwise._execution import process_memory
@@ -56,12 +55,7 @@ class fresh_store:  # noqa: N801
         memory.update(vars(process_memory.ProcessMemory()))
         return store
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         store, settings, memory = self._outer.pop()
         vars(_config._settings).update(settings)
         vars(process_memory.memory).update(memory)

@@ -216,9 +216,10 @@ def test_locals():
     """``locals`` shows the variables at the newest checkpoint, or after a step."""
     source = agent.execute("tides")
     told = json.loads(run("locals", source.id, "--json").stdout)
-    assert told["first"] == "'sent calm about tides'"
+    assert (told["id"], told["step"]) == (source.id, 2)
+    assert told["locals"]["first"] == "'sent calm about tides'"
     told = json.loads(run("locals", source.id, "--at", "1", "--json").stdout)
-    assert "first" not in told
+    assert "first" not in told["locals"]
     shown = run("locals", source.id, "--at", "1")
     assert "at test_cli_steer.py:" in shown.stderr
     assert shown.stdout.split()[:2] == ["VARIABLE", "VALUE"]
@@ -232,7 +233,7 @@ def test_diff():
     assert "step 2 is the first that differs, in its arguments:" in done.stdout
     assert "variable mood is the first that differs" in done.stdout
     told = json.loads(run("diff", one.id, other.id, "--json").stdout)
-    assert (told["step"]["number"], told["variable"]["runs"]) == (2, ["'calm'", "'merry'"])
+    assert (told["step"]["number"], told["variable"]["values"]) == (2, ["'calm'", "'merry'"])
     same = run("diff", one.id, one.id)
     assert (same.exit_code, same.stdout) == (0, "the runs do not differ\n")
 
@@ -281,7 +282,7 @@ def test_export(tmp_path):
     page = path.read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert page.rstrip().endswith("</html>")
-    assert "<script" not in page
+    assert page.count("<script") == page.count('<script>"use strict";') == 1
     assert "&lt;script&gt;" in page
     assert "http" not in page.replace("http-equiv", "")
     told = json.loads(run("export", source.id, "--format", "json").stdout)
@@ -325,7 +326,7 @@ def test_doctor_of_a_key_that_others_can_write(home):
 
 def test_doctor_tells_which_locks_there_are(home, monkeypatch):
     """Where locks are dropped by reading the store's files, ``doctor`` warns, before a run too."""
-    monkeypatch.setattr("stepwise.cli.doctor.has_ofd", lambda: False)
+    monkeypatch.setattr("stepwise._runs.doctor.has_ofd", lambda: False)
     told = json.loads(run("doctor", "--json").stdout)
     assert {each["what"]: each["state"] for each in told}["locks"] == "warning"
 

@@ -2,14 +2,55 @@
 
 The programs are in ``tests/programs``.  Each passes named places: inside every step before and
 after it does what it does, and after every call that returned.  An undisturbed run lists them.
+*Events* are the calls and returns of Python.  *Operations* are what a program does to the files of
+its home; a shim (``tests/power/shim.c``) kills the process before its N-th write, fsync, rename,
+unlink, truncation or new file.
 """
+
+import random
+import signal
+from collections import Counter
 
 import pytest
 from harness import PROGRAMS as FOLDER
 from harness import Doubt, Lab, called
-from judge import BROKEN, PROGRAMS, check, is_effect, programs, sampled, undisturbed
+from judge import BROKEN, FLOWS, PROGRAMS, check, is_effect, programs, sampled, undisturbed
+from sweeping import SEED, WHOLE, many, needs_the_shim, shim, some
 
 SAMPLES, PAIRS = 12, 5  # of each program's events
+WORKLOADS = ("plain", "gather", "nested")
+workloads = pytest.mark.parametrize("program", WORKLOADS)
+stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
+
+
+def survived(program, *places, how="kill", text="", **options):
+    """Kill a program at these places, one in each attempt, until it ends well; kills, doubts."""
+    with Lab(*([text] if text else PROGRAMS[program]), **options) as lab:
+        doubts = lab.run_to_end(*places, how=how)
+        check(lab, program, *places)
+        if program in WORKLOADS:  # in others a doubt cancels what runs beside it
+            # What was in flight, and nothing else: one call for each flow of control.
+            assert len(doubts) <= len(places) * FLOWS.get(program, 1), lab.said
+        inside, _, when = places[0].rpartition(" ")
+        if is_effect(inside) and when in ("before", "after"):
+            assert any(called(inside, doubt.call) for doubt in doubts), lab.said
+        return Counter(kills=lab.codes.count(-signal.SIGKILL), in_doubt=len(doubts))
+
+
+def swept(tally, sweep, program, trials, **options):
+    """Kill a program at the places of each trial, and report what came of all trials."""
+    trials = list(trials)
+    came = sum((survived(program, *places, **options) for places in trials), Counter())
+    tally(sweep, len(trials), **came)
+
+
+def operations(program, store):
+    """Return what a program does to the files of its home when nothing happens to it."""
+    with Lab(*PROGRAMS[program], preload=shim(), store=store) as lab:
+        assert lab.run().code == 0
+        (done,) = lab.operations
+        assert len(done) > 50
+        return [f"operation {number + 1}" for number in range(len(done))]
 
 
 # -- killed everywhere ---------------------------------------------------------------------------
@@ -19,37 +60,56 @@ SAMPLES, PAIRS = 12, 5  # of each program's events
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_killed_at_every_boundary_and_inside_every_step(program, how, tally):
     """Killed anywhere and run again, a program ends as if nothing had happened."""
-    places = undisturbed(program).places
-    for place in places:
-        with Lab(*PROGRAMS[program]) as lab:
-            doubts = lab.run_to_end(place, how=how)
-            check(lab, program, place)
-            inside, _, when = place.rpartition(" ")
-            if is_effect(inside) and when in ("before", "after"):
-                assert any(called(inside, doubt.call) for doubt in doubts), lab.said
-    tally("killed inside every step and between any two", len(places))
+    # For the files both ends are one; an exit is tried at some places only, if not asked for all.
+    every = 4 if how == "exit" and not WHOLE else 1
+    trials = [(place,) for place in undisturbed(program).places[::every]]
+    swept(tally, "killed inside every step and between any two", program, trials, how=how)
 
 
 @programs
 def test_killed_at_any_event(program, tally):
     """Killed at any call or return, the library's own included, it ends as if nothing had been."""
-    events, doubts = sampled(program, SAMPLES), 0
-    for event in events:
-        with Lab(*PROGRAMS[program]) as lab:
-            doubts += len(lab.run_to_end(event))
-            check(lab, program, event)
-    tally("killed at a call or return of the library", len(events), in_doubt=doubts)
+    trials = [(event,) for event in sampled(program, SAMPLES)]
+    swept(tally, "killed at a call or return of the library", program, trials)
 
 
 @programs
 def test_killed_again_while_it_recovers(program, tally):
     """Killed at any event, and again at any event of the recovery, it ends the same way."""
-    firsts, seconds = sampled(program, PAIRS), sampled(f"{program} again", PAIRS, program)
-    for first, second in zip(firsts, seconds, strict=True):
-        with Lab(*PROGRAMS[program]) as lab:
-            lab.run_to_end(first, second)
-            check(lab, program, first, second)
-    tally("killed at a call or return, and again in the recovery", len(firsts))
+    pairs = zip(sampled(program, PAIRS), sampled(f"{program} again", PAIRS, program), strict=True)
+    swept(tally, "killed at a call or return, and again in the recovery", program, pairs)
+
+
+@needs_the_shim
+@workloads
+@stores
+def test_killed_before_any_operation_on_the_store(program, store, tally):
+    """Killed before any write, fsync, rename, ... of the store, it ends as if nothing had been."""
+    trials = [(each,) for each in some(operations(program, store), 10, f"{program} {store}")]
+    sweep = "killed before an operation of the store"
+    swept(tally, sweep, program, trials, preload=shim(), store=store)
+
+
+@needs_the_shim
+@workloads
+@stores
+def test_killed_again_during_the_recovery(program, store, tally):
+    """Killed before any operation, and before any of the recovery, it ends the same way."""
+    every = operations(program, store)
+    chance = random.Random(f"{SEED} pairs {program} {store}")
+    pairs = [chance.choices(every, k=2) for _ in range(many(4, 334))]
+    swept(tally, "killed again during the recovery", program, pairs, preload=shim(), store=store)
+
+
+@workloads
+@stores
+def test_killed_at_a_random_instant(program, store, tally):
+    """Killed at any instant, it ends as if nothing had been."""
+    with Lab(*PROGRAMS[program], store=store) as lab:
+        seconds = lab.run().seconds
+    chance = random.Random(f"{SEED} instants {program} {store}")
+    trials = [(f"second {chance.uniform(0, seconds)}",) for _ in range(many(7, 3334))]
+    swept(tally, "killed at a random instant", program, trials, store=store)
 
 
 # -- in doubt ------------------------------------------------------------------------------------
@@ -100,16 +160,17 @@ def test_a_doubt_stays_until_it_is_settled(program):
 # -- what these tests can see --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_guarantee_is_noticed(broken):
+@pytest.mark.parametrize("broken", BROKEN, ids=["no intents", "no outcomes", "old variables"])
+@pytest.mark.parametrize("where", ["place", pytest.param("operation", marks=needs_the_shim)])
+def test_a_broken_guarantee_is_noticed(broken, where):
     """A library without intents, outcomes or current variables does not pass these tests."""
-    program = (FOLDER / "plain.py").read_text(encoding="utf-8")
-    caught = 0
-    for place in undisturbed("plain").places:
-        with Lab(broken + program) as lab:
-            try:
-                lab.run_to_end(place)
-                check(lab, "plain", place)
-            except AssertionError:
-                caught += 1
-    assert caught
+    text = broken + (FOLDER / "plain.py").read_text(encoding="utf-8")
+    options = {"preload": shim()} if where == "operation" else {}
+    every = operations("plain", "disk")[::-2] if options else undisturbed("plain").places
+    undisturbed("plain")
+    for place in every:
+        try:
+            survived("plain", place, text=text, **options)
+        except AssertionError:
+            return
+    pytest.fail("nothing was noticed")

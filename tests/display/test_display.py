@@ -2,17 +2,13 @@
 
 import asyncio
 import html.parser
-import shutil
 import struct
-import subprocess
 import zlib
 
 import pytest
-from click.testing import CliRunner
 from IPython.lib.pretty import pretty
 
 import stepwise
-from stepwise import cli
 from stepwise._display import render
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
@@ -177,30 +173,6 @@ def test_asynchronous_cells_show_running():
 
 
 @pytest.fixture
-def browse(tmp_path):
-    """Have a browser open a page, in light or dark; what it prints."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next(filter(None, map(shutil.which, names)), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(names)} is here")
-
-    def opened(body, *options, dark=False):
-        page = tmp_path / "page.html"
-        ground = "<style>@media (prefers-color-scheme:dark){body{background:#111}}</style>"
-        page.write_text(f"<!doctype html><meta charset=utf-8>{ground}{body}", "utf-8")
-        done = subprocess.run(
-            [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=800,400",
-             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-             *options, page.as_uri()],
-            check=True, capture_output=True, timeout=300, text=True,
-        )  # fmt: skip
-        return done.stdout
-
-    return opened
-
-
-@pytest.fixture
 def picture(browse, tmp_path):
     """Take a picture of a page in light or dark: the brightness of its pixels."""
 
@@ -274,24 +246,6 @@ def test_wide_and_narrow(browse, width, timeline, one):
     needs, has, *styles = Page(page.partition("<body")[2].partition(">")[2]).text.split()
     assert int(needs) <= int(has) == width
     assert styles == ["left", "auto", timeline]
-
-
-OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-OVERFLOW = """<script>
-document.body.append(`${document.documentElement.scrollWidth <= innerWidth} ${document.title}`);
-</script>"""
-
-
-@pytest.mark.parametrize("width", [1200, 500])
-def test_an_exported_page(browse, width):
-    """The page of ``stepwise export`` fits a browser, wide and narrow, and executes nothing."""
-    run = run_of("x" * 300, OWNED, ANSI)
-    written = CliRunner().invoke(cli.main, ["export", run.id, "--store", "memory:"])
-    assert written.exit_code == 0, written.output
-    page = written.stdout.replace("</html>", f"{OVERFLOW}</html>")
-    shown = browse(page, "--dump-dom", f"--window-size={width},600")
-    assert "true flow(" in Page(shown).text
-    assert "<title>owned" not in shown
 
 
 def test_nothing_is_unpickled():

@@ -1,5 +1,6 @@
 """The README, beyond what ``test_pages.py`` executes: its links, its names, its promises."""
 
+import configparser
 import inspect
 import os
 import pathlib
@@ -14,6 +15,11 @@ from stepwise import cli
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+_config = configparser.ConfigParser()
+_config.read(ROOT / "setup.cfg", encoding="utf-8")
+METADATA = _config["metadata"]
+REPOSITORY = METADATA["url"]
+FILES_AT = f"{REPOSITORY}/blob/main/"
 FILES = {each.name: each.text for each in blocks(README)}
 
 
@@ -81,17 +87,26 @@ def test_every_name_exists():
 
 
 def test_every_link_leads_somewhere():
-    """Each file that the README links to is in the repository."""
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        if "://" not in target:
-            assert (ROOT / target).exists(), target
+    """Links are absolute, since the README is shown elsewhere too; ours name files that exist."""
+    defined = dict(re.findall(r"^\[(.+)\]: (\S+)$", README, re.MULTILINE))
+    assert defined == {name: f"{FILES_AT}{name}" for name in defined}
+    assert [name for name in defined if not (ROOT / name).exists()] == []
+    used = re.findall(r"\[[^\[\]]+\](?:\[([^\]]+)\]|\((\S+?)\))", README)
+    assert {name for name, _ in used if name} <= set(defined)
+    assert all(url.startswith("https://") for _, url in used if url)
+
+
+def test_the_address_is_in_one_place():
+    """The metadata name one address of the repository; all links of the metadata begin with it."""
+    urls = METADATA["project_urls"].split("\n")[1:]
+    assert all(url.partition(" = ")[2].startswith(REPOSITORY) for url in urls)
 
 
 def test_every_example_is_listed():
     """The README leads to each example and each notebook."""
     scripts = [path for path in (ROOT / "examples").glob("*.py") if path.name != "chat_server.py"]
     for path in [*scripts, *(ROOT / "notebooks").glob("*.ipynb")]:
-        assert f"]({path.relative_to(ROOT)})" in README, path.name
+        assert f"][{path.relative_to(ROOT)}]" in README, path.name
 
 
 def test_few_words_before_the_first_program():

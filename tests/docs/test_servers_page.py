@@ -37,7 +37,8 @@ def server(tmp_path, monkeypatch):
     shape = types.ModuleType("fastapi")
     shape.FastAPI, shape.HTTPException = FastAPI, HTTPException
     monkeypatch.setitem(sys.modules, "fastapi", shape)
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    text = PAGE.read_text("utf-8")
+    (program,) = re.findall(r"```python\n(# serving.py\n.*?)```", text, re.DOTALL)
     (tmp_path / "serving.py").write_text(program, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "serving", raising=False)

@@ -22,7 +22,7 @@ from stepwise import (
     tool,
     workflow,
 )
-from stepwise._calls import operations
+from stepwise._calls import driver
 
 needs_311 = pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11")
 
@@ -363,7 +363,7 @@ async def _together(call):
 @pytest.mark.parametrize("limited", [_limited, _first, _together])
 def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
     """Replayed, what ran out of time runs out of time: never a cancellation that nobody made."""
-    monkeypatch.setattr(operations, "_LATE", 3600.0)  # on a busy machine it comes late, too
+    monkeypatch.setattr(driver, "_LATE", 3600.0)  # on a busy machine it comes late, too
     monkeypatch.setattr(SECONDS, "now", LIMIT)
 
     @decorator
@@ -440,7 +440,7 @@ def test_a_cancelled_side_effect_is_not_repeated_for_want_of_a_timeout(log, monk
         told.append(text)
         said.set()
 
-    monkeypatch.setattr(operations, "notice", notice)
+    monkeypatch.setattr(driver, "notice", notice)
 
     @tool(side_effect=True)
     async def post():

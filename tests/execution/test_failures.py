@@ -1,5 +1,8 @@
 """Failures: those that a workflow handles, those that end it, and side effects that raise."""
 
+import asyncio
+import threading
+
 import pytest
 
 import stepwise
@@ -153,6 +156,81 @@ def test_what_an_error_was_raised_from_is_tried_again(log, once, how):
         agent()
     assert agent() == "fetch"
     assert log == ["fetch", "fetch"]
+
+
+def _mapped(down):
+    all_began = threading.Barrier(4)
+
+    @step
+    def fetch(number):
+        if down:
+            all_began.wait()
+            raise ConnectionError(number)
+        return number
+
+    @workflow
+    def agent():
+        return stepwise.map(fetch, range(4))
+
+    return agent
+
+
+def _gathered(down):
+    @step
+    async def fetch(number):
+        await asyncio.sleep(0)
+        if down:
+            raise ConnectionError(number)
+        return number
+
+    @workflow
+    async def agent():
+        return await asyncio.gather(*map(fetch, range(4)))
+
+    return lambda: asyncio.run(agent())
+
+
+@pytest.mark.parametrize("concurrently", [_mapped, _gathered])
+def test_what_failed_beside_the_failure_is_tried_again(concurrently):
+    """If calls side by side fail, one error ends the run, and all calls have another attempt."""
+    down = [True]
+    agent = concurrently(down)
+    with pytest.raises(ConnectionError):
+        agent()
+    down.clear()
+    assert agent() == [0, 1, 2, 3]
+
+
+def test_a_failure_that_another_task_handled_stays_an_outcome(log):
+    """A failure in a task that the workflow went on from is not tried again after another error."""
+
+    @step
+    async def fetch(what):
+        log.append(what)
+        raise ConnectionError(what)
+
+    @step
+    async def store(what):
+        log.append(what)
+        if log.count(what) == 1:
+            raise OSError(what)
+        return what
+
+    async def careful():
+        try:
+            return await fetch("page")
+        except ConnectionError:
+            return "none"
+
+    @workflow(checkpoint_every=100)
+    async def agent():
+        found = await asyncio.gather(careful(), careful())
+        return await store(f"{found[0]} {found[1]}")
+
+    with pytest.raises(OSError, match="none none"):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == "none none"
+    assert log == ["page", "page", "none none", "none none"]
 
 
 def test_cleanup_after_a_failure_is_done_again_with_it(log, once):

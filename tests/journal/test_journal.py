@@ -1000,6 +1000,15 @@ def test_a_home_that_cannot_be_used(home):
     assert caught.value.errno == errno.ENOTDIR
 
 
+def test_a_refused_folder_is_the_only_error(home):
+    """The first key is not made in a folder that others may write to; no other error is shown."""
+    home.mkdir(mode=0o700)
+    home.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="others may write") as caught:
+        load_seal()
+    assert caught.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     "text", ["short", "x" * 15, " " * 40, "a" * 16 + ",", ",", "a" * 16 + ",b"]
 )

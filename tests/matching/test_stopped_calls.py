@@ -19,8 +19,7 @@ import stepwise.testing
 from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool, workflow
 from stepwise._calls import perform
 from stepwise._calls.async_driver import adrive
-from stepwise._calls.driver import drive
-from stepwise._calls.operations import FlowChange
+from stepwise._calls.driver import FlowChange, drive
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.projection import stops_in

@@ -3,10 +3,12 @@
 The programs of ``tests/programs/identity`` are the same at random.
 """
 
+import itertools
 import pathlib
 import re
 import sys
 import tarfile
+from typing import NamedTuple
 
 import pytest
 from calls import CARRIERS, Calls, stopped
@@ -15,22 +17,9 @@ from harness import Lab
 DATA = pathlib.Path(__file__).parents[1] / "data"
 BOTH = {"bull": "bull: why", "bear": "bear: why"}
 
-carriers = pytest.mark.parametrize("carrier", CARRIERS)
-functions = pytest.mark.parametrize("function", ["ask", "post"])
-
 
 def once(function):
     return [f"{function} bear why", f"{function} bull why"]
-
-
-def brought_to_an_end(program):
-    """Start it again, and say of what was begun that it did not happen."""
-    ended = program.rerun()
-    if stopped(ended):
-        assert "was started and never finished" in ended
-        program.resolve(ended, "--did-not-happen")
-        ended = program.rerun()
-    return ended
 
 
 # -- two of a kind -------------------------------------------------------------------------------
@@ -49,26 +38,6 @@ print("result", repr(asyncio.run(debate("why"))))
 """
 
 
-@carriers
-@functions
-def test_an_answer_does_not_go_to_a_call_in_flight_beside_it(carrier, function):
-    """Of two equal calls of different objects, the recorded one answers only itself."""
-    with Calls(CARRIERS[carrier] + BESIDE.format(function), HANGS="bull") as program:
-        program.crash()
-        assert brought_to_an_end(program) == BOTH
-        assert program.bodies == once(function)
-
-
-@pytest.mark.parametrize("carrier", ["instance", "captured variable", "two functions of one name"])
-def test_a_side_effect_that_is_tried_again_is_tried_by_its_own_object(carrier):
-    """With ``in_doubt="retry"`` the one in flight is done by the object that had begun it."""
-    text = CARRIERS[carrier].replace("side_effect=True", 'side_effect=True, in_doubt="retry"')
-    with Calls(text + BESIDE.format("post"), HANGS="bull") as program:
-        program.crash()
-        assert program.rerun() == BOTH
-        assert program.bodies == once("post")
-
-
 IN_ANOTHER_ORDER = """
 @workflow
 async def debate(question):
@@ -83,16 +52,6 @@ print("result", repr(asyncio.run(debate("why"))))
 """
 
 
-@carriers
-@functions
-def test_objects_that_are_asked_in_another_order_get_their_own_answers(carrier, function):
-    """Equal calls that a block makes in another order, when it replays, each do their own."""
-    with Calls(CARRIERS[carrier] + IN_ANOTHER_ORDER.format(function)) as program:
-        program.crash()
-        assert program.rerun() == BOTH
-        assert program.bodies == once(function)
-
-
 LATER = """
 @workflow
 async def debate(question):
@@ -104,37 +63,6 @@ async def debate(question):
     return given
 print("result", repr(asyncio.run(debate("why"))))
 """
-
-
-@carriers
-def test_objects_made_when_they_are_needed_think_their_own(carrier):
-    """Objects that do not exist beside each other do not get each other's answers.
-
-    A child workflow asks first, like a side effect: it could be the recorded one, changed.
-    """
-    with Calls(CARRIERS[carrier] + LATER.format("ask")) as program:
-        program.crash()
-        ended = program.rerun()
-        if carrier.startswith("child workflow"):
-            assert stopped(ended)
-            program.resolve(ended, "--another")
-            ended = program.rerun()
-        assert ended == BOTH
-        assert program.bodies == once("ask")
-
-
-@carriers
-def test_a_side_effect_of_an_object_that_may_be_another_is_never_another_s(carrier):
-    """Where the object of a recorded side effect is not there yet, a call runs or it asks."""
-    with Calls(CARRIERS[carrier] + LATER.format("post")) as program:
-        program.crash()
-        ended = program.rerun()
-        if stopped(ended):
-            assert program.bodies == ["post bear why"]
-            program.resolve(ended, "--another")
-            ended = program.rerun()
-        assert ended == BOTH
-        assert program.bodies == once("post")
 
 
 THREADS = """
@@ -166,16 +94,6 @@ IN_A_POOL = """with ThreadPoolExecutor(3) as pool:
         list(pool.map(ask, models))"""
 
 
-@pytest.mark.parametrize("how", [IN_THREADS, IN_A_POOL], ids=["threads", "pool"])
-def test_three_models_in_threads_are_asked_once_each(how):
-    """Of three objects in threads, the two that are done get their answers, the third its own."""
-    with Calls(THREADS.replace("{how}", how)) as program:
-        program.crash()
-        expected = {"claude": "claude: why", "gemini": "gemini: why", "gpt": "gpt: why"}
-        assert program.rerun() == expected
-        assert len(program.bodies) == 3
-
-
 MAP = """
 class Model:
     def __init__(self, name): self.name = name
@@ -192,17 +110,6 @@ def panel():
     return dict(sorted(found.items()))
 print("result", repr(panel()))
 """
-
-
-def test_the_method_of_an_instance_is_mapped():
-    """``stepwise.map`` of a bound method calls it on its instance, whose answers are its own."""
-    with Calls(MAP) as program:
-        program.crash()
-        assert program.rerun() == {
-            "claude": ["claude: a", "claude: b"],
-            "gpt": ["gpt: a", "gpt: b"],
-        }
-        assert len(program.bodies) == 4
 
 
 INTERRUPTED = """
@@ -252,14 +159,6 @@ print("result", repr(run()))
 """
 
 
-def test_what_the_workflow_sets_on_an_instance_tells_calls_apart():
-    """An instance that the workflow configures anew in its course makes other calls from then."""
-    with Calls(TOLD_APART) as program:
-        program.crash()
-        assert program.rerun() == {"long": "long: why", "short": "short: why"}
-        assert program.bodies == ["ask short why", "ask long why"]
-
-
 FAN_OUT = """
 class Plugin:
     def __init__(self, name, **options):
@@ -294,14 +193,6 @@ def test_who_calls_first_does_not_get_the_key_of_another():
         whose, keys = zip(*(line.split()[1:] for line in program.bodies), strict=True)
         assert whose == ("slack", "mail")
         assert len({*keys}) == 2
-
-
-def test_tools_on_channels_in_another_order_are_each_called_once():
-    """Bound methods out of a dict whose order differs post to each channel once."""
-    with Calls(FAN_OUT) as program:
-        program.crash()
-        assert program.rerun() == {"mail": "mail: hello", "slack": "slack: hello"}
-        assert program.bodies == ["post slack hello", "post mail hello"]
 
 
 KEYS = """
@@ -401,14 +292,6 @@ print("result", repr(Agent().run("order 7")))
 """
 
 
-def test_a_workflow_of_an_agent_with_a_session_is_the_same_run():
-    """An agent whose session id and time of creation are new in each process goes on."""
-    with Calls(SESSION) as program:
-        program.crash()
-        assert program.rerun() == "-: 500"
-        assert program.bodies == ["charge - 500"]
-
-
 EQUAL_CHILDREN = """
 def make(config):
     @tool(side_effect=True)
@@ -429,15 +312,6 @@ print("result", repr(main()))
 """
 
 
-def test_a_child_run_is_of_one_call_only():
-    """A new child call, which comes before an equal recorded one, is a child run of its own."""
-    with Calls(EQUAL_CHILDREN) as program:
-        program.crash()
-        assert len(program.bodies) == 3
-        assert program.rerun() == ["x: hello"] * 4
-        assert len(program.bodies) == 4
-
-
 CHILD_RUNS = """
 @workflow(start="new")
 def child(): return did("child", "-", "x")
@@ -449,14 +323,6 @@ def main():
     return [run.id in [each.id for each in stepwise.runs()], run.result]
 print("result", repr(main()))
 """
-
-
-def test_a_recorded_child_call_hands_out_its_own_run():
-    """``execute()`` of a child run that is on record gives that run, whatever its id."""
-    with Calls(CHILD_RUNS) as program:
-        program.crash()
-        assert program.rerun() == [True, "-: x"]
-        assert program.bodies == ["child - x"]
 
 
 # -- other ways to call --------------------------------------------------------------------------
@@ -482,23 +348,6 @@ store = CheckpointStore("disk:" + os.environ["STEPWISE_HOME"] + "/agents")
 done = asyncio.run(RecoverableAgent(agent, store).run_with_recovery("announce", "r"))
 print("result", repr(done["result"]))
 """
-
-
-@pytest.mark.parametrize(
-    "channels",
-    [
-        'channels = {"slack": Channel("slack").post, "mail": Channel("mail").post}',
-        'channels = {"slack": Channel("slack").plain, "mail": Channel("mail").plain}',
-        'channels = {"slack": make("slack"), "mail": make("mail")}',
-    ],
-    ids=["decorated", "method", "closure"],
-)
-def test_tools_of_a_recoverable_agent_are_told_apart_by_what_they_hold(channels):
-    """``ctx.tool`` of methods or closures posts to each channel once, in whichever order."""
-    with Calls(CONTEXT.format(channels)) as program:
-        program.crash()
-        assert program.rerun() == [("mail", "mail: hello"), ("slack", "slack: hello")]
-        assert program.bodies == ["post slack hello", "post mail hello"]
 
 
 # -- state ---------------------------------------------------------------------------------------
@@ -534,22 +383,6 @@ print("result", repr(run()))
 """
 
 
-@pytest.mark.parametrize("place", ["local", "global"])
-@pytest.mark.parametrize("block", ["with open(os.devnull):", "if True:"], ids=["replay", "inside"])
-@pytest.mark.parametrize("dies", [0, 2])
-def test_an_agent_of_ordinary_make_is_paid_for_once(place, block, dies):
-    """Client, history, counter and times in an agent do not make a recorded call run again."""
-    if (place, block) == ("global", "if True:"):
-        pytest.skip("what a global holds is not restored")
-    made = ("", "agent = Agent()") if place == "local" else ("agent = Agent()", "pass")
-    with Calls(CONVERSATION.format(*made, block)) as program:
-        program.crash(DIES=str(dies))
-        out, count, length = program.rerun()
-        assert out == [f"{n + 1}: {'so' if n % 2 else 'why'}" for n in range(8)]
-        assert (count, length) == (8, 8)
-        assert len(program.bodies) == 8
-
-
 LOST = """
 class Agent:
     def __init__(self): self.history = []
@@ -565,14 +398,6 @@ def run():
     return out, self.history
 print("result", repr(run()))
 """
-
-
-def test_what_an_answered_step_did_to_its_instance_is_done():
-    """A step that is answered in the middle of a statement puts back what it did to ``self``."""
-    with Calls(LOST) as program:
-        program.crash()
-        assert program.rerun() == (["-: a", "-: b"], ["a", "b"])
-        assert program.bodies == ["ask - a", "ask - b"]
 
 
 @pytest.mark.parametrize(
@@ -630,13 +455,6 @@ print("result", repr(run()))
 """
 
 
-def test_what_an_answered_step_did_to_what_it_captured_is_done():
-    """A captured list, object or number that a step changed is what it was when it is answered."""
-    with Calls(CAPTURED) as program:
-        program.crash()
-        assert program.rerun() == (["-: a", "-: b"], (["a", "b"], 200, 2))
-
-
 AT_ONCE = """
 class Agent:
     def __init__(self): self.history = []
@@ -687,14 +505,6 @@ print("result", repr(run()))
 """
 
 
-def test_what_one_step_of_a_factory_changes_is_state_for_all_of_them():
-    """A captured list that one step changes tells the calls of no step beside it apart."""
-    with Calls(CHANGED_BY_ANOTHER) as program:
-        program.crash()
-        assert program.rerun() == [("ask", "-: x"), ("post", "2: x")]
-        assert program.bodies == ["ask - first", "ask - x", "post 2 x"]
-
-
 IN_FLIGHT = """
 def make(client):
     history = []
@@ -723,17 +533,6 @@ print("result", repr(asyncio.run(run())))
 """
 
 
-def test_what_a_call_in_flight_changes_gives_no_side_effect_to_a_twin():
-    """A list that grew while another call is in flight does not tell whose a record is."""
-    with Calls(IN_FLIGHT) as program:
-        program.crash()
-        ended = program.rerun()
-        assert stopped(ended)
-        program.resolve(ended, "--same")
-        assert program.rerun() == "-: x"
-        assert program.bodies == ["post - x"]
-
-
 COUNTED_BESIDE = """
 class Agent:
     def __init__(self): self.count = 0
@@ -754,14 +553,6 @@ async def run():
     return found
 print("result", repr(asyncio.run(run())))
 """
-
-
-def test_a_counter_of_an_instance_that_came_back_excludes_no_record():
-    """What a counter was in flight cannot be put back, and tells no calls of one instance apart."""
-    with Calls(COUNTED_BESIDE) as program:
-        program.crash()
-        assert program.rerun() == ["-: slow", ["-: second", "-: third"]]
-        assert len(program.bodies) == 4
 
 
 # -- what cannot be seen -------------------------------------------------------------------------
@@ -788,14 +579,6 @@ print("result", repr(run()))
 """
 
 
-def test_replayed_plain_calls_of_twins_run_again():
-    """Instances that look alike and hold clients of their own do not answer for each other."""
-    with Calls(TWINS.replace("CALL", "ask")) as program:
-        program.crash()
-        assert program.rerun() == [("a", "a: x"), ("b", "b: x")]
-        assert program.bodies.count("ask b x") == 1
-
-
 def test_twins_are_told():
     """Instances that look alike are named once, with the way to tell them apart."""
     with Calls(TWINS.replace("CALL", "ask")) as program:
@@ -803,32 +586,6 @@ def test_twins_are_told():
         text = program.crash() + str(program.rerun()) + "".join(program.said)
         assert "Agent" in text
         assert "stepwise.identity" in text
-
-
-def test_replayed_side_effects_of_twins_ask():
-    """A side effect of one of two that look alike asks before it does what the other has done."""
-    with Calls(TWINS.replace("CALL", "post")) as program:
-        program.crash()
-        ended = program.rerun()
-        assert stopped(ended)
-        assert program.bodies == ["post a x"]
-        program.resolve(ended, "--another")
-        ended = program.rerun()
-        if stopped(ended):
-            program.resolve(ended, "--same")
-            ended = program.rerun()
-        assert ended == [("a", "a: x"), ("b", "b: x")]
-        assert sorted(program.bodies) == ["post a x", "post b x"]
-
-
-@pytest.mark.parametrize("call", ["ask", "post"])
-def test_instances_that_share_a_client_are_no_twins(call):
-    """Two instances that hold one and the same client are answered as if there were one."""
-    text = TWINS.replace("Agent(B)", "Agent(A)").replace("CALL", call)
-    with Calls(text) as program:
-        program.crash()
-        assert program.rerun() == [("a", "a: x"), ("b", "a: x")]
-        assert len(program.bodies) == 2
 
 
 GARBAGE = """
@@ -850,14 +607,6 @@ def run():
     return out
 print("result", repr(run()))
 """
-
-
-def test_what_nothing_refers_to_any_more_is_no_twin():
-    """A function that only the garbage collector knows does not make another one a twin."""
-    with Calls(GARBAGE) as program:
-        program.crash()
-        assert program.rerun() == "-: x"
-        assert program.bodies == ["post - x"]
 
 
 RETRIED = """
@@ -904,32 +653,8 @@ def test_the_instance_of_a_failed_attempt_will_not_claim_its_record():
 DECLARED = """
 class Client:
     def __init__(self, account): self.account, self.lock = account, threading.Lock()
+stepwise.identity(Client, fields=["account"])
 """
-
-
-def test_declared_fields_tell_instances_apart():
-    """``stepwise.identity`` says by which fields a class of others is told apart."""
-    text = TWINS.replace(
-        "A, B = threading.Lock(), threading.Lock()",
-        f'{DECLARED}stepwise.identity(Client, fields=["account"])\nA, B = Client("a"), Client("b")',
-    )
-    with Calls(text.replace("CALL", "post")) as program:
-        program.crash()
-        assert program.rerun() == [("a", "a: x"), ("b", "b: x")]
-        assert program.bodies == ["post a x", "post b x"]
-
-
-def test_known_clients_are_told_apart_by_where_they_speak_to():
-    """Instances with httpx clients of different base URLs get their own answers."""
-    pytest.importorskip("httpx")
-    text = "import httpx\n" + TWINS.replace(
-        "A, B = threading.Lock(), threading.Lock()",
-        'A, B = httpx.Client(base_url="https://a"), httpx.Client(base_url="https://b")',
-    ).replace("CALL", "post")
-    with Calls(text) as program:
-        program.crash()
-        assert program.rerun() == [("a", "a: x"), ("b", "b: x")]
-        assert program.bodies == ["post a x", "post b x"]
 
 
 SINGLE = """
@@ -950,26 +675,6 @@ def run():
     return found
 print("result", repr(run()))
 """
-
-
-def test_a_single_object_with_a_part_that_differs_makes_another_call():
-    """One object whose configuration is another now is asked again, if it is a plain step."""
-    with Calls(SINGLE.replace("OPTIONS", "step")) as program:
-        program.crash()
-        assert program.rerun() == "2: x"
-
-
-def test_a_side_effect_of_a_single_object_with_a_part_that_differs_asks():
-    """It asks, naming the attribute; ``--same`` has the record answer, at every later start."""
-    text = SINGLE.replace("OPTIONS", "tool(side_effect=True)")
-    with Calls(text) as program:
-        program.crash()
-        ended = program.rerun()
-        assert stopped(ended)
-        assert "version" in ended
-        program.resolve(ended, "--same")
-        assert program.rerun() == "1: x"
-        assert program.bodies == ["ask 1 x"]
 
 
 def test_same_holds_although_the_part_is_another_at_each_start():
@@ -1018,60 +723,6 @@ def test_a_call_that_waits_says_for_what():
         assert "recorded  1  post(text='a')" in ended.text
 
 
-def test_an_attribute_can_be_left_out_of_the_identity():
-    """``ignore=("self.version",)`` has the recorded call answer whatever the attribute holds."""
-    text = SINGLE.replace("OPTIONS", 'tool(side_effect=True, ignore=("self.version",))')
-    with Calls(text) as program:
-        program.crash()
-        assert program.rerun() == "1: x"
-        assert program.bodies == ["ask 1 x"]
-
-
-def test_a_callable_key_takes_the_place_of_the_instance():
-    """A ``key=`` function that gets ``self`` tells calls apart in place of all else."""
-    text = SINGLE.replace(
-        "OPTIONS",
-        "tool(side_effect=True, key=lambda self, question: (type(self).__name__, question))",
-    )
-    with Calls(text) as program:
-        program.crash()
-        assert program.rerun() == "1: x"
-        assert program.bodies == ["ask 1 x"]
-
-
-def test_a_callable_key_tells_instances_apart():
-    """A ``key=`` function that gives an attribute of ``self`` tells two instances apart."""
-    text = TWINS.replace(
-        "step\n", "step(key=lambda self, q: (NAMES[id(self.client)], q))\n"
-    ).replace("CALL", "ask")
-    with Calls(text) as program:
-        program.crash()
-        assert program.rerun() == [("a", "a: x"), ("b", "b: x")]
-        assert program.bodies == ["ask a x", "ask b x"]
-
-
-def test_a_key_of_parameter_names_still_tells_instances_apart():
-    """``key=("question",)`` speaks of arguments only: instances stay apart."""
-    carrier = CARRIERS["instance"].replace("@step\n", '@step(key=("question",))\n')
-    with Calls(carrier + IN_ANOTHER_ORDER.format("ask")) as program:
-        program.crash()
-        assert program.rerun() == BOTH
-
-
-def test_a_field_that_equality_leaves_out_does_not_tell_calls_apart():
-    """A dataclass field with ``compare=False`` is no part of what a call is known by."""
-    text = SINGLE.replace(
-        "class Agent:\n    def __init__(self):\n        self.client = threading.Lock()\n"
-        '        self.version = "2" if not FIRST else "1"\n',
-        "@dataclasses.dataclass\nclass Agent:\n    version: str = dataclasses.field(compare=False,"
-        ' default_factory=lambda: "1" if FIRST else "2")\n',
-    ).replace("OPTIONS", "tool(side_effect=True)")
-    with Calls(text) as program:
-        program.crash()
-        assert program.rerun() == "1: x"
-        assert program.bodies == ["ask 1 x"]
-
-
 CACHED = """
 @functools.cache
 @tool(side_effect=True)
@@ -1115,49 +766,6 @@ print("result", repr(run()))
 kinds = pytest.mark.parametrize("kind", ["step", "tool(side_effect=True)"])
 
 
-@kinds
-def test_an_edited_body_keeps_its_results(kind):
-    """The text of a step's body tells no calls apart."""
-    with Calls(EDITED.replace("KIND", kind)) as program:
-        program.crash()
-        program.edit('did("ask", self.who', 'did("other", self.who')
-        program.edit('did("fetch"', 'did("another"')
-        assert program.rerun() == ["ann: x", "-: 1"]
-        assert program.bodies == ["ask ann x", "fetch - 1"]
-
-
-@kinds
-def test_the_record_of_a_function_that_is_gone_answers_its_namesake(kind):
-    """A step that was renamed, and keeps its recorded ``name``, keeps its results."""
-    with Calls(EDITED.replace("KIND", kind)) as program:
-        program.crash()
-        option = f'@{kind[:-1]}, name="fetch")' if "(" in kind else '@step(name="fetch")'
-        program.edit(f"@{kind}\ndef fetch(number)", f"{option}\ndef get(number)")
-        program.edit("fetch(1)]", "get(1)]")
-        assert program.rerun() == ["ann: x", "-: 1"]
-        assert program.bodies == ["ask ann x", "fetch - 1"]
-
-
-@kinds
-def test_a_parameter_that_was_added_with_a_default_keeps_the_results(kind):
-    """A record that does not know a parameter answers while the parameter is at its default."""
-    with Calls(EDITED.replace("KIND", kind)) as program:
-        program.crash()
-        program.edit("def fetch(number)", "def fetch(number, unit='m')")
-        program.edit("def ask(self, question)", "def ask(self, question, *, short=False)")
-        assert program.rerun() == ["ann: x", "-: 1"]
-        assert program.bodies == ["ask ann x", "fetch - 1"]
-
-
-def test_an_attribute_that_was_added_keeps_the_results():
-    """A record that does not know an attribute answers all the same."""
-    with Calls(EDITED.replace("KIND", "step")) as program:
-        program.crash()
-        program.edit('self.who = "ann"', 'self.who, self.tries = "ann", 3')
-        assert program.rerun() == ["ann: x", "-: 1"]
-        assert program.bodies == ["ask ann x", "fetch - 1"]
-
-
 DEFAULTS = """
 @KIND
 def ask(question, model="gpt"): return did("ask", model, question)
@@ -1170,27 +778,6 @@ def run():
     return found
 print("result", repr(run()))
 """
-
-
-def test_a_default_that_changed_is_another_call():
-    """A plain step whose default is another now runs again."""
-    with Calls(DEFAULTS.replace("KIND", "step")) as program:
-        program.crash()
-        program.edit('model="gpt"', 'model="claude"')
-        assert program.rerun() == "claude: x"
-
-
-def test_a_side_effect_whose_default_changed_asks():
-    """A side effect whose default is another now asks, naming the parameter."""
-    with Calls(DEFAULTS.replace("KIND", "tool(side_effect=True)")) as program:
-        program.crash()
-        program.edit('model="gpt"', 'model="claude"')
-        ended = program.rerun()
-        assert stopped(ended)
-        assert "model" in ended.rpartition("StepInDoubtError")[2]
-        program.resolve(ended, "--same")
-        assert program.rerun() == "gpt: x"
-        assert program.bodies == ["ask gpt x"]
 
 
 def test_a_stop_that_is_another_act_runs_once():
@@ -1308,6 +895,276 @@ RUN_MODULE = """
 import runpy
 runpy.run_module("script", run_name="__main__", alter_sys=True)  # what -m does
 """
+
+
+# -- whose record answers ------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A program that is ended once and started again, and which calls their records answer.
+
+    Args:
+        result: what it gives in the end.
+        bodies: what bodies did, in both processes together; or how many did something.
+        answers: to the questions with which it stops.
+        asks: whether it stops for sure.
+        says: a word in the first question.
+        edits: of its text, between the two processes.
+        environment: of both.
+    """
+
+    text: str
+    result: object
+    bodies: object = None
+    answers: tuple = ()
+    asks: bool = True
+    says: str = ""
+    edits: tuple = ()
+    environment: tuple = ()
+
+
+def carried():
+    """Give the rows of two equal calls of two objects, for each carrier of what they are."""
+    for who, carrier in CARRIERS.items():
+        child, hangs = who.startswith("child workflow"), (("HANGS", "bull"),)
+        for function in ("ask", "post"):
+            effect, done = function == "post", once(function)
+            beside, another, later = (
+                carrier + text.format(function) for text in (BESIDE, IN_ANOTHER_ORDER, LATER)
+            )
+            # The one in flight beside the recorded one; in another order; made one after the other.
+            happened = ("--did-not-happen",) if effect else ()
+            never = "was started and never finished"
+            yield (
+                f"{who}: {function}, in flight",
+                Row(beside, BOTH, done, happened, effect and not child, never, (), hangs),
+            )
+            yield f"{who}: {function}, in another order", Row(another, BOTH, done)
+            # A child workflow asks like a side effect: it could be the recorded one, changed.
+            further = ("--another",) if effect or child else ()
+            yield f"{who}: {function}, made later", Row(later, BOTH, done, further, not effect)
+    for who in ("instance", "captured variable", "two functions of one name"):
+        text = CARRIERS[who].replace("side_effect=True", 'side_effect=True, in_doubt="retry"')
+        row = Row(text + BESIDE.format("post"), BOTH, once("post"), environment=hangs)
+        yield f"{who}: post, in flight, and tried again by its own object", row
+
+
+def edited(text, *edits):
+    """Return a program with texts replaced, each of which must be in it."""
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def conversations():
+    """Give the rows of one agent whose client, history, counter and times are of each process."""
+    for place, block, dies in itertools.product(("local", "global"), ("replay", "inside"), "02"):
+        if (place, block) != ("global", "inside"):  # what a global holds is not restored
+            made = ("", "agent = Agent()") if place == "local" else ("agent = Agent()", "pass")
+            head = "with open(os.devnull):" if block == "replay" else "if True:"
+            out = [f"{n + 1}: {'so' if n % 2 else 'why'}" for n in range(8)]
+            text = CONVERSATION.format(*made, head)
+            row = Row(text, (out, 8, 8), 8, environment=(("DIES", dies),))
+            yield f"an agent of ordinary make is paid for once: {place}, {block}, {dies}", row
+
+
+CLIENTS = "A, B = threading.Lock(), threading.Lock()"
+EFFECT = "tool(side_effect=True"
+TWO, A_AND_B = [("a", "a: x"), ("b", "b: x")], ["post a x", "post b x"]
+MODELS = {"claude": "claude: why", "gemini": "gemini: why", "gpt": "gpt: why"}
+POSTED = [("mail", "mail: hello"), ("slack", "slack: hello")]
+CHANNELS = ["post slack hello", "post mail hello"]
+SAME, OLD = ["ann: x", "-: 1"], ["ask ann x", "fetch - 1"]
+CLAUDE = (('model="gpt"', 'model="claude"'),)
+HIS_OWN = (
+    "class Agent:\n    def __init__(self):\n        self.client = threading.Lock()\n"
+    '        self.version = "2" if not FIRST else "1"\n'
+)
+COMPARED = (
+    "@dataclasses.dataclass\nclass Agent:\n    version: str = dataclasses.field(compare=False,"
+    ' default_factory=lambda: "1" if FIRST else "2")\n'
+)
+BY_CLASS = "key=lambda self, question: (type(self).__name__, question)"
+ROWS = {
+    **dict(carried()),
+    **dict(conversations()),
+    "three models in threads": Row(THREADS.replace("{how}", IN_THREADS), MODELS, 3),
+    "three models in a pool": Row(THREADS.replace("{how}", IN_A_POOL), MODELS, 3),
+    "a mapped method": Row(
+        MAP, {"claude": ["claude: a", "claude: b"], "gpt": ["gpt: a", "gpt: b"]}, 4
+    ),
+    "an instance that the workflow configures anew": Row(
+        TOLD_APART,
+        {"long": "long: why", "short": "short: why"},
+        ["ask short why", "ask long why"],
+    ),
+    "tools out of a dict in another order": Row(FAN_OUT, dict(POSTED), CHANNELS),
+    "decorated tools of a recoverable agent": Row(
+        CONTEXT.format('channels = {"slack": Channel("slack").post, "mail": Channel("mail").post}'),
+        POSTED,
+        CHANNELS,
+    ),
+    "methods as tools of a recoverable agent": Row(
+        CONTEXT.format(
+            'channels = {"slack": Channel("slack").plain, "mail": Channel("mail").plain}'
+        ),
+        POSTED,
+        CHANNELS,
+    ),
+    "closures as tools of a recoverable agent": Row(
+        CONTEXT.format('channels = {"slack": make("slack"), "mail": make("mail")}'),
+        POSTED,
+        CHANNELS,
+    ),
+    "an agent with a session is the same run": Row(SESSION, "-: 500", ["charge - 500"]),
+    "a new child call before an equal recorded one": Row(EQUAL_CHILDREN, ["x: hello"] * 4, 4),
+    "execute() of a recorded child run": Row(CHILD_RUNS, [True, "-: x"], ["child - x"]),
+    "what an answered step did to its instance is done": Row(
+        LOST, (["-: a", "-: b"], ["a", "b"]), ["ask - a", "ask - b"]
+    ),
+    "what an answered step did to captured variables is done": Row(
+        CAPTURED, (["-: a", "-: b"], (["a", "b"], 200, 2))
+    ),
+    "a captured list that another step changes is state": Row(
+        CHANGED_BY_ANOTHER,
+        [("ask", "-: x"), ("post", "2: x")],
+        ["ask - first", "ask - x", "post 2 x"],
+    ),
+    "what a call in flight changes gives nothing to a twin": Row(
+        IN_FLIGHT, "-: x", ["post - x"], ("--same",)
+    ),
+    "a counter of an instance that came back": Row(
+        COUNTED_BESIDE, ["-: slow", ["-: second", "-: third"]], 4
+    ),
+    # Instances that look alike and hold clients of their own do not answer for each other.
+    "twins: a plain call runs again": Row(
+        edited(TWINS, ("CALL", "ask")), TWO, ["ask a x", "ask b x", "ask a x"]
+    ),
+    "twins: a side effect asks": Row(
+        edited(TWINS, ("CALL", "post")), TWO, A_AND_B, ("--another", "--same"), False
+    ),
+    "no twins: they share a client, ask": Row(
+        edited(TWINS, ("Agent(B)", "Agent(A)"), ("CALL", "ask")),
+        [("a", "a: x"), ("b", "a: x")],
+        2,
+    ),
+    "no twins: they share a client, post": Row(
+        edited(TWINS, ("Agent(B)", "Agent(A)"), ("CALL", "post")),
+        [("a", "a: x"), ("b", "a: x")],
+        2,
+    ),
+    "no twins: only the garbage collector knows one": Row(GARBAGE, "-: x", ["post - x"]),
+    "no twins: stepwise.identity says what tells them apart": Row(
+        edited(
+            TWINS,
+            (CLIENTS, DECLARED + 'A, B = Client("a"), Client("b")'),
+            ("CALL", "post"),
+        ),
+        TWO,
+        A_AND_B,
+    ),
+    "no twins: httpx clients of two base URLs": Row(
+        edited(
+            "import httpx\n" + TWINS,
+            (
+                CLIENTS,
+                'A, B = httpx.Client(base_url="https://a"), httpx.Client(base_url="https://b")',
+            ),
+            ("CALL", "post"),
+        ),
+        TWO,
+        A_AND_B,
+    ),
+    "no twins: key= is a function of an attribute": Row(
+        edited(
+            TWINS,
+            ("step\n", "step(key=lambda self, q: (NAMES[id(self.client)], q))\n"),
+            ("CALL", "ask"),
+        ),
+        TWO,
+        ["ask a x", "ask b x"],
+    ),
+    "key= names parameters: instances stay apart": Row(
+        edited(CARRIERS["instance"], ("@step\n", '@step(key=("question",))\n'))
+        + IN_ANOTHER_ORDER.format("ask"),
+        BOTH,
+    ),
+    # One object, and a part of it that differs.
+    "another part: a plain call runs again": Row(edited(SINGLE, ("OPTIONS", "step")), "2: x"),
+    "another part: a side effect asks": Row(
+        edited(SINGLE, ("OPTIONS", EFFECT + ")")),
+        "1: x",
+        ["ask 1 x"],
+        ("--same",),
+        says="version",
+    ),
+    "another part: ignored": Row(
+        edited(SINGLE, ("OPTIONS", EFFECT + ', ignore=("self.version",))')), "1: x", ["ask 1 x"]
+    ),
+    "another part: a function as key=": Row(
+        edited(SINGLE, ("OPTIONS", f"{EFFECT}, {BY_CLASS})")), "1: x", ["ask 1 x"]
+    ),
+    "another part: a field that equality leaves out": Row(
+        edited(SINGLE, (HIS_OWN, COMPARED), ("OPTIONS", EFFECT + ")")), "1: x", ["ask 1 x"]
+    ),
+    "another default: a plain step runs again": Row(
+        edited(DEFAULTS, ("KIND", "step")), "claude: x", edits=CLAUDE
+    ),
+    "another default: a side effect asks": Row(
+        edited(DEFAULTS, ("KIND", EFFECT + ")")),
+        *("gpt: x", ["ask gpt x"], ("--same",), True, "model", CLAUDE),
+    ),
+    "an attribute was added": Row(
+        edited(EDITED, ("KIND", "step")),
+        *(SAME, OLD),
+        edits=(('self.who = "ann"', 'self.who, self.tries = "ann", 3'),),
+    ),
+}
+for kind in ("step", EFFECT + ")"):
+    text = EDITED.replace("KIND", kind)
+    named = f'@{kind[:-1]}, name="fetch")' if "(" in kind else '@step(name="fetch")'
+    changed = {
+        "bodies were edited": (
+            ('did("ask", self.who', 'did("other", self.who'),
+            ('did("fetch"', 'did("another"'),
+        ),
+        "a step was renamed and keeps its name=": (
+            (f"@{kind}\ndef fetch(number)", f"{named}\ndef get(number)"),
+            ("fetch(1)]", "get(1)]"),
+        ),
+        "parameters with defaults were added": (
+            ("def fetch(number)", "def fetch(number, unit='m')"),
+            ("def ask(self, question)", "def ask(self, question, *, short=False)"),
+        ),
+    }
+    ROWS |= {
+        f"{what}: {kind}": Row(text, SAME, OLD, edits=edits) for what, edits in changed.items()
+    }
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_a_record_answers_the_call_that_it_is_of(row):
+    """Started again, a program gets recorded outcomes for its own calls, runs the others, or asks.
+
+    A call with side effects asks before it does what another object may have done.
+    """
+    with Calls(row.text, **dict(row.environment)) as program:
+        program.crash()
+        for old, new in row.edits:
+            program.edit(old, new)
+        answers = list(row.answers)
+        while stopped(ended := program.rerun()):
+            assert answers, ended
+            assert row.says in ended.rpartition("StepInDoubtError")[2]
+            if isinstance(row.bodies, list):
+                assert program.bodies == row.bodies[: len(program.bodies)]
+            program.resolve(ended, answers.pop(0))
+        assert not (row.asks and answers)
+        assert ended == row.result
+        if row.bodies is not None:
+            done = program.bodies
+            assert (done if isinstance(row.bodies, list) else len(done)) == row.bodies
 
 
 # -- what an older version wrote -----------------------------------------------------------------

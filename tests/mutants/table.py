@@ -195,7 +195,7 @@ _FAILURES = [
     *[
         _mutant(
             f"of what an exception came from, {what} is not followed",
-            "_execution/failures.py",
+            "_runtime/tracebacks.py",
             "todo += [each.__cause__, each.__context__, *getattr",
             f"todo += [{followed}, *getattr",
             "test_failures.py::test_what_an_error_was_raised_from_is_tried_again",
@@ -217,9 +217,16 @@ _FAILURES = [
     _mutant(
         "what a failed group cancelled counts as handled at the end of the run",
         "_execution/failures.py",
-        "            again |= self._cancelled & self._pending.keys()",
+        "            again |= {*beside}",
         "            pass",
         "test_async.py::test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt",
+    ),
+    _mutant(
+        "what failed in a task or thread beside the failure counts as handled",
+        "_execution/failures.py",
+        "at != self.main or n in",
+        "n in",
+        "test_failures.py::test_what_failed_beside_the_failure_is_tried_again",
     ),
     _mutant(
         "what returned though it was cancelled is recorded as timed out",
@@ -348,7 +355,7 @@ _STORES = [
         "        if found and digest_of(each.link for each in chunks) != needs.links:\n"
         "            return False\n",
         "",
-        "test_delta_checkpoints.py::test_a_chunk_of_another_time_is_not_the_one_that_is_meant",
+        "test_stored_once.py::test_a_chunk_of_another_time_is_not_the_one_that_is_meant",
     ),
     _mutant(
         "a waiting task misses what happened before it began to wait",

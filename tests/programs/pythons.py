@@ -10,13 +10,12 @@ import click
 import cloudpickle
 import diskcache
 import pytest
-import tabulate
 import tenacity
 import wrapt
 
 import stepwise
 
-NEEDED = (click, cloudpickle, diskcache, stepwise, tabulate, tenacity, wrapt)
+NEEDED = (click, cloudpickle, diskcache, stepwise, tenacity, wrapt)
 MINE = f"3.{sys.version_info[1]}"
 
 

@@ -230,7 +230,7 @@ def test_it_is_shown():
 
 
 def repr_of(run):
-    from stepwise._display.render import run_text
+    from stepwise._display.text import run_text
 
     return run_text(run._shown(run._seen()))
 

@@ -362,7 +362,7 @@ HASTY = """
 from collections import deque
 from stepwise._calls import async_driver as _adrive
 from stepwise._calls import driver as _drive
-from stepwise._calls.operations import Result
+from stepwise._calls.driver import Result
 late = deque()
 def hasty(operation):
     late.append(operation)

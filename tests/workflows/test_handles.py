@@ -315,8 +315,9 @@ def test_inputs_that_cannot_be_recorded():
         stepwise.UnreadableValueError, match=r"'hint' could not be recorded.*hint=\.\.\."
     ):
         _ = run.inputs
-    with pytest.raises(stepwise.UnreadableValueError):
+    with pytest.raises(stepwise.UnreadableValueError) as caught:
         run.resume()
+    assert len(caught.traceback) == 2  # the test's line, and one of ours
     assert run.resume(hint="other").result() == (Order(["X"]), "other", ())
 
 

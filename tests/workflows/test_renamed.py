@@ -87,6 +87,14 @@ def test_a_script_that_was_moved_goes_on(began, way):
     assert run.status == "completed"
 
 
+def test_an_unknown_run_to_resume_is_reported(began):
+    """A mistyped ``STEPWISE_RESUME`` is reported, since another run would start."""
+    program, run_id = began
+    printed, told = executed(moved(program), STEPWISE_RESUME=run_id[:-3])
+    assert printed == ANEW
+    assert told.count(f"STEPWISE_RESUME={run_id[:-3]} is ignored: there is no such run") == 1
+
+
 def test_a_run_whose_script_is_gone_is_not_taken_by_another(began):
     """Other code in another place is not the same workflow, whatever its name."""
     program, run_id = began

@@ -1,0 +1,280 @@
+"""The parts of the reference that are read from the code: options, settings, errors.
+
+The directives ``options``, ``environment`` and ``errors`` of the site's pages;
+``tests/docs/coverage_of_pages.py`` reads the same tables.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import stepwise
+from stepwise._calls.steps import Step
+from stepwise._journal import records as journal
+from stepwise._runtime import settings
+from stepwise._runtime.options import _KINDS as ACCEPTED
+from stepwise._workflows.definition import Options
+from stepwise._workflows.workflow import Workflow
+
+if TYPE_CHECKING:
+    from docutils import nodes
+    from sphinx.application import Sphinx
+
+TYPES = {  # private aliases, in words
+    "Any": "a URL, a path or a store",
+    "Backoff": "seconds, a function, or a wait strategy",
+    "ClassFields | None": "fields by class",
+    "Compensate": "a function, or `None`",
+    "Exceptions": "an exception class, or a tuple of them",
+    "InDoubt": "a text, or a function",
+    "Iterable[str]": "names",
+    "Iterable[str] | None": "names",
+    "Key": "names, a function, or `None`",
+    "Redact": "names, or a function",
+    "RetryOn": "exception classes, or a function",
+    "Retention": "a text",
+    "Start | None": "a text, or `None`",
+    "bool": "`True` or `False`",
+    "bool | None": "`True`, `False` or `None`",
+    "float | None": "seconds, or `None`",
+    "int": "a number",
+    "str | None": "a text, or `None`",
+    "tuple[str, ...]": "names",
+    "tuple[tuple[str, str], ...]": "a mapping of texts",
+}
+
+
+OF_ONE_CALL = ("run_id", "fresh")
+
+
+class Option(NamedTuple):
+    """An option of a decorator, or an argument of a function."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def arguments(function: object) -> dict[str, str]:
+    """Read the section ``Args:`` of a docstring: the meaning of each argument."""
+    text = re.split(r"^Args:\n", inspect.getdoc(function) or "", flags=re.MULTILINE)[1:]
+    if not text:
+        return {}
+    section = re.split(r"\n(?=\S)", text[0])[0]
+    found = {}
+    for entry in re.split(r"\n(?= {4}\S)", "\n" + section):
+        names, _, meaning = entry.strip().partition(":")
+        for name in filter(None, names.split(",")):
+            found[name.strip().lstrip("*")] = markdown(" ".join(meaning.split()))
+    return found
+
+
+def markdown(text: str) -> str:
+    """Turn the inline markup of a docstring into Markdown."""
+    text = re.sub(r":\w+:`[~!]?([^`]+)`", r"`\1`", text)
+    return re.sub(r"``(.+?)``", r"`\1`", text)
+
+
+def _in_words(annotation: str) -> str:
+    texts = re.fullmatch(r"Literal\[(.*)\](?: \| None)?", annotation)
+    if texts:
+        return ", ".join(f"`{each.strip()}`" for each in texts[1].split(","))
+    return TYPES[annotation]
+
+
+def options(name: str) -> list[Option]:
+    """Return what ``step``, ``tool``, ``workflow``, ``options`` or ``configure`` takes.
+
+    The names are those that the code accepts, the meanings those of the docstrings; ``tool`` has
+    those only that ``step`` has not, and ``options`` those that ``workflow`` has not.
+    """
+    if name == "configure":
+        return _described(stepwise.configure, stepwise.configure)
+    if name in ("step", "tool"):
+        names = [*ACCEPTED["step"]]
+        if name == "tool":
+            names = [each for each in ACCEPTED["tool"] if each not in names]
+        return _described(getattr(stepwise, name), Step.__init__, names)
+    names = [each for each in ACCEPTED["workflow"] if each not in OF_ONE_CALL]
+    if name == "workflow":
+        return _described(stepwise.workflow, Options, names)
+    meanings = arguments(Workflow.options)
+    return [
+        Option("run_id", _in_words("str | None"), "`None`", meanings.get("run_id", "")),
+        Option("fresh", _in_words("bool"), "`False`", meanings.get("fresh", "")),
+    ]
+
+
+def _described(
+    documented: object, function: Callable[..., Any], names: Iterable[str] = ()
+) -> list[Option]:
+    meanings = arguments(documented)
+    known = inspect.signature(function).parameters
+    return [
+        Option(
+            each,
+            _in_words(known[each].annotation),
+            _default(known[each].default),
+            meanings.get(each, ""),
+        )
+        for each in names or known
+    ]
+
+
+def _default(value: object) -> str:
+    return f"`{value.__name__}`" if isinstance(value, type) else f"`{value!r}`"
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables that settings.py describes, with their meanings."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (inspect.getdoc(settings) or "").splitlines():
+        entry = re.match(r"``(\w+)`` *(.*)", line)
+        if entry:
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.startswith(" "):
+            found[name] = f"{found[name]} {line.strip()}".strip()
+        else:
+            name = ""
+    return {each: markdown(text) for each, text in found.items()}
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    """An error or warning: its first sentence, and the sections of its docstring."""
+
+    name: str
+    bases: list[str]
+    message: str
+    cause: str
+    way_out: str
+    facts: dict[str, str]
+
+
+def problems() -> list[Problem]:
+    """Return every error and warning, in the order of the tree."""
+    order = re.findall(r"^ {4}[^\w\n]*(\w+)", inspect.getdoc(stepwise.errors) or "", re.MULTILINE)
+    return [_problem(getattr(stepwise.errors, each)) for each in order if each[0].isupper()]
+
+
+def _problem(cls: type) -> Problem:
+    message, *rest = (inspect.getdoc(cls) or "").split("\n\n")
+    sections = {}
+    for each in rest:
+        title, _, text = each.partition(":")
+        sections[title] = markdown(" ".join(text.split()))
+    return Problem(
+        cls.__name__,
+        [base.__name__ for base in cls.__bases__ if not base.__name__.startswith("_")],
+        markdown(" ".join(message.split())),
+        sections.get("Cause", ""),
+        sections.get("What to do", ""),
+        {name: str(kind) for name, kind in inspect.get_annotations(cls).items()},
+    )
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+def records_text(which: str) -> str:
+    """Write the kinds of records, or the facts of a call, as a table."""
+    if which == "call":
+        meanings = arguments(journal.Call)
+        rows = [f"| `{name}` | {meanings[name]} |" for name in journal.Call._fields]
+        return "\n".join(["| fact | meaning |", "|---|---|", *rows])
+    rows = []
+    for kind, cls in journal.KINDS.items():
+        meaning = markdown(" ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split()))
+        facts = ", ".join(f"`{name}`" for name in cls._fields)
+        rows.append(f"| `{kind}` | {meaning} | {facts} |")
+    return "\n".join(["| kind | meaning | facts |", "|---|---|---|", *rows])
+
+
+# -- directives ----------------------------------------------------------------------------------
+
+
+def options_text(name: str) -> str:
+    """Write the options as a table."""
+    rows = [
+        f"| `{each.name}` | {each.type} | {each.default} | {each.meaning} |"
+        for each in options(name)
+    ]
+    return "\n".join(["| option | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def environment_text(_: str) -> str:
+    """Write the environment variables as a table."""
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in environment().items()]
+    return "\n".join(["| variable | meaning |", "|---|---|", *rows])
+
+
+def errors_text(_: str) -> str:
+    """Write a section for each error and warning."""
+    return "\n\n".join(map(_section, problems()))
+
+
+def _section(problem: Problem) -> str:
+    lines = [
+        f"## {problem.name}",
+        "",
+        f"````{{py:exception}} stepwise.{problem.name}",
+        ":no-contents-entry:",
+        "",
+        f"{problem.message}",
+        "",
+    ]
+    if problem.cause:
+        lines += [f"**Cause**: {problem.cause}", ""]
+    if problem.way_out:
+        lines += [f"**What to do**: {problem.way_out}", ""]
+    if problem.facts:
+        facts = ", ".join(f"`{name}`" for name in problem.facts)
+        lines += [f"**Attributes**: {facts}", ""]
+    bases = ", ".join(f"`{base}`" for base in problem.bases)
+    return "\n".join([*lines, f"**Derived from**: {bases}", "````"])
+
+
+def signature(_: Sphinx, __: str, name: str, *___: object) -> tuple[str, str] | None:
+    """Return the signature of what takes options by name: the options."""
+    kind = {"step": "step", "tool": "tool", "workflow": "workflow", "Workflow.options": "options"}
+    of = kind.get(name.removeprefix("stepwise."))
+    if of is None:
+        return None
+    every = [*options({"tool": "step", "options": "workflow"}.get(of, of))]
+    every += options(of) if of in ("tool", "options") else []
+    return f"(*, {', '.join(f'{each.name}={each.default[1:-1]}' for each in every)})", ""
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directives."""
+    from sphinx.util.docutils import SphinxDirective
+
+    def directive(
+        write: Callable[[str], str], required: int, optional: int = 0
+    ) -> type[SphinxDirective]:
+        class FromCode(SphinxDirective):
+            required_arguments, optional_arguments = required, optional
+
+            def run(self) -> list[nodes.Node]:
+                text = write(*(self.arguments or [""]))
+                return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+        return FromCode
+
+    app.connect("autodoc-process-signature", signature)
+    app.add_directive("options", directive(options_text, 1))
+    app.add_directive("environment", directive(environment_text, 0))
+    app.add_directive("problems", directive(errors_text, 0))
+    app.add_directive("records", directive(records_text, 0, 1))
+    return {"parallel_read_safe": True}

@@ -1,0 +1,276 @@
+"""Tables, trees and coloured words for a terminal.
+
+Recorded text is made printable: nothing in it is obeyed.  Only a :class:`Word` has a colour.
+
+Things that do not work: rich costs a run nothing, since only commands would load it.  But it brings
+three more packages, so that an installation has 10 of them (8 are the limit of
+``benchmarks/start.py``) in 9.5 MB instead of 3.5; a table of its takes 0.3 ms for each row, and a
+run may have a hundred thousand steps; what takes the work, shortened cells that still differ, it
+does not have; and its live display lays out again what the program prints.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from stepwise._display.elide import elided
+from stepwise._runtime.messages import count, printable
+
+__all__ = [
+    "NARROW",
+    "Below",
+    "Branch",
+    "Column",
+    "Terminal",
+    "Word",
+    "ago",
+    "count",
+    "line_of",
+    "shown_value",
+    "when",
+]
+
+NARROW = 100  # columns; a narrower table has fewer columns
+_PART = 500  # rows that are printed at once
+_NARROWEST, _WIDEST = 12, 1000  # characters in a cell
+_GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
+_COLOURS = {
+    **dict.fromkeys(("completed", "verified", "ok"), _GREEN),
+    **dict.fromkeys(("running", "started", "ready"), _CYAN),
+    **dict.fromkeys(("failed", "crashed", "problem"), _RED),
+    **dict.fromkeys(("in_doubt", "cancelled", "compensated"), _YELLOW),
+    **dict.fromkeys(("interrupted", "stopped", "warning"), _YELLOW),
+}
+
+
+class Word(str):
+    """A status or a finding, in its colour."""
+
+    __slots__ = ()
+
+
+class Below(str):
+    """A line of a table that belongs to the row above it, and has the width of the table."""
+
+    __slots__ = ()
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Args:
+        whole: its cells are never shortened, like those of the first column.
+        wide: a narrow terminal does not show it.
+        right: numbers, which end below each other.
+    """
+
+    name: str
+    whole: bool = False
+    wide: bool = False
+    right: bool = False
+
+
+class Branch(NamedTuple):
+    """A line of a tree, and the lines below it; its parts as those of :meth:`Terminal.line`."""
+
+    parts: Sequence[str]
+    below: Sequence[Branch] = ()
+
+
+def line_of(cell: object, limit: int) -> str:
+    """Return one line of limited length, without characters that a terminal obeys."""
+    text = re.sub(r"[\n\t]", " ", printable(str(cell)[: 4 * limit], 4 * limit))
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def shown_value(value: object, limit: int = 100_000) -> str:
+    """``repr(value)``, whatever that raises or holds."""
+    try:
+        return printable(repr(value), limit)
+    except Exception as error:
+        return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
+
+
+def ago(seconds: float) -> str:
+    """Return how long ago something was, in words."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def when(moment: float) -> str:
+    """Return a local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+class Terminal:
+    """The place where text is shown.
+
+    Args:
+        width: columns; ``None`` for a pipe, which gets whole cells, so that searches find all.
+        colour: it obeys colours.
+    """
+
+    def __init__(self, width: int | None = None, *, colour: bool = False) -> None:
+        self.width = width
+        self.colour = colour
+
+    @classmethod
+    def of(cls, stream: Any) -> Terminal:
+        """Return the screen of a stream: a terminal, or a pipe unless ``COLUMNS`` is set."""
+        try:
+            terminal = bool(stream.isatty())
+        except (AttributeError, ValueError):  # missing or closed
+            terminal = False
+        known = terminal or os.environ.get("COLUMNS", "").isdecimal()
+        width = max(40, shutil.get_terminal_size().columns) if known else None
+        dumb = os.environ.get("TERM") in ("dumb", "unknown")
+        return cls(width, colour=terminal and not dumb and "NO_COLOR" not in os.environ)
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if tables have to do with fewer columns."""
+        return self.width is not None and self.width < NARROW
+
+    def line(self, *parts: str) -> str:
+        """Return text whose words are coloured, and whose other parts are made printable."""
+        return "".join(map(self._part, parts))
+
+    def _part(self, part: str) -> str:
+        if not isinstance(part, Word):
+            return printable(part, sys.maxsize)
+        return self._styled(part, _COLOURS.get(part, 0))
+
+    def _styled(self, text: str, style: int) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self.colour and style else text
+
+    def table(
+        self, columns: Sequence[Column], rows: Iterable[Sequence[Any] | Below]
+    ) -> Iterator[str]:
+        """Lay out a table, part by part; a column becomes wider where a part needs that."""
+        places = [n for n, each in enumerate(columns) if not (each.wide and self.is_narrow)]
+        shown, waiting = [columns[n] for n in places], iter(rows)
+        widths = [len(each.name) for each in shown]
+        first = True
+        while part := [*itertools.islice(waiting, _PART)]:
+            chosen = [[row[n] for n in places] for row in part if not isinstance(row, Below)]
+            cells = self._cells(shown, chosen)
+            needed = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+            widths = [max(pair) for pair in zip(widths, needed or widths, strict=True)]
+            cut, below = iter(cells), self._below([row for row in part if isinstance(row, Below)])
+            lines = [
+                next(below) if isinstance(row, Below) else self._row(shown, next(cut), widths)
+                for row in part
+            ]
+            if first:
+                head = self._row(shown, [each.name for each in shown], widths)
+                lines.insert(0, self._styled(head, _BOLD))
+            yield "\n".join(lines)
+            first = False
+
+    def tree(self, top: Branch) -> str:
+        """Lay out a tree."""
+        return "\n".join(self._branch(top))
+
+    def _branch(self, branch: Branch) -> Iterator[str]:
+        yield self.line(*branch.parts)
+        for number, each in enumerate(branch.below, 1):
+            last = number == len(branch.below)
+            lines = self._branch(each)
+            yield f"{'└── ' if last else '├── '}{next(lines)}"
+            for line in lines:
+                yield f"{'    ' if last else '│   '}{line}"
+
+    # -- cells -----------------------------------------------------------------------------------
+
+    def _cells(self, columns: Sequence[Column], rows: list[list[Any]]) -> list[list[str]]:
+        cells = [
+            [each if isinstance(each, Word) else line_of(each, _WIDEST) for each in row]
+            for row in rows
+        ]
+        if self.width is None:
+            return cells
+        widths = [len(each.name) for each in columns]
+        needed = [
+            max([width, *map(_width, column)])
+            for width, column in zip(widths, zip(*cells, strict=True), strict=True)
+        ]
+        elastic = [n for n, each in enumerate(columns) if n and not each.whole]
+        elastic = [n for n in elastic if not all(isinstance(row[n], Word) for row in cells)]
+        room = self.width - sum(needed) + sum(needed[n] for n in elastic) - 2 * (len(columns) - 1)
+        limit = _share([needed[n] for n in elastic], room)
+        for n in elastic:
+            if needed[n] > limit:
+                _fit(cells, n, limit)
+        return cells
+
+    def _below(self, rows: Sequence[Below]) -> Iterator[str]:
+        cells = [[line_of(row, _WIDEST)] for row in rows]
+        if self.width is not None:
+            _fit([each for each in cells if _name(each[0])], 0, self.width - 4)
+            cells = [[_shortened(each, self.width - 4, [])] for (each,) in cells]
+        return (f"    {cell}" for (cell,) in cells)
+
+    def _row(self, columns: Sequence[Column], row: list[str], widths: list[int]) -> str:
+        padded = []
+        for column, cell, width in zip(columns, row, widths, strict=True):
+            space = " " * (width - _width(cell))
+            text = self.line(cell)
+            padded.append(space + text if column.right else text + space)
+        return "  ".join(padded).rstrip()
+
+
+def _width(cell: str) -> int:
+    """Return the columns of a terminal that a text takes."""
+    if cell.isascii():
+        return len(cell)
+    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in cell)
+    return len(cell) + wide - sum(unicodedata.combining(each) > 0 for each in cell)
+
+
+def _share(needed: list[int], room: int) -> int:
+    """Return the length of a cell at which columns fit the room."""
+    limits = range(_WIDEST, _NARROWEST, -1)
+    return next((n for n in limits if sum(min(n, each) for each in needed) <= room), _NARROWEST)
+
+
+def _fit(cells: list[list[str]], place: int, limit: int) -> None:
+    """Shorten the cells of a column so that rows which differ look different."""
+    before: dict[str, str] = {}
+    after: dict[int, str] = {}
+    following: dict[str, str] = {}
+    texts = [row[place] for row in cells]
+    for n in range(len(texts) - 1, -1, -1):
+        name = _name(texts[n])
+        after[n] = following.get(name, "")
+        following[name] = texts[n]
+    for n, text in enumerate(texts):
+        name = _name(text)
+        near = [each for each in (before.get(name), after[n]) if each and each != text]
+        before[name] = text
+        if not isinstance(text, Word):
+            cells[n][place] = _shortened(text, limit, near)
+
+
+def _name(text: str) -> str:
+    """Return the name of a call; empty for another text."""
+    found = re.match(r"[\w.<>]+\(", text)
+    return found[0] if found else ""
+
+
+def _shortened(text: str, limit: int, near: list[str]) -> str:
+    shown = elided(text, limit, near)
+    size = limit
+    while _width(shown) > limit and size:  # wide characters
+        size -= max(1, (_width(shown) - limit) // 2)
+        shown = elided(text, size, near)
+    return shown

@@ -1,0 +1,495 @@
+"""The page of ``stepwise export``: complete, safe with any value, readable without JavaScript."""
+
+import base64
+import hashlib
+import html.parser
+import itertools
+import re
+import subprocess
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepwise
+import stepwise.testing
+from stepwise import cli
+from stepwise._display.page import (
+    CheckpointShown,
+    Different,
+    Question,
+    RunPage,
+    SourceShown,
+    page,
+)
+from stepwise._display.render import RunShown
+from stepwise._display.timeline import timeline
+from stepwise._runtime.messages import printable
+
+OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+ODD = "\x00\x1b[31m\u202eleft\ud800</pre></script>"
+VOID = {"meta", "input"}
+INERT = re.findall(
+    r"\w+",
+    """
+    html head meta title style body header footer section h1 h2 h3 dl dt dd div span small p ul li
+    code pre details summary b i u del ins a table tr th td svg rect text input select option
+    button script
+    """,
+)
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, each with its attributes and text; checks that all are closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.text = [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        element = types.SimpleNamespace(tag=tag, text="", **{"with": dict(attributes)})
+        self.elements.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data):
+        for element in self.open:
+            element.text += data
+        if not {"style", "script"} & {each.tag for each in self.open}:
+            self.text += data
+
+    def all(self, tag, **attributes):
+        """The elements of that name with these attributes (``cls`` among others)."""
+        wanted = {key.replace("cls", "class"): value for key, value in attributes.items()}
+        return [
+            each
+            for each in self.elements
+            if each.tag == tag and wanted.items() <= vars(each)["with"].items()
+        ]
+
+    def one(self, tag, **attributes):
+        (found,) = self.all(tag, **attributes)
+        return found
+
+
+def exported(run):
+    """The page of a run, as the command writes it."""
+    done = CliRunner().invoke(cli.main, ["export", run.id], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def step_of(number, *, start=0.0, end=1.0, **facts):
+    """A step as a page gets it."""
+    default = {
+        "name": "work", "status": "completed", "arguments": "x=1", "preview": "1", "attempts": 1,
+        "side_effect": False, "idempotency_key": "", "site": "", "child": "", "traceback": "",
+    }  # fmt: skip
+    ended = {"finished_at": end, "duration": None if end is None else end - start}
+    entry = types.SimpleNamespace(number=number)
+    facts = {**default, **ended, **facts}
+    return types.SimpleNamespace(number=number, started_at=start, _entry=entry, **facts)
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+@stepwise.step
+def think(topic, mood="calm"):
+    return f"about {topic}"
+
+
+@stepwise.tool(side_effect=True, fails_cleanly=ValueError)
+def send(body):
+    raise ValueError(f"no mail: {body}")
+
+
+@stepwise.workflow
+def child(topic):
+    return think(topic)
+
+
+@stepwise.workflow(retention="all")
+def agent(topic):
+    notes = think(topic)
+    more = child(f"more {topic}")
+    send(notes)
+    return more
+
+
+@pytest.fixture
+def failed():
+    with pytest.raises(ValueError, match="no mail"):
+        agent("tides")
+    (run,) = [each for each in stepwise.runs() if each.parent is None]
+    return run
+
+
+def test_the_facts_of_a_run(failed):
+    """The head of a page says what ``show`` says: call, status, times, counts, error."""
+    shown = Page(exported(failed))
+    head = shown.one("h1").text
+    assert head == "agent(topic='tides') failed"
+    for text in (failed.id, failed.workflow, "no mail: about tides", "3 (2 completed, 1 failed)"):
+        assert text in shown.text
+    assert {each.text for each in shown.all("dt")} >= {"run", "started", "ended", "took", "error"}
+
+
+def test_the_steps_of_a_run(failed):
+    """Each step is an entry with arguments, result or error, traceback and place of the call."""
+    shown = Page(exported(failed))
+    entries = [each for each in shown.all("details") if "step" in vars(each)["with"]["class"]]
+    assert len(entries) == 3 + 1  # and that of the child run
+    first, _, last = (shown.one("details", id=f"s{number}").text for number in (1, 2, 3))
+    assert "topic='tides'" in first
+    assert "'about tides'" in first
+    assert failed.steps[0].site in first
+    assert "Traceback" in last
+    assert failed.steps[2].idempotency_key in last
+
+
+def test_the_child_runs(failed):
+    """A child run is on the page of its parent, with a link from the step that called it."""
+    shown = Page(exported(failed))
+    link = shown.one("a", href="#r1-run")
+    assert link.text == failed.steps[1].child
+    section = shown.one("section", id="r1-run").text
+    assert "child(topic='more tides') completed" in section
+    assert shown.one("details", id="r1-s1").text in section
+
+
+def test_a_child_run_that_is_gone(failed):
+    """A child run that somebody has deleted is named, and left out."""
+    stepwise.get_run(failed.steps[1].child).delete()
+    shown = Page(exported(failed))
+    assert failed.steps[1].child in shown.one("details", id="s2").text
+    assert shown.all("section", cls="child") == []
+
+
+def test_the_source_with_its_position(failed):
+    """The source is shown with the line at which the run resumes, and the steps of each line."""
+    shown = Page(exported(failed))
+    assert "send(notes)" in shown.one("tr", cls="here").text
+    lines = [each.text for each in shown.all("tr") if "think(topic)" in each.text]
+    assert lines[0].endswith("1")
+    links = {vars(each)["with"]["href"] for each in shown.all("a") if each.text == "3"}
+    assert links == {"#s3"}
+
+
+def test_a_completed_run():
+    """A run that has completed shows its result, and no line at which it would resume."""
+    done = child.execute("stars")
+    shown = Page(exported(done))
+    assert "'about stars'" in shown.one("header").text
+    assert shown.all("tr", cls="here") == []
+
+
+def test_the_variables_at_each_checkpoint(failed):
+    """The kept checkpoints are listed, the newest first, with their variables."""
+    shown = Page(exported(failed))
+    found = [each.text for each in shown.all("details", cls="checkpoint")]
+    assert len(found) >= 2
+    assert "more'about more tides'" in found[0]
+    assert "more" not in found[-1].partition("value")[2]
+
+
+EDITED = """
+from stepwise import step, workflow
+
+@step
+def think(topic):
+    return topic
+
+@workflow
+def agent(topic):
+    return think(topic)
+
+if __name__ == "__main__":
+    agent("tides")
+"""
+
+
+def test_source_that_was_edited(tmp_path):
+    """Source that is not what the run executed is shown with a doubt; a missing one is named."""
+    script = tmp_path / "script.py"
+    script.write_text(EDITED)
+    subprocess.run([sys.executable, script], check=True, timeout=300)
+    (run,) = stepwise.runs()
+    assert "return think(topic)" in exported(run)
+    assert "edited since" not in exported(run)
+    script.write_text(EDITED.replace("return think(topic)", "return think(topic + topic)"))
+    assert "was edited since" in exported(run)
+    script.write_text("agent = 1\n")
+    assert "defines no function" in exported(run)
+    script.unlink()
+    assert "not on this machine" in exported(run)
+
+
+def test_what_is_hidden_stays_out():
+    """No value of a secret or redacted argument is on a page, only the names."""
+
+    @stepwise.workflow(secret=["token"], redact=["body"])
+    def flow(token, body, topic):
+        return think(topic)
+
+    shown = exported(flow.execute("hunter2", "hidden text", "stars"))
+    assert "about stars" in shown
+    assert "token" in shown
+    assert "hunter2" not in shown
+    assert "hidden text" not in shown
+
+
+def test_a_side_effect_in_doubt():
+    """A side effect in doubt is told at the top, with the commands that settle it."""
+
+    @stepwise.tool(side_effect=True)
+    def pay(amount):
+        raise stepwise.testing.SimulatedCrash
+
+    @stepwise.workflow
+    def flow():
+        pay(3)
+
+    with pytest.raises(BaseException):  # noqa: B017
+        flow()
+    (run,) = stepwise.runs()
+    (asked,) = Page(exported(run)).all("section", cls="ask")
+    assert "pay(amount=3)" in asked.text
+    assert f"stepwise resolve {run.id} 1 --did-not-happen" in asked.text
+
+
+def test_differing_arguments():
+    """A step that ran although it was recorded shows in which words the two calls differ."""
+    steps = [step_of(1, arguments="mood='calm', n=1"), step_of(2, arguments="mood='bold', n=1")]
+    different = {2: Different(1, "the argument 'mood' differs", steps[0].arguments)}
+    shown = Page(page(RunPage(RunShown("r", "f()", "completed", steps=steps), different=different)))
+    assert "since the argument 'mood' differs from step 1" in shown.one("details", id="s2").text
+    assert [each.text for each in shown.all("del")] == ["calm"]
+    assert [each.text for each in shown.all("ins")] == ["bold"]
+
+
+# -- the timeline ----------------------------------------------------------------------------------
+
+
+def bars(*steps, now=None, resumes=()):
+    """Left edge, right edge and top of each bar; the texts below."""
+    drawn = Page(timeline(steps, now, resumes))
+    found = [vars(each)["with"] for each in drawn.all("svg") if "y" in vars(each)["with"]]
+    spans = [
+        (float(each["x"][:-1]), float(each["x"][:-1]) + float(each["width"][:-1]), int(each["y"]))
+        for each in found
+    ]
+    labels = [each.text for each in drawn.all("text") if each.text.startswith("down")]
+    return spans, labels
+
+
+def test_parallel_steps_are_side_by_side():
+    """Steps that ran at one time are in lanes of their own; others share a lane."""
+    spans, _ = bars(step_of(1, end=2), step_of(2, start=1, end=3), step_of(3, start=2, end=4))
+    assert [top for _, _, top in spans] == [0, 22, 0]
+    assert spans[0][0] == 0
+    assert spans[1][0] == pytest.approx(25)
+    assert spans[2][1] == pytest.approx(100)
+
+
+def test_a_time_in_which_it_was_down():
+    """The time between two attempts is shortened and named."""
+    spans, labels = bars(step_of(1), step_of(2, start=3600, end=3601), resumes=[3600.0])
+    assert labels == ["down for 59 min 59 s"]
+    assert spans[1][0] - spans[0][1] < 5
+
+
+def test_attempts_that_did_nothing():
+    """Attempts that were killed before their first step belong to one time of being down."""
+    _, labels = bars(step_of(1), step_of(2, start=60, end=61), resumes=[20.0, 40.0, 60.0])
+    assert labels == ["down for 59.0 s"]
+
+
+def test_a_step_that_was_executed_again():
+    """A step whose first execution was killed begins, in the picture, with the last attempt."""
+    spans, _ = bars(step_of(1), step_of(2, start=1, end=101), resumes=[100.0])
+    assert spans[1][1] - spans[1][0] < 60
+
+
+def test_unfinished_steps():
+    """A step in progress goes on to now; one that nobody executes has no length."""
+    (running,), _ = bars(step_of(1, end=None, status="started"), now=5.0)
+    assert running[1] == 100
+    spans, _ = bars(step_of(1), step_of(2, end=None, status="in_doubt"))
+    assert spans[1][1] - spans[1][0] == pytest.approx(0.4)
+
+
+span = st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(sorted)
+
+
+@given(st.lists(span, min_size=1, max_size=30), st.lists(st.floats(0, 1e6), max_size=4))
+def test_every_timeline_fits(spans, resumes):
+    """Whenever steps ran, each bar is inside the picture, and no two overlap in one lane."""
+    steps = [step_of(number, start=a, end=b) for number, (a, b) in enumerate(spans, 1)]
+    found, _ = bars(*steps, resumes=sorted(resumes))
+    assert all(-0.01 <= left < right <= 100.02 for left, right, _ in found)
+    if len({top for _, _, top in found}) < 24:
+        for one, other in itertools.combinations(found, 2):
+            alone = one[2] != other[2] or one[1] <= other[0] + 0.9 or other[1] <= one[0] + 0.9
+            assert alone, (one, other)
+
+
+# -- safe with any value ---------------------------------------------------------------------------
+
+text = st.one_of(
+    st.text(st.characters(exclude_categories=()), max_size=40),
+    st.sampled_from([OWNED, ODD, '" onload="x', "javascript:x", "]]>", "<!--", "&#0;"]),
+    st.just("x" * 50_000),
+)
+steps = st.builds(
+    step_of,
+    st.integers(1, 5),
+    **dict.fromkeys(("name", "arguments", "preview", "site", "child", "traceback"), text),
+    idempotency_key=text,
+    status=st.sampled_from(["completed", "failed", "in_doubt", "started", "cancelled"]),
+    side_effect=st.booleans(),
+)
+pages = st.builds(
+    RunPage,
+    st.builds(RunShown, text, text, st.just("failed"), text, text, error=text,
+              steps=st.lists(steps, max_size=3)),
+    facts=st.dictionaries(st.just("child of"), text),
+    resumes=st.lists(st.tuples(st.just(1.0), text), max_size=2),
+    result=text,
+    where=text,
+    line=text,
+    source=st.builds(SourceShown, text, st.just(1), st.lists(text, max_size=2), note=text),
+    checkpoints=st.lists(
+        st.builds(CheckpointShown, text, st.dictionaries(text, text, max_size=2), text), max_size=2
+    ),
+    questions=st.lists(
+        st.builds(Question, text, text, st.lists(text, max_size=2), st.lists(text)), max_size=1
+    ),
+    different=st.dictionaries(st.integers(1, 5), st.builds(Different, st.just(1), text, text)),
+)  # fmt: skip
+
+
+@given(pages, text)
+def test_hostile_values(run, called):
+    """Whatever is recorded: nothing is executed or loaded, every element is closed, all is text."""
+    inner = RunPage(RunShown("child", called, "completed"))
+    whole = page(replace(run, children={"child": inner}))
+    shown = Page(whole)
+    assert {each.tag for each in shown.elements} <= {*INERT}
+    assert len(shown.all("script")) == len(shown.all("style")) == 1
+    for each in shown.elements:
+        given = vars(each)["with"]
+        assert not [name for name in given if name.startswith("on") or name in ("src", "style")]
+        assert given.get("href", "#").startswith("#")
+    whole.encode("utf-8")
+    assert all(each.isprintable() or each in "\n\t" for each in whole)
+    for value in (run.shown.call, run.where, called):
+        assert printable(value) in shown.text
+
+
+def test_huge_values():
+    """The middle of a huge value is left out, and the number of its characters is said."""
+    shown = page(RunPage(RunShown("r", "f()", "completed"), result="x" * 1_000_000))
+    assert len(shown) < 60_000
+    assert "[... 980000 characters ...]" in shown
+
+
+def test_the_policy_allows_what_is_ours():
+    """The Content-Security-Policy names the digests of the style and the script, and no source."""
+    shown = Page(page(RunPage(RunShown("r", "f()", "completed"))))
+    policy = vars(shown.all("meta", **{"http-equiv": "Content-Security-Policy"})[0])["with"]
+    rules = dict(each.strip().split(" ", 1) for each in policy["content"].split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    for name in ("style", "script"):
+        digest = hashlib.sha256(shown.one(name).text.encode()).digest()
+        assert rules[f"{name}-src"] == f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def test_without_javascript(failed):
+    """Without the script nothing is missing but the filter, which is hidden then."""
+    whole = exported(failed)
+    assert "hidden" in vars(Page(whole).one("div", cls="filter"))["with"]
+    assert Page(re.sub("<script>.*?</script>", "", whole, flags=re.DOTALL)).text == Page(whole).text
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+OVERFLOW = """<script>
+const fits = document.documentElement.scrollWidth <= innerWidth;
+(parent === self ? (text) => document.body.append(text) : (text) => parent.postMessage(text, "*"))(
+  `${innerWidth} ${fits} ${document.title}`);
+</script>"""
+FRAME = """<!doctype html><script>
+addEventListener("message", (event) => document.body.append(event.data));
+</script><iframe width=375 height=600 src="inner.html"></iframe>"""
+
+
+@stepwise.workflow(store="memory:")
+def hostile(values):
+    for value in values:
+        think(value)
+    send(OWNED)
+
+
+def hostile_page():
+    with pytest.raises(ValueError, match="no mail"):
+        hostile.options(fresh=True)(["x" * 300, OWNED, ODD])
+    (run,) = stepwise.runs(hostile, store="memory:")
+    done = CliRunner().invoke(cli.main, ["export", run.id, "--store", "memory:"])
+    return done.stdout
+
+
+def test_a_wide_page_in_a_browser(browse):
+    """The page fits a wide browser, and executes nothing of what is recorded."""
+    whole = POLICY.sub("", hostile_page()).replace("<details", "<details open")
+    shown = browse(whole.replace("</html>", f"{OVERFLOW}</html>"), "--dump-dom",
+                   "--window-size=1200,600")  # fmt: skip
+    assert "1200 true hostile(" in Page(shown).text
+
+
+def test_a_page_on_a_phone(browse, tmp_path):
+    """The page fits a browser that is as narrow as a phone."""
+    whole = POLICY.sub("", hostile_page()).replace("<details", "<details open")
+    (tmp_path / "inner.html").write_text(whole.replace("</html>", f"{OVERFLOW}</html>"))
+    shown = browse(FRAME, "--dump-dom", "--virtual-time-budget=2000")
+    assert re.search(r"3\d\d true hostile\(", Page(shown).text)
+
+
+def test_the_policy_in_a_browser(browse):
+    """A browser executes the script of the page, and none that somebody adds."""
+    added = "<script>document.body.append('added')</script>"
+    shown = browse(hostile_page().replace("</body>", f"{added}</body>"), "--dump-dom")
+    assert "hidden" not in vars(Page(shown).one("div", cls="filter"))["with"]
+    assert Page(shown).text.count("added") == 0
+
+
+FILTER = """<script>
+const [words, status, count] = bar.children;
+words.value = "about XXX";
+words.dispatchEvent(new Event("input"));
+document.body.append(`(${count.textContent}; `);
+words.value = "";
+status.value = "failed";
+status.dispatchEvent(new Event("change"));
+const shown = steps.filter((each) => !each.hidden).map((each) => each.id);
+location.hash = "#s2";
+setTimeout(() => document.body.append(`${shown}; ${document.getElementById("s2").open})`), 50);
+</script>"""
+
+
+def test_the_filter_in_a_browser(browse):
+    """Words and a status choose the steps that are shown; a link opens the step it leads to."""
+    whole = POLICY.sub("", hostile_page()).replace("</body>", f"{FILTER}</body>")
+    shown = browse(whole, "--dump-dom", "--virtual-time-budget=2000")
+    assert "(1 of 4; s4; true)" in " ".join(Page(shown).text.split())

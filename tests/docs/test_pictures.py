@@ -1,0 +1,48 @@
+"""The drawings of the pages: made by a command, in their place, and used."""
+
+import pathlib
+import re
+import runpy
+
+import pytest
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+DRAWN = DOCS / "pictures"
+
+
+def texts(path):
+    """What stands in a picture; its size; without versions and positions of matplotlib's."""
+    found = path.read_text(encoding="utf-8")
+    size = re.search(r'viewBox="[^"]*"', found)[0]
+    return size, re.findall(r"<text[^>]*>([^<]*)</text>|<tspan[^>]*>([^<]*)</tspan>", found)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Draw all pictures, twice."""
+    pytest.importorskip("matplotlib")
+    main = runpy.run_path(str(DOCS / "pictures.py"))["main"]
+    folders = [tmp_path_factory.mktemp("pictures") for _ in range(2)]
+    for folder in folders:
+        main(folder)
+    return folders
+
+
+def test_committed_pictures_are_what_the_command_makes(drawn):
+    """``make pictures`` makes the committed pictures: the same names, sizes and texts."""
+    made = {path.name: texts(path) for path in drawn[0].iterdir()}
+    assert made == {path.name: texts(path) for path in DRAWN.iterdir()}
+    assert all(words for _, words in made.values())
+
+
+def test_drawing_twice_gives_the_same_bytes(drawn):
+    """Neither the time nor chance is in a picture, so that drawing it again changes no file."""
+    first, second = ({path.name: path.read_bytes() for path in each.iterdir()} for each in drawn)
+    assert first == second
+
+
+def test_each_picture_is_on_a_page():
+    """Each picture is shown on a page, with a text for readers who do not see it."""
+    shown = re.compile(r"!\[([^\]]+)\]\((?:\.\./)*pictures/([\w-]+\.svg)\)")
+    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
+    assert {name for _, name in shown.findall(pages)} == {path.name for path in DRAWN.iterdir()}
