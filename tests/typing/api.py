@@ -474,7 +474,10 @@ async def check_options_and_execute(a: Agent) -> None:
         trust="data",
         run_id=None,
         fresh=False,
+        tags={"customer": "ann"},
     )
+    agent.options(tags={"customer": 1})  # type: ignore[dict-item]
+    agent.options(tags="customer=ann")  # type: ignore[arg-type]
     agent.options(run_idd="x")  # type: ignore[call-arg]
     agent.options(run_id=3)  # type: ignore[arg-type]
     agent.options(fresh="yes")  # type: ignore[arg-type]
