@@ -126,7 +126,7 @@ def timeline(
         cls="timeline",
         width="100%",
         height=height + 20,
-        role="img",
+        role="group",
         **{"aria-label": f"timeline of {len(steps)} steps"},
     )
 
