@@ -156,10 +156,11 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """``running``, ``completed``, ``failed``.
+        """The condition of the run, as one word.
 
-        ``crashed`` if it runs and its owner is gone, ``ready`` if it is a fork that nobody has
-        executed yet.
+        ``running``, ``completed`` or ``failed``; ``interrupted`` if somebody stopped it: Ctrl-C, a
+        cancellation, a timeout; ``crashed`` if it had not ended, and its process is gone; ``ready``
+        if it is a fork that nobody has executed yet.
         """
         return status_of(self._facts(), owned=self.owner is not None)
 
