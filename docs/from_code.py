@@ -47,6 +47,10 @@ TYPES = {  # private aliases, in words
 }
 
 
+RETURNED = {  # users get these, and make none
+    *("AsyncHandle", "CompletedCall", "CurrentStep", "Event", "Handle", "InDoubtCall", "Program"),
+    *("Recovered", "Run", "RunCheckpoint", "StepRecord", "Verification", "Workflow"),
+}
 OF_ONE_CALL = ("run_id", "fresh")
 
 
@@ -248,7 +252,10 @@ def _section(problem: Problem) -> str:
 def signature(_: Sphinx, __: str, name: str, *___: object) -> tuple[str, str] | None:
     """Return the signature of what takes options by name: the options."""
     kind = {"step": "step", "tool": "tool", "workflow": "workflow", "Workflow.options": "options"}
-    of = kind.get(name.removeprefix("stepwise."))
+    short = name.removeprefix("stepwise.")
+    if short in RETURNED:
+        return "", ""
+    of = kind.get(short)
     if of is None:
         return None
     every = [*options({"tool": "step", "options": "workflow"}.get(of, of))]

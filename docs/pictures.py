@@ -236,6 +236,32 @@ def journal() -> Drawing:
     return draw
 
 
+def identity() -> Drawing:
+    """A call that is compared with the records of its run, part by part."""
+    draw = Drawing(21)
+    draw.text(1, 1.6, "a call in the resumed run", weight="bold")
+    draw.text(35, 1.6, "a record of the run", weight="bold")
+    cases = (
+        ("search('Oslo')", "search", "'Oslo'", "'Oslo'", "equal: the record answers", GREEN),
+        ("search('Rom')", "search", "'Rom'", "'Rome'", "differs: a plain step runs", BLUE),
+        ("book('Rom')", "book", "'Rom'", "'Rome'", "differs: a side effect\nstops and asks", RED),
+    )
+    for number, (call, name, given, recorded, told, color) in enumerate(cases):
+        y = 3.2 + 6 * number
+        draw.code(1, y + 2.2, [call])
+        draw.arrow((12.5, y + 2.2), (15, y + 2.2))
+        for x, value in ((15.5, given), (35.5, recorded)):
+            draw.box(x, y, 14, 4.4, color)
+            draw.text(x + 0.8, y + 1.2, "step", size=8)
+            draw.code(x + 7, y + 1.2, [name])
+            draw.text(x + 0.8, y + 3.2, "argument", size=8)
+            draw.code(x + 7, y + 3.2, [value], color)
+        draw.line((30, y + 2.2), (35, y + 2.2), color=color, linestyle=(0, (3, 2)))
+        draw.text(32.5, y + 1.1, "=" if given == recorded else "≠", color, ha="center")
+        draw.text(51, y + 2.2, told, color, size=8.5)
+    return draw
+
+
 def doubt() -> Drawing:
     """A side effect on a line of time, and what a crash at each moment means."""
     draw = Drawing(22)
@@ -264,7 +290,14 @@ def doubt() -> Drawing:
     return draw
 
 
-PICTURES: tuple[Callable[[], Drawing], ...] = (resuming, checkpoints, edits, journal, doubt)
+PICTURES: tuple[Callable[[], Drawing], ...] = (
+    resuming,
+    checkpoints,
+    edits,
+    journal,
+    identity,
+    doubt,
+)
 
 
 def main(folder: pathlib.Path = HERE) -> None:

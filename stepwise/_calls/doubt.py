@@ -51,12 +51,12 @@ class Landed:
 
 @public
 class DidNotHappen:
-    """The answer to "did it happen?": no; it may run (again)."""
+    """The answer to "did it happen?": no; the call runs."""
 
 
 @public
 class Inconclusive:
-    """The answer to "did it happen?": that cannot be told."""
+    """The answer to "did it happen?": nobody can tell; the run stops and asks a person."""
 
 
 @public

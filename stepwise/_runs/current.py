@@ -32,10 +32,10 @@ class CurrentStep:
 
 
 def current_step() -> CurrentStep:
-    """The step that is being executed.
+    """Return the step that is being executed, with its idempotency key.
 
-    Outside of a run, where nothing is repeated, its key is a new one at each call, so that a tool
-    works there as well.
+    Outside of a run, where nothing is repeated, each call returns a new key, so that a tool works
+    there as well.
     """
     scope = current_scope()
     if scope is None or scope.call is None:

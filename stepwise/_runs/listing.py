@@ -49,7 +49,7 @@ class Runs(list[Run]):
 
 
 def current_run() -> Run | None:
-    """The run that is being executed here; ``None`` outside of one."""
+    """Return the run that executes this code, or ``None`` outside of a run."""
     scope = current_scope()
     return None if scope is None else Run(scope.run.journal.store, scope.run.run_id)
 
@@ -87,7 +87,7 @@ def runs(
     tags: Mapping[str, str] | None = None,
     store: Any = None,
 ) -> list[Run]:
-    """The runs in the store, newest first.
+    """Return the runs in the store, the newest first.
 
     Args:
         workflow: only those of this workflow: the workflow itself, its name or its full name.

@@ -168,7 +168,9 @@ class FolderStore(abc.ABC):
             return None
         host = os.uname().nodename
         owner = owner_of(self._opened().lease(run_id) or b"")
-        if owner is None or (not pid and owner.host == host and not is_alive(owner.pid)):
+        # Runs of this process are known by now: our id in the row is of another container.
+        gone = owner is not None and (owner.pid == os.getpid() or not is_alive(owner.pid))
+        if owner is None or (not pid and owner.host == host and gone):
             owner = Owner(pid, host, 0.0)
         # Between taking the lock and writing the row, the row still names the previous owner.
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)

@@ -64,6 +64,42 @@ def call(workflow=nightly):
     return workflow.options(run_id="one")()
 
 
+# -- a backup that is made while the program runs ------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["marks", "records"])
+def test_a_copy_of_a_store_in_use(kind, tmp_path, first):
+    """A copy is whole if its marks are the older part; the other way round it lacks records."""
+    folder, copy = tmp_path / "store", tmp_path / "copy"
+
+    def backup(part):
+        if part == "marks":
+            (marks,) = folder.glob("*marks")
+            shutil.copytree(marks, copy / marks.name)
+        else:
+            copy.mkdir(exist_ok=True)
+            for path in database_of(folder):
+                shutil.copy(path, copy)
+
+    @step
+    def save(part):
+        backup(part)
+
+    @workflow
+    def busy():
+        pay(0)
+        save(first)
+        pay(1)
+        save({"marks": "records", "records": "marks"}[first])
+        pay(2)
+
+    with fresh_store(kind(folder)):
+        busy.options(run_id="one")()
+    with fresh_store(kind(copy)):
+        found = stepwise.get_run("one").verify()
+    assert found.ok == (first == "marks")
+
+
 # -- an older database beside newer marks --------------------------------------------------------
 
 

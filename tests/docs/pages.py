@@ -196,7 +196,19 @@ class Ids:
         found = re.fullmatch(pattern, "".join(f"{line}\n" for line in text))
         for group in groups if found else ():
             self.real[unknown[int(group[2:])]] = reals[int(found[group].rpartition("RUN")[2])]
+        if not found:
+            self._guess(unknown, printed)
         return found is not None
+
+    def _guess(self, unknown: list[str], printed: str) -> None:
+        """Learn ids of an output that differs otherwise, so that later commands mean their runs."""
+        met = dict.fromkeys(found[0] for found in _ID.finditer(printed))
+        new = [each for each in met if each not in self.real.values()]
+        for page in unknown:
+            alike = [each for each in new if each.rpartition("-")[0] == page.rpartition("-")[0]]
+            if alike:
+                self.real[page] = alike[0]
+                new.remove(alike[0])
 
 
 # -- executing -----------------------------------------------------------------------------------

@@ -114,3 +114,19 @@ run-111
         tmp_path, text.replace("\nrun-222222222222\n", "\nrun-111111111111\n", 1)
     ).execute()
     assert "$ echo run-222222222222" in difference
+
+
+def test_an_output_that_differs_hides_no_ids(tmp_path):
+    """The commands behind an output that differs mean the same runs as before."""
+    text = """
+```console
+$ echo the run "$(echo run-)aaaaaaaaaaaa"
+run-111111111111
+$ echo run-111111111111
+run-111111111111
+```
+"""
+    page = made(tmp_path, text)
+    (difference,) = page.execute()
+    assert "+the run run-DIGEST" in difference
+    assert page.ids.translate("run-111111111111") == "run-aaaaaaaaaaaa"

@@ -312,6 +312,17 @@ def test_a_living_owner_here_is_named(store):
     lease.release()
 
 
+def test_an_owner_in_another_container(start, store):
+    """An owner with our process id (in a container, each has its own ids) is another process."""
+    script = start(
+        HOLDER.replace("os.getpid()", str(os.getpid())) + "print(epoch); sys.stdin.readline()",
+        store.url,
+    )
+    script.hear()
+    with pytest.raises(RunBusyError, match="is being executed by another process on"):
+        Lease(store, "run").acquire()
+
+
 FORKED_HOLDER = (
     HOLDER
     + """
