@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 from itertools import groupby
 
 __all__ = ["elided"]
@@ -76,6 +75,8 @@ def _cut(text: str, width: int) -> str:
 
 def _differing(text: str, other: str) -> list[bool]:
     """Return for each token of a text whether it is in none of the parts shared with another."""
+    from difflib import SequenceMatcher  # on use: looking at a run usually needs no room
+
     tokens = _tokens(text)
     differs = [True] * len(tokens)
     matcher = SequenceMatcher(None, tokens, _tokens(other), autojunk=False)

@@ -209,7 +209,7 @@ def test_help_has_examples(name, monkeypatch):
     text = run(name, "--help", terminal_width=80).output
     assert max(map(len, text.splitlines())) <= 80
     examples = re.findall(
-        r"^  (stepwise .*?)(?:  # .*)?$", text.partition("Examples:")[2], re.MULTILINE
+        r"^    (stepwise .*?)(?: +# .*)?$", text.partition("Examples:")[2], re.MULTILINE
     )
     assert examples
     for example in examples:
