@@ -8,7 +8,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install test test-fast test-all sweeps mutants map lint format types wheel examples demo clean
-.PHONY: bench bench-peers bench-page pictures docs
+.PHONY: bench bench-peers bench-page pictures screenshots docs
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ mutants: install  ## change the library in one place after another: tests must f
 map: install  ## draw the rooms of the house, and count: docs/house.md
 	@mkdir -p docs/pictures
 	$(BIN)/python tests/house.py --picture docs/pictures/house.svg > docs/house.md
+
+screenshots: install  ## show an exported run in chromium, light and dark, wide and narrow: build/screenshots/
+	$(BIN)/python tests/display/screenshots.py build/screenshots
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs

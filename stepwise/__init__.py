@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     from stepwise._runs.overview import Program
     from stepwise._runs.run import Run
     from stepwise._runs.steps import StepRecord
+    from stepwise._runs.stops import PossibleStep, StoppedCall
     from stepwise._runs.verify import Verification
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
@@ -159,6 +160,7 @@ __all__ = [
     "LeaseLostError",
     "NotRecordableError",
     "OutsideRunError",
+    "PossibleStep",
     "Program",
     "RecoverableAgent",
     "Recovered",
@@ -178,6 +180,7 @@ __all__ = [
     "StepTimeoutError",
     "StepwiseError",
     "StepwiseWarning",
+    "StoppedCall",
     "StoreError",
     "UnreadableValueError",
     "UnrecordedCallWarning",
@@ -217,6 +220,7 @@ _ON_USE = {
     "Program": "_runs.overview",
     "RunCheckpoint": "_runs.checkpoints",
     "Verification": "_runs.verify",
+    **dict.fromkeys(("PossibleStep", "StoppedCall"), "_runs.stops"),
     "map": "_calls.parallel",
     **dict.fromkeys(("Recovered", "recover"), "_workflows.recover"),
     "Run": "_runs.run",

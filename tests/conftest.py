@@ -39,7 +39,8 @@ hypothesis.settings.load_profile("stepwise")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background, as in CI
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else no program hears a Ctrl-C
 
-SLOW = {  # what "make test-fast" leaves out: sweeps, kernels, builds, programs that are killed
+# What "make test-fast" leaves out: sweeps, kernels, builds, browsers, programs that are killed.
+SLOW = {
     *("crash", "docs", "notebook", "integrations"),
     *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
@@ -48,12 +49,30 @@ SLOW = {  # what "make test-fast" leaves out: sweeps, kernels, builds, programs 
     *("test_which_call.py", "test_variables.py", "test_starts.py"),
     *("test_resume_clients.py", "test_testing.py", "test_statements.py"),
 }
+SLOW_TESTS = {
+    *("test_a_step_in_a_worker_process_is_not_recorded", "test_random_programs"),
+    *("test_other_pythons", "test_other_processes", "test_many_steps", "test_broken_pipe"),
+    *("test_what_a_script_defines", "test_a_table_fits", "test_suggested_names"),
+    *("test_the_storm_sees_what_is_repeated", "test_the_race_sees_a_second_owner"),
+    *("test_garbage_is_collected_once_for_each_live_instance", "test_terminal"),
+}
+SLOW_FIXTURES = {"start", "tally", "library", "browse", "picture"}
 SECONDS = 900 if WHOLE else 300  # for a script of a test, at most: it is ended, were it to hang
 
 
 def pytest_addoption(parser):
     parser.addoption("--sweeps", action="store_true", help="only the tests that tell totals")
-    parser.addoption("--fast", action="store_true", help="not the folders and files that take long")
+    parser.addoption(
+        "--fast", action="store_true", help="without what takes long: processes, sweeps"
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--fast"):
+        hypothesis.settings.register_profile(
+            "fast", hypothesis.settings.get_profile("stepwise"), max_examples=15
+        )
+        hypothesis.settings.load_profile("fast")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -71,6 +90,13 @@ def pytest_collection_finish(session):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--sweeps"):
         items[:] = [item for item in items if "tally" in getattr(item, "fixturenames", ())]
+    if config.getoption("--fast"):
+        items[:] = [
+            item
+            for item in items
+            if getattr(item, "originalname", "") not in SLOW_TESTS
+            and SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        ]
 
 
 @pytest.fixture(autouse=True)

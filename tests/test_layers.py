@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import inspect
 import re
 import subprocess
@@ -71,23 +72,25 @@ MAY_IMPORT = {
 """The rooms, and modules of them, that a public package may import beside what is public."""
 
 
+@functools.cache
 def imports(module):
-    """(imported module, line) of every import, deferred ones included.
+    """Return (imported module, line) of every import, deferred ones included.
 
     ``from stepwise.stores import disk`` is an import of the submodule; ``from stepwise._rewrite
     import build`` one of what the package hands out, since it has a ``build`` of its own.
     """
+    found = []
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
-            for name in node.names:
-                yield name.name, node.lineno
+            found += [(name.name, node.lineno) for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno}: a relative import"
             exported = _bound(TREES.get(node.module))
             for name in node.names:
                 inner = f"{node.module}.{name.name}"
                 is_module = inner in MODULES and name.name not in exported
-                yield (inner if is_module else node.module), node.lineno
+                found.append((inner if is_module else node.module, node.lineno))
+    return found
 
 
 def _bound(tree):
@@ -442,12 +445,12 @@ FRONT_DOOR = """
     ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle Checkpoint CheckpointStore
     CodeChangedError CompletedCall ConfigurationError CorruptStoreError CurrentStep DidNotHappen
     DigestError Event Handle InDoubtCall Inconclusive JournalLostError Landed LeaseLostError
-    NotRecordableError OutsideRunError Program RecoverableAgent Recovered Run RunBusyError
-    RunCheckpoint RunConflictError RunNotFoundError RunOwnedError RunSkipped RunStopped RunWarning
-    StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
-    StepwiseWarning StoreError UnreadableValueError UnrecordedCallWarning UnusedRecordWarning
-    Verification Workflow background configure current_run current_step errors get_run identity map
-    on_event recover reenterable resource runs step tool workflow
+    NotRecordableError OutsideRunError PossibleStep Program RecoverableAgent Recovered Run
+    RunBusyError RunCheckpoint RunConflictError RunNotFoundError RunOwnedError RunSkipped RunStopped
+    RunWarning StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError
+    StepwiseError StepwiseWarning StoppedCall StoreError UnreadableValueError UnrecordedCallWarning
+    UnusedRecordWarning Verification Workflow background configure current_run current_step errors
+    get_run identity map on_event recover reenterable resource runs step tool workflow
 """
 
 

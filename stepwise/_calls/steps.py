@@ -110,7 +110,7 @@ class Step(Performer):
         self._looked_for_caches = False
         self._make_known()
 
-    @property
+    @cached
     def qualname(self) -> str:
         """The qualified name of the function."""
         return getattr(self.function, "__qualname__", self.name)
@@ -282,7 +282,7 @@ class Step(Performer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_bindings": {}}
-        for computed in ("returns", "_captures", "_siblings"):
+        for computed in ("qualname", "returns", "_captures", "_siblings"):
             state.pop(computed, None)
         return state
 

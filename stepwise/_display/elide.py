@@ -23,19 +23,36 @@ _GAP = "…"
 Parts = list[tuple[bool, str]]  # whether a part differs, and its text
 
 
-def elided(text: str, width: int, others: Iterable[str] = ()) -> str:
-    """Shorten a text to a width; the parts in which it differs from other texts stay visible."""
+def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = False) -> str:
+    """Shorten a text to a width; the parts in which it differs from other texts stay visible.
+
+    Where not all of these parts have room, those that tell it from the most similar text do.
+
+    Args:
+        every: rather show the beginnings of all of these parts.
+    """
     if len(text) <= width:
         return text
-    parts = _parts(text[:_LIMIT], [other[:_LIMIT] for other in others])
-    if not any(differs for differs, _ in parts):
+    short = text[:_LIMIT]
+    known = {other[:_LIMIT]: _differing(short, other[:_LIMIT]) for other in others}
+    known.pop(short, None)
+    if not known:
         return _cut(text, width)
-    name = min(text.find("(") + 1, _NAME)
-    context = next((n for n in range(width, -1, -1) if len(_shown(parts, name, n)) <= width), None)
-    if context is not None:
-        spare = width - len(_shown(parts, name, context))
-        return _cut(_shown(parts, name + spare, context), width)
-    name = name if name <= width // 3 else 0
+    nearest = min(known.values(), key=sum)
+    both = [any(each) for each in zip(*known.values(), strict=True)]
+    for marks in (both,) if every else (both, nearest):
+        parts = _parts(short, marks)
+        name = min(text.find("(") + 1, _NAME)
+        for context in range(width, -1, -1):
+            spare = width - len(_shown(parts, name, context))
+            if spare >= 0:
+                return _cut(_shown(parts, name + spare, context), width)
+    return _cut_evenly(parts, name if name <= width // 3 else 0, width)
+
+
+def _cut_evenly(parts: Parts, name: int, width: int) -> str:
+    """Cut the differing parts, so that each of them is seen by its beginning."""
+    shown = ""
     for room in range(width, 1, -1):
         even = [(differs, _cut(each, room) if differs else each) for differs, each in parts]
         shown = _shown(even, name, 0)
@@ -48,19 +65,21 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + _GAP
 
 
-def _parts(text: str, others: list[str]) -> Parts:
-    """Split a text into the parts that it shares with the others, and those that differ."""
+def _differing(text: str, other: str) -> list[bool]:
+    """Return for each token of a text whether it is in none of the parts shared with another."""
     tokens = _tokens(text)
-    differs = [False] * len(tokens)
-    for other in {*others} - {text}:
-        there = [True] * len(tokens)
-        matcher = SequenceMatcher(None, tokens, _tokens(other), autojunk=False)
-        for block in matcher.get_matching_blocks():
-            alike = "".join(tokens[block.a : block.a + block.size])
-            if len(alike) >= _ALIKE or block.a == 0:
-                there[block.a : block.a + block.size] = [False] * block.size
-        differs = [one or two for one, two in zip(differs, there, strict=True)]
-    marked = zip(differs, tokens, strict=True)
+    differs = [True] * len(tokens)
+    matcher = SequenceMatcher(None, tokens, _tokens(other), autojunk=False)
+    for block in matcher.get_matching_blocks():
+        alike = "".join(tokens[block.a : block.a + block.size])
+        if len(alike) >= _ALIKE or block.a == 0:
+            differs[block.a : block.a + block.size] = [False] * block.size
+    return differs
+
+
+def _parts(text: str, marks: list[bool]) -> Parts:
+    """Split a text into parts, each of them differing or not."""
+    marked = zip(marks, _tokens(text), strict=True)
     return [
         (differing, "".join(token for _, token in pairs))
         for differing, pairs in groupby(marked, key=lambda pair: pair[0])

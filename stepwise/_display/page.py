@@ -66,7 +66,7 @@ class Different:
 
     Args:
         number: of that step.
-        why: the parts in which they differ, in words.
+        why: a sentence about the parts in which they differ.
         arguments: of that step; empty if they are not known.
     """
 
@@ -253,7 +253,8 @@ def _question(question: Question) -> Markup:
 def _picture(run: RunPage, prefix: str) -> Markup:
     now = time.time() if run.shown.status == "running" else None
     drawn = timeline(run.shown.steps, now, [at for at, _ in run.resumes], prefix)
-    return markup(drawn, tag("small", "pauses are shortened")) if drawn else drawn
+    shortened = tag("small", "pauses are shortened") if "<rect x" in drawn else None
+    return markup(drawn, shortened)
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str) -> Markup:
         "error" if failed else "result": _code(step.preview) if step.preview else "",
         "traceback": _code(step.traceback) if step.traceback else "",
         "ran again": _compared(run.different.get(step.number), step.arguments, prefix),
-        "called": (tag("code", step.site), " " if step.site else "", began),
+        "called": ("at ", tag("code", step.site), ", ", began) if step.site else began,
         "tries": f"{step.attempts}" if step.attempts > 1 else "",
         "idempotency key": tag("code", step.idempotency_key) if step.side_effect else "",
         "child run": link,
@@ -324,8 +325,7 @@ def _compared(different: Different | None, arguments: str, prefix: str) -> Marku
     """Show in what a call differs from the recorded step that did not answer it."""
     if different is None:
         return Markup()
-    other = tag("a", f"step {different.number}", href=f"#{prefix}s{different.number}")
-    told = tag("div", f"since {different.why} from ", other)
+    told = tag("div", tag("a", different.why, href=f"#{prefix}s{different.number}"))
     if not different.arguments:
         return told
     before, after = _differences(different.arguments[:_COMPARED], arguments[:_COMPARED])
@@ -359,8 +359,8 @@ def _source(run: RunPage, prefix: str) -> Markup:
         tag(
             "tr",
             tag("td", f"{number}"),
-            tag("td", text.rstrip("\n"), cls="code"),
             tag("td", _links(called.get(number, ()), prefix)),
+            tag("td", text.rstrip("\n"), cls="code"),
             cls="here" if number == source.here else None,
         )
         for number, text in enumerate(source.lines[:_LINES], source.first)

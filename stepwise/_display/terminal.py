@@ -11,6 +11,7 @@ does not have; and its live display lays out again what the program prints.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import re
@@ -40,6 +41,7 @@ __all__ = [
 
 NARROW = 100  # columns; a narrower table has fewer columns
 _PART = 500  # rows that are printed at once
+_ROUNDS, _MOST = 4, 8  # attempts to make rows look different; rows that each is compared with
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
 _COLOURS = {
@@ -245,20 +247,24 @@ def _share(needed: list[int], room: int) -> int:
 
 def _fit(cells: list[list[str]], place: int, limit: int) -> None:
     """Shorten the cells of a column so that rows which differ look different."""
-    before: dict[str, str] = {}
-    after: dict[int, str] = {}
-    following: dict[str, str] = {}
-    texts = [row[place] for row in cells]
-    for n in range(len(texts) - 1, -1, -1):
-        name = _name(texts[n])
-        after[n] = following.get(name, "")
-        following[name] = texts[n]
-    for n, text in enumerate(texts):
-        name = _name(text)
-        near = [each for each in (before.get(name), after[n]) if each and each != text]
-        before[name] = text
-        if not isinstance(text, Word):
-            cells[n][place] = _shortened(text, limit, near)
+    shown: dict[str, str] = {}
+    near: dict[str, list[str]] = {}
+    texts = {row[place] for row in cells if not isinstance(row[place], Word)}
+    for _, group in itertools.groupby(sorted(texts), key=_name):
+        alike = [*group]  # in their order, texts that begin alike are neighbours
+        for number, text in enumerate(alike):
+            near[text] = alike[max(0, number - 1) : number] + alike[number + 1 : number + 2]
+            shown[text] = _shortened(text, limit, near[text])
+    for _ in range(_ROUNDS):
+        same = collections.defaultdict(list)
+        for text, short in shown.items():
+            same[short].append(text)
+        for equal in same.values():
+            for text in equal if len(equal) > 1 else ():
+                near[text] += [each for each in equal if each != text][:_MOST]
+                shown[text] = _shortened(text, limit, near[text], every=True)
+    for row in cells:
+        row[place] = shown.get(row[place], row[place])
 
 
 def _name(text: str) -> str:
@@ -267,10 +273,10 @@ def _name(text: str) -> str:
     return found[0] if found else ""
 
 
-def _shortened(text: str, limit: int, near: list[str]) -> str:
-    shown = elided(text, limit, near)
+def _shortened(text: str, limit: int, near: list[str], *, every: bool = False) -> str:
+    shown = elided(text, limit, near, every=every)
     size = limit
     while _width(shown) > limit and size:  # wide characters
         size -= max(1, (_width(shown) - limit) // 2)
-        shown = elided(text, size, near)
+        shown = elided(text, size, near, every=every)
     return shown

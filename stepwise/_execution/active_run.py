@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from contextvars import ContextVar
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -32,6 +32,7 @@ from stepwise._matching.pool import Match, Pool
 from stepwise._matching.subjects import Identity, Subjects
 from stepwise._runtime import asyncio_state, interrupts
 from stepwise._runtime.events import emit, heard
+from stepwise._runtime.messages import Once
 from stepwise._values import codec, list_digest
 from stepwise._values.buffers import Data
 from stepwise._values.secrets import Secrets
@@ -118,7 +119,7 @@ class ActiveRun:
         self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
         self.ordinals = Ordinals()
         self.subjects = Subjects(facts.run_id)
-        self._said: set[str] = set()
+        self.is_first = Once()  # of notices about this run
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
         self.pid = os.getpid()
@@ -129,12 +130,12 @@ class ActiveRun:
         """The run's id."""
         return self.facts.run_id
 
-    def is_first(self, about: str) -> bool:
-        """Return whether this is the first report of its kind in this run."""
-        with self.lock:
-            first = about not in self._said
-            self._said.add(about)
-            return first
+    def lineage(self) -> Iterator[ActiveRun]:
+        """Yield this run and the runs that called it, directly or not."""
+        run: ActiveRun | None = self
+        while run is not None:
+            yield run
+            run = run.parent
 
     @property
     def root(self) -> ActiveRun:
@@ -181,11 +182,9 @@ class ActiveRun:
 
     def stop(self, error: RunStopped) -> RunStopped:
         """Make ``error`` what every later call of this run, and of those around it, raises."""
-        run: ActiveRun | None = self
-        while run is not None:
+        for run in self.lineage():
             run.stopped = run.stopped or error
             run.flows.change()
-            run = run.parent
         return error
 
     # -- calls -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from stepwise._checkpoints.surroundings import COLLECTIONS, Surroundings
 from stepwise._checkpoints.variables import content_of, refill
 from stepwise._identity.deltas import Delta
 from stepwise._values import data as _data
-from stepwise._values.codec import Encoded, encode
+from stepwise._values.codec import Encoded, pickles
 from stepwise._values.instances import attributes
 from stepwise._values.tagged_json import NotDataError, dump_tagged, load_tagged
 from stepwise.errors import NotRecordableError, UnreadableValueError
@@ -127,19 +127,11 @@ def _write_state(name: str, value: Any, around: Surroundings) -> dict[str, Any]:
         try:
             state[key] = _write(path, held, hints.get(key), around)
         except NotDataError:
-            if key in _OWN or _pickles(held):
+            if key in _OWN or pickles(held):
                 raise
             kept.append(key)
     _, _, items = content_of(name, value, around)
     return {"state": state, "kept": kept, "items": dump_tagged(items)}
-
-
-def _pickles(value: Any) -> bool:
-    try:
-        encode(value)
-    except NotRecordableError:
-        return False
-    return True
 
 
 def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str) -> Any:

@@ -19,15 +19,8 @@ def tasks_of(run: ActiveRun) -> list[Any]:
     return [
         task
         for task, scope in asyncio_state.of_context(scope_variable)
-        if task is not me and _is_within(scope.run, run)
+        if task is not me and run in scope.run.lineage()
     ]
-
-
-def _is_within(run: ActiveRun | None, other: ActiveRun) -> bool:
-    """Return whether a run is ``other``, or a direct or indirect child of it."""
-    while run is not None and run is not other:
-        run = run.parent
-    return run is other
 
 
 def others_alive(run: ActiveRun) -> bool:

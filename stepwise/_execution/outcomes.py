@@ -25,7 +25,7 @@ from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, Step
 from stepwise._matching.subjects import Identity, SubjectChanges, Subjects
 from stepwise._runtime import settings
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import notice, reports, warn
+from stepwise._runtime.messages import Once, notice, reports, warn
 from stepwise._values import codec as _codec
 from stepwise._values import digest
 from stepwise._values.buffers import Data
@@ -117,13 +117,12 @@ def outcome(
     return record, encoded.data
 
 
-_told: set[tuple[str, str]] = set()
+_is_first = Once()
 
 
 @reports
 def _tell_of_secret(call: Call, name: str) -> None:
-    if (call.name, name) not in _told:
-        _told.add((call.name, name))
+    if _is_first((call.name, name)):
         notice(
             f"the result of {call.name!r}, or a changed argument, holds the secret {name!r} "
             "and is recorded with it; return a value without the secret"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import Once
 from stepwise.errors import DigestError
 
 __all__ = ["Given", "ProcessMemory", "command", "memory"]
@@ -62,7 +63,7 @@ class ProcessMemory:
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
         self._executed: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._taken: dict[tuple[str, str], str] = {}
-        self._said: set[str] = set()
+        self.is_first = Once()  # of notices in this process
 
     def executes(self, store: str, run_id: str) -> None:
         """Remember that a run is executed in this process."""
@@ -83,13 +84,6 @@ class ProcessMemory:
     def is_taken(self, store: str, run_id: str, base: str) -> bool:
         """Return whether another group of equal calls already has that run."""
         return self._taken.get((store, run_id), base) != base
-
-    def is_first(self, about: str) -> bool:
-        """Return whether this is the first report of its kind in this process."""
-        with self._mutex:
-            first = about not in self._said
-            self._said.add(about)
-            return first
 
     def ordinal(self, store: str, base: str) -> int:
         """Return how many runs of this derived id have completed here."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["KnownWorkflow", "known_workflow", "known_workflows", "register"]
+__all__ = ["KnownWorkflow", "known_workflow", "known_workflows", "names_of", "register"]
 
 
 Resume = Callable[[Any, Any, Mapping[str, Any]], Any]
@@ -53,13 +53,22 @@ def _alive() -> list[KnownWorkflow]:
     ]
 
 
+def names_of(definition: Any) -> tuple[str, ...]:
+    """The full names of a workflow's runs: its own, and that of its file as a script."""
+    own: str = definition.full_name
+    return (own, f"{definition.file}:{definition.label}") if definition.file else (own,)
+
+
 def known_workflow(full_name: str) -> KnownWorkflow:
     """The workflow of that name.
 
     Raises:
         ConfigurationError: this process does not know it, or knows several that differ.
     """
-    found = [each for each in _alive() if each.definition.full_name == full_name]
+    alive = _alive()
+    found = [each for each in alive if each.definition.full_name == full_name]
+    if not found:  # its file may have been started as a script, and be imported here
+        found = [each for each in alive if full_name in names_of(each.definition)]
     if not found:
         raise ConfigurationError(
             f"this process knows no workflow {full_name!r}: import the module that defines it "

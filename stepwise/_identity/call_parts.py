@@ -1,7 +1,8 @@
 """The parts that tell the calls of a workflow apart, each by its name and with a digest of its own.
 
 ``arg:q`` is an argument, the default of a parameter that was not given included; ``captured:model``
-a variable of an enclosing function; ``self.model`` an attribute of the instance.  A derived run id
+a variable of an enclosing function; ``self.model`` an attribute of the instance, and
+``self.client.base_url`` a field that distinguishes clients, which have no digest.  A derived run id
 is made of them; a record that knows them tells what differs, and a part that it does not know does
 not count.
 """
@@ -24,6 +25,7 @@ from stepwise._identity.captures import (
     own_name,
     plain_function,
 )
+from stepwise._identity.clients import field, fields_of
 from stepwise._identity.identity import Parameters
 from stepwise._identity.parts import class_digest
 from stepwise._runtime.forks import cached
@@ -123,6 +125,7 @@ class CallParts(Parts):
             self._look_at(instance)
         self.arguments = parameters.digest(bound, call) if self.computed else self._of_arguments()
         self.instance, self.left_out = self._of_instance()
+        self._clients = {} if self.computed else dict(self._of_clients())
 
     def _look_at(self, instance: object) -> None:
         self._held = identity.instance_parts(instance)
@@ -131,6 +134,21 @@ class CallParts(Parts):
                 self._momentary.add(f"self.{name}")
             elif issubclass(type(value), _GROWS):
                 self._growing.add(f"self.{name}")
+
+    def _of_clients(self) -> Iterator[tuple[str, bytes]]:
+        """Encode the fields that distinguish clients in attributes and captured variables."""
+        values = attributes(self._instance) if self.left_out else {}
+        held = [(f"self.{name}", values.get(name)) for name in self.left_out]
+        if self._captured:
+            held += [(f"captured:{name}", value) for name, value in fixed_cells(self._function)]
+        for where, value in held:
+            for name in _fields_of(value) or ():
+                yield f"{where}.{name}", digest.encode(field(value, name))
+
+    def by_class(self) -> list[str]:
+        """Name the attributes that have no digest and no fields, and count by their class."""
+        values = attributes(self._instance) if self.left_out else {}
+        return [name for name in self.left_out if _fields_of(values.get(name)) is None]
 
     # -- what ids are made of --------------------------------------------------------------------
 
@@ -165,6 +183,7 @@ class CallParts(Parts):
         counted = {
             name: held for name, held in self._captured.items() if name not in self._momentary
         }
+        counted.update(self._clients)
         if not self.computed:
             values = attributes(self._instance) if self.left_out else {}
             for name in self.left_out:
@@ -190,8 +209,9 @@ class CallParts(Parts):
                 yield self.arguments, self._of_instance(module, whole=True)[0]
             return
         extras = self._extras()
+        older = {name: held for name, held in extras.items() if name not in self._clients}
         first = self._of_arguments(kept=frozenset(self._defaulted))
-        for extra in (extras, {}) if extras else ({},):
+        for extra in [extras] + [older] * bool(self._clients) + [{}] * bool(older):
             for kept in self._kept():
                 yield self._of_arguments(kept=kept), instance, *_combined(extra)
         for name in extras:
@@ -235,6 +255,7 @@ class CallParts(Parts):
             parts["key"] = self.arguments.encode()
             return {name: _short_digest(encoded) for name, encoded in parts.items()}
         parts.update(self._captured)
+        parts.update(self._clients)
         if self._instance is not None:
             cls: Any = _class(self._instance)
             parts["class"] = (own_name(cls, self._function) + class_digest(cls)).encode()
@@ -337,6 +358,11 @@ def _class_of(value: object) -> bytes:
     if isinstance(value, type):
         return f"c{digest.class_name(value)} {class_digest(value)}".encode()
     return b"?" + digest.class_name(type(value)).encode()
+
+
+def _fields_of(value: object) -> tuple[str, ...] | None:
+    cls: Any = type(value)
+    return fields_of(cls)
 
 
 def _class(instance: Any) -> Any:

@@ -34,7 +34,7 @@ from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
 from stepwise._runtime.group_commit import Group, Share
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.limits import stopped
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import Once, notice
 from stepwise._values.buffers import Data
 from stepwise.errors import JournalLostError
 from stepwise.stores import Batch, Store
@@ -118,7 +118,7 @@ class Journal:
         self._group = Group[Records](store.url)
         self._at = Position()
         self._known = True  # whether _at is the current end of the store's journal
-        self._told: set[str] = set()
+        self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
 
@@ -365,8 +365,7 @@ class Journal:
         )
 
     def _tell(self, text: str) -> None:
-        if text not in self._told and not self._tolerant:
-            self._told.add(text)
+        if not self._tolerant and self._is_first(text):
             notice(text)
 
     def refuse_effect(self, name: str) -> JournalLostError:

@@ -68,8 +68,8 @@ def function_like(
     return None
 
 
-def functions_named(text: str, name: str) -> Iterator[FunctionNode]:
-    """Yield the functions of that name in a file, without their docstrings."""
+def functions_named(text: str, name: str = "") -> Iterator[FunctionNode]:
+    """Yield the functions of that name in a file, or all of them, without their docstrings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -77,6 +77,6 @@ def functions_named(text: str, name: str) -> Iterator[FunctionNode]:
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(module):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in ("", node.name):
             remove_docstring(node)
             yield node

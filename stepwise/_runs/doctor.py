@@ -94,6 +94,9 @@ def _place() -> str | None:
 
 
 def _to_be_made(url: str, folder: str) -> Finding:
+    if os.path.exists(folder):
+        todo = "move it away, or set STEPWISE_HOME or STEPWISE_STORE to a folder of yours"
+        return Finding("store", "problem", f"{folder} is not a folder", todo)
     above = folder
     while not os.path.isdir(above):
         above = os.path.dirname(above)
@@ -169,7 +172,7 @@ def _distrusted(path: pathlib.Path) -> str:
 def _runs() -> Iterator[Finding]:
     none = Finding("runs", "ok", "none yet; to see one killed and resumed: stepwise demo")
     if _is_untouched():
-        if _is_usable():
+        if _can_be_made():
             yield none
         return
     if not (os.environ.get("STEPWISE_KEY") or (settings.home() / "key").exists()):
@@ -190,13 +193,13 @@ def _runs() -> Iterator[Finding]:
         yield Finding("runs", "ok", told)
 
 
-def _is_usable() -> bool:
-    """Return whether the settings name a store at all."""
+def _can_be_made() -> bool:
+    """Return whether the settings name a store, with nothing in its place."""
     try:
-        _place()
+        folder = _place()
     except ConfigurationError:
         return False
-    return True
+    return folder is None or not os.path.exists(folder)
 
 
 def _is_untouched() -> bool:

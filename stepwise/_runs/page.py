@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from stepwise._display.page import (
     CheckpointShown,
@@ -15,8 +16,8 @@ from stepwise._display.page import (
     SourceShown,
     page,
 )
-from stepwise._display.render import printable
-from stepwise._identity.parts import shown_part
+from stepwise._display.render import RunShown
+from stepwise._display.terminal import shown_value
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import how_started
 from stepwise._rewrite import (
@@ -26,6 +27,7 @@ from stepwise._rewrite import (
     function_like,
     functions_named,
 )
+from stepwise._runs.as_dict import error_line
 from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run
@@ -61,8 +63,9 @@ class _Pages:
         unfinished = shown.status in _UNFINISHED
         where, line = run._goes_on() if unfinished else ("", "")
         return RunPage(
-            shown,
+            _with_error(shown, run),
             facts={
+                "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
                 "child of": facts.parent,
                 "fork of": facts.forked_from,
                 "not stored": facts.secrets,
@@ -90,16 +93,21 @@ class _Pages:
                 yield child
 
 
-def _text(value: object) -> str:
+def _with_error(shown: RunShown, run: Run) -> RunShown:
+    """Return the facts with the whole text of the exception, if it can be had."""
+    if shown.status != "failed":
+        return shown
     try:
-        return printable(repr(value), _VALUE)
-    except Exception as error:  # somebody's __repr__
-        return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
+        error = run.error
+        text = f"{type(error).__name__}: {error}" if error is not None else shown.error
+    except Exception:  # it cannot be loaded here, or its __str__ fails
+        text = error_line(shown.error)
+    return replace(shown, error=text)
 
 
 def _result(run: Run) -> str:
     try:
-        return _text(run.result)
+        return shown_value(run.result, _VALUE)
     except UnreadableValueError as error:
         return f"({error})"
 
@@ -107,14 +115,11 @@ def _result(run: Run) -> str:
 def _different(steps: list[StepRecord]) -> dict[int, Different]:
     """Return the recorded steps that did not answer calls of their name, by those calls."""
     arguments = {step.number: step.arguments for step in steps}
-    found = {}
-    for step in steps:
-        if step.instead:
-            names = " and ".join(map(shown_part, step.differs)) or "its arguments"
-            verb = "differ" if len(step.differs) > 1 else "differs"
-            before = arguments.get(step.instead, "")
-            found[step.number] = Different(step.instead, f"{names} {verb}", before)
-    return found
+    return {
+        step.number: Different(step.instead, step.why, arguments.get(step.instead, ""))
+        for step in steps
+        if step.instead
+    }
 
 
 def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
@@ -123,7 +128,8 @@ def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
     for step in sorted(by_step, reverse=True)[:_CHECKPOINTS]:
         title = f"after step {step}, at {by_step[step].position}"
         try:
-            variables = {name: _text(value) for name, value in run._shown_locals(step).items()}
+            found = run._shown_locals(step).items()
+            variables = {name: shown_value(value, _VALUE) for name, value in found}
         except (StepNotFoundError, UnreadableValueError) as error:
             yield CheckpointShown(title, {}, str(error))
         else:
@@ -177,7 +183,7 @@ def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | No
         return SourceShown(os.path.basename(file), 1, [], note="the file is not on this machine")
     found = _function(run, facts, "".join(lines), name)
     if found is None:
-        note = f"it defines no function {name!r} any more"
+        note = f"the function of {name!r} is not found in this file"
         return SourceShown(os.path.basename(file), 1, [], note=note)
     node, here, note = found
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
@@ -198,9 +204,9 @@ def _function(
         node = function_like(text, name, state.position, state.prefix, state.visited)
         if node is not None:
             return node, following_line(node, state.position) or here, ""
-    nodes = [*functions_named(text, name)]
-    for node in nodes:
+    for node in functions_named(text):  # a workflow may have a name= of its own
         if fingerprint(node) == facts.code:
             return node, here, ""
+    nodes = [*functions_named(text, name)]
     note = "the function was edited since, so lines may not be those that were executed"
     return (nodes[0], here, note) if nodes else None

@@ -40,7 +40,6 @@ from stepwise._runs.overview import (
     shown,
 )
 from stepwise._runs.steps import StepRecord, each_step, steps_of
-from stepwise._runs.stops import StoppedCall
 from stepwise._runs.verify import Verification, repair, verify
 from stepwise._runtime.public_names import public
 from stepwise._runtime.tracebacks import fold
@@ -256,14 +255,6 @@ class Run:
     def error(self) -> BaseException | None:
         """The raised exception, or ``None`` if the run did not fail."""
         return error_of(self.store, self._seal, self._facts())
-
-    @property
-    def stops(self) -> list[StoppedCall]:
-        """The calls at which it stopped, since they could be recorded side effects.
-
-        ``resolve(step, same=True)`` or ``resolve(step, another=True)`` answers each.
-        """
-        return list(self._seen(1).stops)
 
     def to_dict(self) -> dict[str, Any]:
         """The facts of a listing as plain data, for JSON; nothing is unpickled.

@@ -13,11 +13,13 @@ from stepwise._journal.projection import Stop, stops_in
 from stepwise._journal.records import Call, Entry
 from stepwise._journal.seal import Seal
 from stepwise._matching.rulings import differing
+from stepwise._runtime.public_names import public
 from stepwise.stores import Store
 
 __all__ = ["PossibleStep", "StoppedCall", "stopped_calls"]
 
 
+@public
 @dataclass(frozen=True)
 class PossibleStep:
     """A recorded side effect that a stopped call could be.
@@ -37,6 +39,7 @@ class PossibleStep:
         return ", ".join(map(shown_part, self.differs))
 
 
+@public
 @dataclass(frozen=True)
 class StoppedCall:
     """A call at which a run stopped, to be answered with :meth:`Run.resolve`.

@@ -26,6 +26,7 @@ from stepwise._runtime import settings
 from stepwise.errors import RunStopped, StepwiseWarning
 
 __all__ = [
+    "Once",
     "caller",
     "count",
     "file_name",
@@ -58,6 +59,19 @@ _logger = logging.getLogger("stepwise")
 def is_ours(file: str) -> bool:
     """Return whether a file of code belongs to stepwise; its examples are code of a user."""
     return file.startswith(_PACKAGE) and not file.startswith(_EXAMPLES)
+
+
+class Once:
+    """Tells whether something is reported for the first time; called with what identifies it."""
+
+    __slots__ = ("_said",)
+
+    def __init__(self) -> None:
+        self._said: dict[object, object] = {}
+
+    def __call__(self, about: object) -> bool:
+        this = object()
+        return self._said.setdefault(about, this) is this  # in one step, for threads
 
 
 def reports(function: Callable[P, R]) -> Callable[P, R | None]:

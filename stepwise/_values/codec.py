@@ -36,7 +36,16 @@ from stepwise._values.secrets import NO_SECRETS, Secrets
 from stepwise._wire import current, names_a_moved_one
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
-__all__ = ["JSON", "Codec", "Encoded", "decode", "decode_error", "encode", "encode_error"]
+__all__ = [
+    "JSON",
+    "Codec",
+    "Encoded",
+    "decode",
+    "decode_error",
+    "encode",
+    "encode_error",
+    "pickles",
+]
 
 _PARTS = 100  # parts of a value that are searched for the unpicklable one
 _TRACEBACK_CHARACTERS = 8_000
@@ -228,7 +237,7 @@ def _culprit(value: Any) -> tuple[str, Any]:
         if not waiting:
             break
         path, part = waiting.popleft()
-        failing = [(piece, each) for piece, each in _parts(part) if not _pickles(each)]
+        failing = [(piece, each) for piece, each in _parts(part) if not pickles(each)]
         if not failing:
             return path, part
         for piece, each in failing:
@@ -259,7 +268,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _pickles(value: object) -> bool:
+def pickles(value: object) -> bool:
+    """Return whether a value can be recorded as a pickle."""
     try:
         _encode(value)
     except MemoryError:

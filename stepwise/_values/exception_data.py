@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import Once, notice
 from stepwise._runtime.tracebacks import linked_to, members
 from stepwise._values.comparison import alike
 from stepwise._values.preview import error_text
@@ -31,7 +31,7 @@ _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _LINKED = {"__cause__", "__context__", "__suppress_context__", "__traceback__"}
 # ``obj``: Python sets it for its hint "did you mean", to whatever lacks an attribute.
 _NOT_FIELDS = frozenset({"__dict__", "__weakref__", "args", "obj", *_LINKED})
-_told: set[tuple[type, str]] = set()
+_is_first = Once()
 _OF_GROUPS = frozenset({"message", "exceptions"})
 
 
@@ -56,8 +56,7 @@ def encode_raised(
     if secrets:
         for each, text, fact in zip(chain, texts, facts, strict=True):
             fact.update(_facts(each, index, text, secrets), why=secrets.mask(fact["why"]))
-    if why and then and (type(error), then) not in _told:
-        _told.add((type(error), then))
+    if why and then and _is_first((type(error), then)):
         # Not a warning: turned into an error, it would take another ``except``.
         notice(
             f"the {type(error).__qualname__} that was raised cannot be recorded as data "

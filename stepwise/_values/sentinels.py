@@ -60,7 +60,7 @@ def look_for(namespace: Mapping[str, Any]) -> None:
         _looked_at[name] = len(vars(module))
         for value in list(vars(module).values()):
             cls = type(value)
-            if isinstance(value, type) and value.__flags__ & _HEAP_TYPE:
+            if issubclass(cls, type) and value.__flags__ & _HEAP_TYPE:  # isinstance asks proxies
                 _look_into(value)
             elif cls.__flags__ & _HEAP_TYPE and not issubclass(cls, types.ModuleType):
                 homes = _homes.setdefault(cls, [])
@@ -71,7 +71,7 @@ def look_for(namespace: Mapping[str, Any]) -> None:
 def _look_into(cls: type) -> None:
     for name, value in list(vars(cls).items()):
         made = type(value)
-        if isinstance(value, type) and value.__qualname__ == f"{cls.__qualname__}.{name}":
+        if issubclass(made, type) and value.__qualname__ == f"{cls.__qualname__}.{name}":
             _look_into(value)
         elif made is object or (made.__flags__ & _HEAP_TYPE and not issubclass(made, type)):
             _in_classes[id(value)] = value, cls.__module__, f"{cls.__qualname__}.{name}"

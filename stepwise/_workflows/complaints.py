@@ -11,7 +11,7 @@ from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.location import Helper
 from stepwise._execution.other_tasks import name_of_another
 from stepwise._rewrite import FunctionNode, Rewritten, handler_at
-from stepwise._runtime.messages import count, notice, reports, warn
+from stepwise._runtime.messages import Once, count, notice, reports, warn
 from stepwise.errors import RunWarning
 
 __all__ = ["Complaints", "why_shut"]
@@ -51,15 +51,9 @@ class Complaints:
         self._active = active
         self._file = file
         self._rewritten = rewritten
-        self._said: set[str] = set()
+        self.first = Once()
         self.culprits: dict[str, Any] = {}
         self.in_a_row = 0
-
-    def first(self, about: str) -> bool:
-        """Return whether this is the first report of its kind."""
-        first = about not in self._said
-        self._said.add(about)
-        return first
 
     def _where(self, line: int) -> str:
         return f"{self._file}:{line}"

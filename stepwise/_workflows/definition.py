@@ -22,7 +22,7 @@ from stepwise._rewrite import (
     fingerprint,
 )
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import notice, reports, warn
+from stepwise._runtime.messages import Once, notice, reports, warn
 from stepwise._values.data import returned_type
 from stepwise._values.hidden_arguments import NO_HIDING, Redact
 from stepwise._values.sentinels import found_at
@@ -397,12 +397,12 @@ class BoundCall(Callee):
             (self.args, self.kwargs),
             self.instance,
         )
-        told = (type(self.instance), *parts.left_out)
-        if parts.left_out and told not in _told:
-            _told.add(told)
+        by_class = parts.by_class() if parts.left_out else []
+        told = (type(self.instance), *by_class)
+        if by_class and _is_first(told):
             notice(
                 f"attributes of {type(self.instance).__name__} without a digest count only by "
-                f"their class in a run's identity: {', '.join(parts.left_out)}"
+                f"their class in a run's identity: {', '.join(by_class)}"
             )
         return parts
 
@@ -411,4 +411,4 @@ class BoundCall(Callee):
         return self.workflow.function(*self.args, **self.kwargs)
 
 
-_told: set[tuple[Any, ...]] = set()
+_is_first = Once()

@@ -86,7 +86,7 @@ class ModuleState:
         again = self._active.run_id in memory.runs  # globals are as this process left them
         self._changed = list(values.get(_CHANGED, ()))
         mine = memory.runs.get(self._active.run_id, {})
-        others = live_runs - set(_with_callers(self._active))
+        others = live_runs.difference(self._active.lineage())
         left = []
         for name in self._assigned:
             value, now = values.get(f"{_GLOBAL}{name}", _MISSING), self._value(name)
@@ -127,12 +127,6 @@ class ModuleState:
         """The function is not executed any more: called again, it finds the globals like this."""
         marks = {name: _mark(self._value(name)) for name in self._assigned}
         memory.runs[self._active.run_id] = marks
-
-
-def _with_callers(run: ActiveRun | None) -> Iterator[ActiveRun]:
-    while run is not None:
-        yield run
-        run = run.parent
 
 
 class _Same:

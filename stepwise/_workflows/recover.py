@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepwise._execution.inputs import RunInputs, load_inputs
-from stepwise._execution.registry import known_workflow, known_workflows
+from stepwise._execution.registry import known_workflow, known_workflows, names_of
 from stepwise._runs.listing import listed
 from stepwise._runs.run import Run
 from stepwise._runtime import asyncio_state, settings
@@ -135,7 +135,8 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
         raise ConfigurationError(f"recover(max_workers={max_workers!r}): it must be 1 or more")
     wanted = getattr(workflow, "full_name", workflow)
     known = [each.definition for each in known_workflows()]
-    names = {each.full_name for each in known if wanted in (None, each.full_name, each.label)}
+    meant = [each for each in known if wanted in (None, each.full_name, each.label)]
+    names = {name for each in meant for name in names_of(each)}
     if wanted is not None and not names:
         known_workflow(str(wanted))  # raises
     found, left = _cut_off(wanted, names, _stores(known, store))

@@ -126,7 +126,7 @@ def _waits_for_caller(store: Store, run_id: str, *, blocks: bool) -> bool:
     if owner is None:
         return False  # the owner is in another process
     scope = current_scope()
-    mine = set(_upwards(scope.run)) if scope is not None else set()
+    mine = set(scope.run.lineage()) if scope is not None else set()
     if mine and any(run in mine for run in _held_up_by(owner)):
         return True
     here = threading.get_ident()
@@ -144,12 +144,6 @@ def live_run(store: Store, run_id: str) -> ActiveRun | None:
     return None
 
 
-def _upwards(run: ActiveRun | None) -> Iterator[ActiveRun]:
-    while run is not None:
-        yield run
-        run = run.parent
-
-
 def _held_up_by(owner: ActiveRun) -> Iterator[ActiveRun]:
     """The run, those that it or its child runs wait for, and so on."""
     todo, seen = [owner], set[ActiveRun]()
@@ -161,7 +155,7 @@ def _held_up_by(owner: ActiveRun) -> Iterator[ActiveRun]:
         yield run
         for waiting, run_id in _waiting:
             awaited = live_run(waiting.journal.store, run_id)
-            if awaited is not None and run in _upwards(waiting):
+            if awaited is not None and run in waiting.lineage():
                 todo.append(awaited)
 
 

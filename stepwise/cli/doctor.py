@@ -13,6 +13,8 @@ from stepwise.cli._display import echo_json, say
 
 __all__: list[str] = []
 
+_STATE = len("warning")
+
 
 @command(
     "Check and learn",
@@ -28,7 +30,8 @@ def doctor(*, as_json: bool) -> None:
     if as_json:
         echo_json([dataclasses.asdict(each) for each in found])
     for each in found if not as_json else ():
-        say(f"{each.what:<12}  ", Word(each.state), f"  {each.text}")
+        space = " " * (_STATE - len(each.state))
+        say(f"{each.what:<12}  ", Word(each.state), f"{space}  {each.text}")
         if each.todo:
-            say(f"{'':<12}  {each.todo}")
+            say(f"{'':<12}  {'':<{_STATE}}  {each.todo}")
     sys.exit(int(any(each.state == "problem" for each in found)))

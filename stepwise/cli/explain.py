@@ -64,6 +64,7 @@ def _of_class(cls: type[Any]) -> Explanation:
     facts = [name for each in cls.__mro__[::-1] for name in vars(each).get("__annotations__", ())]
     shown = f"{kind}, a kind of {' and '.join(bases)}" if bases else kind
     text = _plain(inspect.cleandoc(cls.__doc__ or ""))
+    text = re.sub(r"\s*`stepwise explain \w+` says [^.]*\.", "", text)  # it is being said
     return Explanation(f"stepwise.{cls.__name__}", shown, text, tuple(dict.fromkeys(facts)))
 
 
@@ -117,7 +118,7 @@ def explain(name: str, *, as_json: bool) -> None:
     NAME is the name of a class, as a traceback shows it, an environment variable, or an option.
     """
     known = explanations()
-    wanted = name.strip().rstrip(":").partition("=")[0].lstrip("@").rpartition(".")[2]
+    wanted = name.strip().rstrip(":").partition("=")[0].lstrip("@-").rpartition(".")[2]
     by_case = {each.lower(): each for each in known}
     found = known.get(by_case.get(wanted.lower().replace("-", "_"), ""))
     if found is None:

@@ -54,7 +54,7 @@ _DOUBTFUL = 20  # steps in doubt that are shown although they are not among the 
 _WATCHED = 500  # newest steps that watch reads again
 _UNFINISHED = ("crashed", "failed", "interrupted", "ready")
 _MANY = 100  # steps of a run in a tree
-_BESIDE = 80  # columns that a list of runs takes beside the ids, with errors and tags
+_BESIDE = 120  # columns that a list of runs takes beside the ids, with errors and tags
 _LONG_ID = 28  # characters; a narrow terminal then has no room for a call beside it
 
 
@@ -188,7 +188,7 @@ def _run_rows(
 
 @command(
     "Look",
-    "stepwise show trip-0573  # the beginning of an id is enough\n"
+    "stepwise show trip-0573  # the beginning of an id\n"
     "stepwise show trip-0573 --all --locals\n"
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",

@@ -26,9 +26,9 @@ __all__: list[str] = []
 
 @command(
     "Settle",
-    "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it happened, and returned this\n"
+    "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it returned this\n"
     "stepwise resolve trip-0573 4 --did-not-happen  # it may run\n"
-    "stepwise resolve trip-0573 4 --another  # a stopped call is another act",
+    "stepwise resolve trip-0573 4 --another  # the stopped call is new",
     short_help="Settle a side effect in doubt.",
 )
 @run_argument()
@@ -172,6 +172,9 @@ def restore(*, as_json: bool) -> None:
         return
     for run_id in found:
         say(run_id)
+    if not found:
+        note(f"nothing to mark: no unfinished runs in {store_url()}")
+        return
     note(
         f"{count(len(found), 'unfinished run')} of {store_url()}: each side effect that is "
         "missing in the backup is in doubt until you settle it (stepwise resolve)"

@@ -172,7 +172,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
     "Steer",
     "stepwise fork trip-0573 --at 2 --set guests=3\n"
     "stepwise fork trip-0573 --result 'search=\"Hotel Roma\"' --id roma\n"
-    "stepwise resume $(stepwise fork trip-0573 --at 0)  # the same again, as another run",
+    "stepwise fork trip-0573 --at 0 --json | jq -r .id",
 )
 @run_argument()
 @click.option(

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 from uuid import uuid4
 
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import Once, notice
 from stepwise._runtime.options import check_kind, check_values
 from stepwise._runtime.public_names import public
 from stepwise._workflows.host import Retention, State
@@ -196,7 +196,7 @@ class CheckpointManager:
         self.storage = self._store.store
         self.config = config if config is not None else CheckpointConfig()
         check_kind("config", self.config, CheckpointConfig, "write CheckpointConfig(...)")
-        self._said: set[tuple[str, str]] = set()  # run ids with reported reasons for no checkpoint
+        self._is_first = Once()  # of reasons for no checkpoint, by run id
 
     def save_checkpoint(
         self,
@@ -262,9 +262,7 @@ class CheckpointManager:
         try:
             self._save(checkpoint, place, durable=False)
         except (NotRecordableError, DigestError) as error:
-            why = checkpoint.run_id, str(error)
-            if why not in self._said:
-                self._said.add(why)
+            if self._is_first((checkpoint.run_id, str(error))):
                 notice(f"{checkpoint.run_id}: no checkpoint after {checkpoint.node_id!r}: {error}")
             return False
         return True

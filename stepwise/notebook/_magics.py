@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from stepwise._rewrite.cells import AWAIT, parse_cell
 from stepwise._rewrite.cells import Cell as Code
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import Once, notice
 from stepwise._values import digest as _digest
 from stepwise.errors import ConfigurationError, NotRecordableError, RunWarning, StepwiseError
 from stepwise.notebook._inputs import Inputs, identify
@@ -97,7 +97,7 @@ class StepMagic:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.notebook = Notebook()
-        self._told: set[tuple[str, str]] = set()
+        self._is_first = Once()
 
     @property
     def _variables(self) -> dict[str, Any]:
@@ -213,8 +213,7 @@ class StepMagic:
         return inputs
 
     def _tell_left_out(self, job: _Job, name: str) -> None:
-        if (job.name, name) not in self._told:
-            self._told.add((job.name, name))
+        if self._is_first((job.name, name)):
             kind = type(self._variables[name]).__name__
             notice(
                 f"cell {job.name!r} reads {name!r}, a {kind} that cannot be compared: a change of "

@@ -148,6 +148,19 @@ def test_a_sentinel_of_another_module(tmp_path, monkeypatch):
     assert loaded is not sentinel_user.UNSET
 
 
+def test_a_proxy_in_a_module_is_not_asked_for_its_class(tmp_path, monkeypatch):
+    """Objects that load on use (those of ``openai``, say) are not loaded by a look at a module."""
+    monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.joinpath("lazy_lib.py").write_text(
+        "class Proxy:\n    @property\n    def __class__(self): raise ImportError('loaded')\n"
+        "beta = Proxy()\nclass Config:\n    beta = Proxy()\n"
+    )
+    import lazy_lib  # type: ignore[import-not-found]
+
+    sentinels.look_for({"__name__": __name__, "lib": lazy_lib})
+    assert "lazy_lib" in sentinels._looked_at
+
+
 def load_loaded(value, around):
     """A value that went through a pickle of variables."""
     data = bytes(dump(({"value": value}, [], {}), Reducers()))

@@ -31,20 +31,24 @@ ON_A_RUN = {
     "show": "show RUN",
     "show as JSON": "show RUN --json",
     "show all": "show RUN --all --locals",
+    "show as a tree": "show RUN --tree",
     "locals": "locals RUN",
     "locals as JSON": "locals RUN --json",
     "watch": "watch RUN",
+    "watch as JSON": "watch RUN --json",
     "diff": "diff RUN RUN",
     "diff as JSON": "diff RUN RUN --json",
     "export": "export RUN",
     "export as JSON": "export RUN --format json",
     "resume": "resume RUN --dry-run",
+    "resume as JSON": "resume RUN --dry-run --json",
     "fork": "fork RUN",
     "verify one": "verify RUN",
     "verify as JSON": "verify RUN --json",
     "resolve": "resolve RUN 1 --did-not-happen",
     "forget a step": "forget RUN 1",
     "forget": "forget RUN --yes",
+    "forget as JSON": "forget RUN --yes --json",
 }
 COMMANDS = {**LISTINGS, **ON_A_RUN}
 listings = pytest.mark.parametrize("command", LISTINGS)
@@ -243,7 +247,7 @@ def many(tmp_path_factory):
     return folder, made.id
 
 
-READING = [name for name in COMMANDS if name not in ("resolve", "forget a step", "forget", "fork")]
+READING = [name for name in COMMANDS if name.split()[0] not in ("resolve", "forget", "fork")]
 
 
 @pytest.mark.parametrize("command", READING)
@@ -266,7 +270,7 @@ def test_many_steps(command, many, monkeypatch):
 
 # -- what a terminal would obey ------------------------------------------------------------------
 
-HOSTILE = "\x1b]0;owned\x07\x1b[32mcompleted\u202e"
+HOSTILE = "\x1b]0;owned\x07\x1b[32mcompleted\u202e[red]\x9b31m"
 
 PROGRAM = """
 import os, signal, sys
@@ -286,7 +290,8 @@ def pay(odd):
 def agent(odd):
     return pay(odd)
 
-agent.options(run_id="run" + sys.argv[1])(Odd(sys.argv[1]))
+tags = {sys.argv[1]: sys.argv[1]}
+agent.options(run_id="run" + sys.argv[1], tags=tags)(Odd(sys.argv[1]))
 """
 
 
@@ -311,13 +316,15 @@ ALL = {
 }
 
 
+@pytest.mark.parametrize("columns", ["", "60"])
 @pytest.mark.parametrize("command", [name for name in ALL if not name.startswith("export")])
-def test_nothing_that_a_terminal_obeys(command, hostile, tmp_path, monkeypatch):
+def test_nothing_that_a_terminal_obeys(command, columns, hostile, tmp_path, monkeypatch):
     """Whatever is in a run's id, arguments, command line and folder is shown as printable text."""
     home = tmp_path / hostile.name / "home"
     shutil.copytree(hostile, home.parent)
     monkeypatch.setenv("STEPWISE_HOME", str(home))
     monkeypatch.delenv("STEPWISE_QUIET")
+    monkeypatch.setenv("COLUMNS", columns)
     arguments = [part.replace("RUN", f"run{HOSTILE}") for part in ALL[command].split()]
     code = f"import sys; sys.argv[1:] = {arguments!r}; from stepwise.cli import run; run()"
     done = python("-c", code)
@@ -330,7 +337,7 @@ def test_nothing_that_a_terminal_obeys_in_a_notice(told):
     """A notice or a warning of the library shows what was recorded as printable text."""
     messages.notice(f"run {HOSTILE}")
     shown = told()
-    assert shown.startswith("stepwise: run \\x1b]0;owned\\x07\\x1b[32mcompleted\\u202e")
+    assert shown.startswith("stepwise: run \\x1b]0;owned\\x07\\x1b[32mcompleted\\u202e[red]\\x9b")
     with pytest.warns(stepwise.RunWarning) as warned:
         messages.warn(HOSTILE, stepwise.RunWarning)
     assert str(warned[0].message).isprintable()

@@ -180,8 +180,9 @@ def test_the_source_with_its_position(failed):
     """The source is shown with the line at which the run resumes, and the steps of each line."""
     shown = Page(exported(failed))
     assert "send(notes)" in shown.one("tr", cls="here").text
-    lines = [each.text for each in shown.all("tr") if "think(topic)" in each.text]
-    assert lines[0].endswith("1")
+    (line, *_) = [each.text for each in shown.all("tr") if "think(topic)" in each.text]
+    number = failed.steps[0].site.rpartition(":")[2]
+    assert line == f"{number}1    notes = think(topic)"
     links = {vars(each)["with"]["href"] for each in shown.all("a") if each.text == "3"}
     assert links == {"#s3"}
 
@@ -230,9 +231,25 @@ def test_source_that_was_edited(tmp_path):
     script.write_text(EDITED.replace("return think(topic)", "return think(topic + topic)"))
     assert "was edited since" in exported(run)
     script.write_text("agent = 1\n")
-    assert "defines no function" in exported(run)
+    assert "the function of &#x27;agent&#x27; is not found" in exported(run)
     script.unlink()
     assert "not on this machine" in exported(run)
+
+
+def test_source_of_a_renamed_workflow():
+    """The source of a workflow is found by its code, if the workflow has another name."""
+
+    @stepwise.workflow(name="other")
+    def flow(topic):
+        return think(topic)
+
+    assert "def flow(topic)" in Page(exported(flow.execute("moon"))).text
+
+
+def test_tags():
+    """The tags of a run are among its facts."""
+    shown = Page(exported(child.options(tags={"customer": "ann", "job": "3"}).execute("moon")))
+    assert "customer=ann, job=3" in shown.one("header").text
 
 
 def test_what_is_hidden_stays_out():
@@ -271,9 +288,10 @@ def test_a_side_effect_in_doubt():
 def test_differing_arguments():
     """A step that ran although it was recorded shows in which words the two calls differ."""
     steps = [step_of(1, arguments="mood='calm', n=1"), step_of(2, arguments="mood='bold', n=1")]
-    different = {2: Different(1, "the argument 'mood' differs", steps[0].arguments)}
+    different = {2: Different(1, "work ran, since 'mood' differs", steps[0].arguments)}
     shown = Page(page(RunPage(RunShown("r", "f()", "completed", steps=steps), different=different)))
-    assert "since the argument 'mood' differs from step 1" in shown.one("details", id="s2").text
+    assert "work ran, since 'mood' differs" in shown.one("details", id="s2").text
+    assert "work ran, since 'mood' differs" in [each.text for each in shown.all("a", href="#s1")]
     assert [each.text for each in shown.all("del")] == ["calm"]
     assert [each.text for each in shown.all("ins")] == ["bold"]
 

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from harness import Watched
 
 import stepwise
 
+IMPORTS = ("openai", "openai.types.chat")  # what takes an example half a second to import
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 SUBJECTS = {
     "Add a parser": "parser.py",
@@ -56,29 +58,20 @@ class Example(NamedTuple):
 def run(command: list[str], folder: pathlib.Path, *, until=lambda steps: False, **env: str) -> Ran:
     """Start a script in a folder that also holds its runs; kill it once ``until`` holds."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("STEPWISE_", "OPENAI_"))}
-    env = {"STEPWISE_HOME": f"{folder}/home", "PYTHONUNBUFFERED": "1", "NO_PROXY": "*", **env}
-    steps, result = [], ""
-    with (
-        (folder / "errors").open("w+") as errors,
-        subprocess.Popen(
-            [sys.executable, EXAMPLES / command[0], *command[1:]],
-            cwd=folder,
-            env={**inherited, **env},
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            encoding="utf-8",
-        ) as process,
-    ):
-        for line in process.stdout:
-            if line.startswith("["):
-                steps.append(line.strip().replace(str(folder), "."))
-                if until(steps):
-                    process.kill()
-            else:
-                result += line
-        code = process.wait()
-        errors.seek(0)
-        return Ran(code, steps, result, errors.read())
+    env = {**inherited, "STEPWISE_HOME": f"{folder}/home", "NO_PROXY": "*", **env}
+    steps, result, errors = [], "", folder / "errors"
+    errors.write_text("")
+    imports = IMPORTS if command[0] == "chat_agent.py" else ()
+    script = EXAMPLES / command[0]
+    ran = Watched(script, *command[1:], cwd=folder, env=env, err=errors, imports=imports)
+    for line in ran.stdout:
+        if line.startswith("["):
+            steps.append(line.strip().replace(str(folder), "."))
+            if until(steps):
+                ran.kill()
+        else:
+            result += line
+    return Ran(ran.wait(), steps, result, errors.read_text())
 
 
 def kill_at(count: int, effect: str):

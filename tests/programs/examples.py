@@ -9,7 +9,7 @@ import os
 from hypothesis import settings
 
 sweep = settings(
-    max_examples=int(os.environ.get("STEPWISE_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("STEPWISE_EXAMPLES") or settings.default.max_examples),
     derandomize="STEPWISE_EXAMPLES" not in os.environ,
     deadline=None,
     database=None,

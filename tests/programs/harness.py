@@ -5,6 +5,7 @@ costs a fork.  :class:`Lab` is one program's folder: its runs, its log, what it 
 """
 
 import atexit
+import contextlib
 import functools
 import itertools
 import json
@@ -75,10 +76,10 @@ class Doubt(NamedTuple):
 
 
 @functools.cache
-def _host(preload="", number=0):
-    """The process that forks itself for every program."""
+def _host(preload="", number=0, imports=()):
+    """The process that forks itself for every program; it imports these modules, too."""
     host = subprocess.Popen(
-        [sys.executable, PROGRAMS / "host.py"],
+        [sys.executable, PROGRAMS / "host.py", *imports],
         env={**os.environ, **({"LD_PRELOAD": str(preload)} if preload else {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -90,9 +91,13 @@ def _host(preload="", number=0):
 
 def _ask(host, request):
     """The answer of a host to a request."""
+    _tell(host, request)
+    return json.loads(host.stdout.readline())
+
+
+def _tell(host, request):
     host.stdin.write(json.dumps(request) + "\n")
     host.stdin.flush()
-    return json.loads(host.stdout.readline())
 
 
 def _end(host):
@@ -102,6 +107,23 @@ def _end(host):
 
 
 _turns = itertools.count()
+
+
+def _request(words, cwd, env, first="", **files):
+    """Return what a host is asked to run ``python`` with these words, as a person would."""
+    cwd = os.path.abspath(cwd or ".")
+    script = words[2] if words[0] == "-W" else words[0]
+    beside = os.path.dirname(os.path.join(cwd, script)) if script[0] != "-" else cwd
+    paths = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    return {
+        "argv": words,
+        "env": {name: str(value) for name, value in env.items()},
+        "alone": True,
+        "cwd": cwd,
+        "path": [beside, *map(os.path.abspath, paths)],
+        "first": first,
+        **{name: str(path) for name, path in files.items()},
+    }
 
 
 def python(*argv, cwd=None, env=None, text="", together=False, first=""):
@@ -129,19 +151,7 @@ def python(*argv, cwd=None, env=None, text="", together=False, first=""):
         files["input"].write_text(text, encoding="utf-8")
         if together:
             files["err"] = files["out"]
-        cwd = os.path.abspath(cwd or ".")
-        script = words[2] if words[0] == "-W" else words[0]
-        beside = os.path.dirname(os.path.join(cwd, script)) if script[0] != "-" else cwd
-        paths = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
-        request = {
-            "argv": words,
-            "env": {name: str(value) for name, value in env.items()},
-            "alone": True,
-            "cwd": cwd,
-            "path": [beside, *map(os.path.abspath, paths)],
-            "first": first,
-            **{name: str(path) for name, path in files.items()},
-        }
+        request = _request(words, cwd, env, first, **files)
         answer = _ask(_host(number=next(_turns) % 2), request)
         said = [
             files[name].read_text(encoding="utf-8") if files[name].exists() else ""
@@ -150,6 +160,51 @@ def python(*argv, cwd=None, env=None, text="", together=False, first=""):
         return subprocess.CompletedProcess(
             words, answer["code"], said[0], "" if together else said[1]
         )
+
+
+class Watched:
+    """``python`` with these words in a fork, whose lines are read while it runs.
+
+    With ``STEPWISE_WHOLE=1`` it is an interpreter of its own.
+
+    Args:
+        err: the file for its stderr.
+        imports: modules that the host has imported, so that the program need not.
+    """
+
+    def __init__(self, *argv, cwd, env, err, imports=()):
+        words = [*map(str, argv)]
+        self._file = err.open("a") if WHOLE else None
+        if WHOLE:
+            self._process = subprocess.Popen(
+                [sys.executable, *words],
+                cwd=cwd,
+                env={**env, "PYTHONUNBUFFERED": "1"},
+                stdout=subprocess.PIPE,
+                stderr=self._file,
+                encoding="utf-8",
+            )
+            self.stdout, self._pid = self._process.stdout, self._process.pid
+            return
+        with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
+            out = pathlib.Path(folder, "out")
+            os.mkfifo(out)
+            self._host = _host(number=next(_turns) % 2, imports=imports)
+            _tell(self._host, {**_request(words, cwd, env, out=out, err=err), "watched": True})
+            self._pid = json.loads(self._host.stdout.readline())["pid"]
+            self.stdout = out.open(encoding="utf-8")
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self):
+        """Return its exit code, once it has ended."""
+        self.stdout.close()
+        if self._file is None:
+            return json.loads(self._host.stdout.readline())["code"]
+        self._file.close()
+        return self._process.wait()
 
 
 class Lab:

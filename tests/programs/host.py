@@ -12,6 +12,9 @@ signal.  The host has opened no store and started no thread; the fork then runs 
 ``input``       a file to read from.
 ``first``       a source that is executed before the program.
 ``kill_after``  the seconds after which it is killed.
+``watched``     whether to say ``{"pid": N}`` first; it prints line by line.
+
+Words of its own command line are further modules to import.
 """
 
 import asyncio
@@ -19,6 +22,7 @@ import asyncio.runners  # noqa: F401
 import atexit
 import concurrent.futures.thread  # noqa: F401
 import gc
+import importlib
 import importlib.machinery
 import json
 import os
@@ -35,6 +39,7 @@ import warnings
 import cloudpickle  # noqa: F401
 import diskcache  # noqa: F401
 
+import stepwise._rewrite
 import stepwise.cli
 import stepwise.stores.disk
 
@@ -48,6 +53,8 @@ def serve():
         pid = os.fork()
         if pid == 0:
             return request
+        if "watched" in request:
+            print(json.dumps({"pid": pid}), flush=True)
         began = time.perf_counter()
         if "kill_after" in request:
             kill_after(pid, request["kill_after"])
@@ -75,6 +82,8 @@ def become(request):
     os.dup2(os.open(request["err"], appended, 0o600), 2)
     if request.get("alone"):
         os.environ.clear()
+    if "watched" in request:
+        sys.stdout.reconfigure(line_buffering=True)
     os.environ.update(request["env"])
     os.chdir(request.get("cwd", "."))
     sys.path[:1] = request["path"]
@@ -127,6 +136,9 @@ def execute(argv):
         exec(compile(source, main.__file__, "exec"), vars(main))
 
 
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+stepwise._rewrite.rewrite(kill_after)  # expressions that tokenize compiles are compiled
 gc.freeze()
 asked = serve()
 if asked is not None:

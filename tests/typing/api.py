@@ -19,14 +19,19 @@ from typing_extensions import assert_type
 
 import stepwise
 from stepwise import (
+    CompletedCall,
     CurrentStep,
     DidNotHappen,
     Event,
     Inconclusive,
     InDoubtCall,
     Landed,
+    Program,
+    Recovered,
     Run,
+    RunCheckpoint,
     StepRecord,
+    Verification,
     Workflow,
     background,
     configure,
@@ -257,6 +262,11 @@ async def asend(to: str) -> str:
     return ""
 
 
+def unsend(call: CompletedCall) -> None:
+    assert_type(call.name, str)
+    assert_type(call.compensation_key, str)
+
+
 async def check_tools() -> None:
     assert_type(send("a", body="b"), str)
     assert_type(await asend("a"), str)
@@ -271,6 +281,9 @@ async def check_tools() -> None:
     tool(in_doubt="maybe")  # type: ignore[call-overload]
     tool(side_effect=True, fails_cleanly=3)  # type: ignore[call-overload]
     tool(retry_on=3)  # type: ignore[call-overload]
+    tool(side_effect=True, compensate=unsend)
+    tool(side_effect=True, compensate=reconcile)  # type: ignore[arg-type]
+    tool(side_effect=True, in_doubt=unsend)  # type: ignore[arg-type]
 
 
 # -- workflows -----------------------------------------------------------------------------------
@@ -461,12 +474,18 @@ async def check_options_and_execute(a: Agent) -> None:
         trust="data",
         run_id=None,
         fresh=False,
+        tags={"customer": "ann"},
     )
+    agent.options(tags={"customer": 1})  # type: ignore[dict-item]
+    agent.options(tags="customer=ann")  # type: ignore[arg-type]
     agent.options(run_idd="x")  # type: ignore[call-arg]
     agent.options(run_id=3)  # type: ignore[arg-type]
     agent.options(fresh="yes")  # type: ignore[arg-type]
     agent.options(retention="none")  # type: ignore[arg-type]
     agent.options(side_effect=True)  # type: ignore[call-arg]
+    agent.options(tags={"customer": "ann"})
+    agent.options(tags={"customer": 3})  # type: ignore[dict-item]
+    agent.options(tags="ann")  # type: ignore[arg-type]
     a.run.options(codec="yaml")  # type: ignore[arg-type]
     a.run.execute("t", 3)  # type: ignore[call-arg]
     a.run.execute(task=3)  # type: ignore[arg-type]
@@ -581,6 +600,7 @@ async def check_handles() -> None:
     handle.run.resume(x=2)
     plain_flow.start("no number")  # type: ignore[arg-type]
     plain_flow.start()  # type: ignore[call-arg]
+    assert_type(stepwise.recover(), Recovered)
     for each in stepwise.recover(plain_flow, max_workers=2):
         assert_type(each.id, str)
 
@@ -607,6 +627,11 @@ def check_runs(run: Run) -> None:
     assert_type(run.steps_executed, int)
     assert_type(run.steps_skipped, int)
     assert_type(run.locals(at=3), "dict[str, Any]")
+    assert_type(run.checkpoints, list[RunCheckpoint])
+    assert_type(run.verify(), Verification)
+    assert_type(run.repair(accept_loss=True), Verification)
+    assert_type(run.program, Program | None)
+    assert_type(run.checkpoints[0].position, str)
     run.result.anything()
     run.forget(3)
     run.forget("send")
@@ -649,6 +674,8 @@ def check_listing() -> None:
     assert_type(runs(), "list[Run]")
     assert_type(runs(agent, "failed"), "list[Run]")
     assert_type(runs("agent", status="completed", store=Path("/x")), "list[Run]")
+    assert_type(runs(tags={"customer": "ann"}), "list[Run]")
+    runs(tags="ann")  # type: ignore[arg-type]
     runs(status="done")  # type: ignore[arg-type]
     assert_type(get_run("x"), Run)
     assert_type(get_run("x", store="memory:"), Run)

@@ -205,7 +205,7 @@ Reader = Callable[[list[str]], Awaitable[dict[str, str]]]
 def call_plain_workflows() -> None:
     notes: Notes = agent.options(run_id="tides", codec="pickle", secret=())("tides", limit=1)
     run: Run = agent.execute("tides", limit=1)
-    other: Run = agent.options(store="memory:", fresh=True).execute("winds")
+    other: Run = agent.options(store="memory:", tags={"job": "7"}).execute("winds")
     handle: Handle[Notes] = agent.options(start="new").start("waves")
     started: Notes = handle.result(timeout=10)
     any_workflow: Workflow[..., Notes] = agent
@@ -240,7 +240,7 @@ def describe(record: StepRecord) -> str:
 
 def look() -> list[str]:
     lines: list[str] = []
-    for run in stepwise.runs(agent, status="completed"):
+    for run in stepwise.runs(agent, status="completed", tags={}):
         checkpoints: list[RunCheckpoint] = run.checkpoints
         verified: Verification = run.verify()
         lines += [describe(record) for record in run.steps]

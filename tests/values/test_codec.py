@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import dataclasses
+import decimal
 import enum
 import functools
 import io
@@ -41,6 +42,7 @@ from stepwise._values.codec import (
     encode_error,
     traceback_text,
 )
+from stepwise._values.exception_data import decode_raised, encode_raised
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
 needs_groups = pytest.mark.skipif(sys.version_info < (3, 11), reason="no exception groups in 3.10")
@@ -462,6 +464,15 @@ def error_through(error):
     return decode_error(encoded.data)
 
 
+def error_through_data(error):
+    return decode_raised(encode_raised(error, traceback_text), whole=True)
+
+
+either_way = pytest.mark.parametrize(
+    "through", [error_through, error_through_data], ids=["pickled", "as data"]
+)
+
+
 def http_error():
     response = httpx.Response(404, request=httpx.Request("GET", "http://localhost/page"))
     with pytest.raises(httpx.HTTPStatusError) as caught:
@@ -502,13 +513,24 @@ def _rebuild(message, code):
     return ReducedError(message, code=code)
 
 
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError("bad", 1),
+        ValueError("bad", 3, None, 1.5),
         KeyError("k"),
+        KeyError(("a", 1)),
         FileNotFoundError(2, "gone", "file.txt"),
         UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid"),
+        SyntaxError("bad", ("f.py", 1, 2, "text", 1, 3)),
+        ImportError("no", name="n", path="p"),
         StopIteration(5),
         ZeroDivisionError(),
         asyncio.CancelledError("stop"),
@@ -517,17 +539,25 @@ def _rebuild(message, code):
         ValueError("\ud800 lone"),
         DataError(5, "d"),
         ReducedError("m", code=4),
+        KeywordError("no code", code=1),
+        FormattingError(7),
         AssertionError({"a": [1]}),
+        decimal.DivisionByZero("x"),
+        subprocess.CalledProcessError(1, ["ls"], b"out"),
         httpx.ConnectError("refused"),
         errors.StepTimeoutError("slow", step="s", timeout=1.5),
+        error_of(lambda: json.loads("{")),
+        error_of(lambda: (1).nothing),
+        error_of(lambda: open("/nowhere/at/all")),  # noqa: SIM115
     ],
-    ids=lambda error: type(error).__name__,
+    ids=lambda error: f"{type(error).__name__}{error.args!r:.20}",
 )
-def test_errors(error):
+@either_way
+def test_errors(error, through):
     """An exception comes back with its type, text, arguments and attributes."""
     if type(error).__reduce__ is BaseException.__reduce__:
         error.extra = {"request": 7}
-    back = error_through(error)
+    back = through(error)
     assert type(back) is type(error)
     assert str(back) == str(error)
     assert back.args == error.args
@@ -535,12 +565,13 @@ def test_errors(error):
     assert getattr(back, "filename", None) == getattr(error, "filename", None)
 
 
-def test_causes_and_contexts():
+@either_way
+def test_causes_and_contexts(through):
     """Causes and contexts come back, each of them once, and ``from None`` stays hidden."""
     root = raised(KeyError("root"))
     middle = raised(ValueError("middle"), root)
     top = raised(TypeError("top"), within=middle)
-    back = error_through(top)
+    back = through(top)
     assert isinstance(back.__context__, ValueError)
     assert back.__cause__ is None
     assert back.__suppress_context__ is False
@@ -548,7 +579,7 @@ def test_causes_and_contexts():
     assert back.__context__.__suppress_context__ is True
     both = ValueError("both")
     both.__cause__ = both.__context__ = root
-    back = error_through(both)
+    back = through(both)
     assert back.__cause__ is back.__context__
     try:
         try:
@@ -556,7 +587,7 @@ def test_causes_and_contexts():
         except KeyError:
             raise ValueError("shown") from None
     except ValueError as error:
-        back = error_through(error)
+        back = through(error)
     assert isinstance(back.__context__, KeyError)
     assert back.__suppress_context__
 
@@ -626,20 +657,22 @@ def test_errors_with_an_init_of_their_own(make, through):
     assert vars(back).keys() == vars(error).keys()
 
 
-def test_summary_inside_a_chain():
+@either_way
+def test_summary_inside_a_chain(through):
     """A cause that does not survive is summarised; the exception itself is not."""
-    back = error_through(raised(ValueError("top"), HoldingError(LOCK)))
+    back = through(raised(ValueError("top"), HoldingError(LOCK)))
     assert type(back) is ValueError
     assert type(back.__cause__) is StepFailedError
     assert back.__cause__.type_name == "HoldingError"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
-def test_notes():
+@either_way
+def test_notes(through):
     """Notes come back with their exception."""
     error = ValueError("bad")
     error.add_note("look at line 3")
-    assert error_through(error).__notes__ == ["look at line 3"]
+    assert through(error).__notes__ == ["look at line 3"]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
@@ -664,13 +697,17 @@ def test_notes_of_a_summary():
 
 
 @needs_groups
-def test_groups():
+@either_way
+def test_groups(through):
     """An exception group comes back as a group of its members, so that ``except*`` finds them."""
-    back = error_through(raised(Group("two", [ValueError("a"), Group("in", [KeyError("b")])])))
+    back = through(
+        raised(Group("two", [ValueError("a"), Group("in", [KeyError("b"), FormattingError(7)])]))
+    )
     assert type(back) is Group
     assert [type(each) for each in back.exceptions] == [ValueError, Group]
     assert back.exceptions[1].exceptions[0].args == ("b",)
     assert back.split(KeyError)[0] is not None
+    assert back.exceptions[1].exceptions[1].code == 7
 
 
 @needs_groups
@@ -687,10 +724,11 @@ def test_groups_with_a_member_that_does_not_survive():
 
 
 @needs_groups
-def test_causes_inside_groups():
+@either_way
+def test_causes_inside_groups(through):
     """The cause of a group's member comes back with it."""
     member = raised(ValueError("member"), KeyError("cause"))
-    back = error_through(raised(Group("one", [member])))
+    back = through(raised(Group("one", [member])))
     assert isinstance(back.exceptions[0].__cause__, KeyError)
 
 

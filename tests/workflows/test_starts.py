@@ -552,6 +552,60 @@ def test_workflows_of_a_factory(program):
     assert execute("agent.py", "make('claude')('r')", DIE="1")[0] == ["charged claude: r"]
 
 
+CLIENTS = """
+import threading
+
+class Client:
+    def __init__(self, url):
+        self.url, self.lock = url, threading.Lock()
+
+class Agent:
+    def __init__(self, client):
+        self.client = client
+    @stepwise.workflow
+    def run(self, q):
+        dies(True)
+        return f"{self.client.url}: {q}"
+
+def make(client):
+    @stepwise.workflow
+    def run(q):
+        dies(True)
+        return f"{client.url}: {q}"
+    return run
+
+def method(client):
+    return Agent(client).run
+
+if "DECLARED" in os.environ:
+    stepwise.identity(Client, fields=["url"])
+kind, url = sys.argv[1:]
+print(globals()[kind](Client(url))("q"))
+"""
+
+
+@pytest.mark.parametrize("kind", ["method", "make"])
+def test_clients_that_differ_in_a_declared_field(program, kind):
+    """A client counts by its declared fields: in an attribute, and in a captured variable."""
+    execute = program(CLIENTS)
+    for url in ("one", "two", "one"):
+        out, told = execute("agent.py", kind, url, DECLARED="1")
+        assert out == [f"{url}: q"]
+        assert "count only by their class" not in told
+    assert "already completed" in told
+
+
+@pytest.mark.parametrize("kind", ["method", "make"])
+def test_a_run_that_began_before_a_field_was_declared(program, kind):
+    """A field that is declared later does not keep a call from its unfinished run."""
+    execute = program(CLIENTS)
+    execute("agent.py", kind, "one", DIE="1")
+    out, told = execute("agent.py", kind, "one", DECLARED="1")
+    assert out == ["one: q"]
+    assert "begins again from the top" in told
+    assert execute("agent.py", kind, "one", DECLARED="1")[0] == ["one: q"]
+
+
 def test_a_default_of_the_environment(program):
     """A default that is computed belongs to the call; a value is one, given or as the default."""
     execute = program(FACTORY)

@@ -144,6 +144,31 @@ def test_runs_of_a_file_started_otherwise(tmp_path, run):
     assert run("agent.py")[-1] == "2"
 
 
+def test_a_crashed_script_that_is_imported(tmp_path, run):
+    """A process that imports a script resumes its crashed runs; that of a copy stays alone."""
+    script = """
+    import os, stepwise
+    @stepwise.step
+    def ask():
+        if __name__ == "__main__":
+            os._exit(0)
+        return "said"
+    @stepwise.workflow
+    def main():
+        return ask()
+    if __name__ == "__main__":
+        main()
+    """
+    for folder in (tmp_path, tmp_path / "copy"):
+        folder.mkdir(exist_ok=True)
+        (folder / "agent.py").write_text(textwrap.dedent(script))
+        run("agent.py", cwd=folder)
+    code = "import agent, stepwise; handles = stepwise.recover({}); "
+    code += "print(*[each.result() for each in handles], len(handles.left))"
+    assert run("-c", code.format("agent.main")) == ["said", "0"]
+    assert run("-c", code.format("")) == ["1"]
+
+
 def test_modules_started_as_programs(tmp_path, run):
     """``python -m package.module`` is the workflow that importing the module gives."""
     written(tmp_path / "package" / "__init__.py", "")
