@@ -343,7 +343,7 @@ def test_doctor_of_another_store(home, monkeypatch, url):
     agent("tides")
     told = process("doctor")
     assert told.returncode == 0, told.stdout
-    assert f"{url.format(home=home)} holds 1 runs" in told.stdout
+    assert f"{url.format(home=home)} holds 1 run" in told.stdout
     assert "permissions" in told.stdout
 
 
