@@ -24,7 +24,7 @@ $(VENV)/installed: setup.cfg pyproject.toml
 test: install  ## run the tests; sweeps are sampled
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
 
-test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no examples
+test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no programs that are killed
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q --fast
 
 test-all: install  ## run the tests; sweeps are complete, or 20 times as large (hours)
