@@ -82,7 +82,7 @@ def test_deleting_much_tells_of_it(filled, monkeypatch, capsys):
     store, _ = filled
     monkeypatch.setattr(settle, "_MUCH", 1_000_000)
     stepwise.configure(store=store.url)
-    settle.prune.callback(0.0, keep=9, dry_run=False)
+    settle.prune.callback(0.0, keep=9, dry_run=False, as_json=False)
     assert "MB are free in the store for later runs; to give them" in capsys.readouterr().err
 
 
