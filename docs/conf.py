@@ -35,6 +35,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown"}
 default_role = "code"
+smartquotes_action = "qe"  # -- begins an option
 nitpick_ignore_regex = [
     ("py:.*", r"(?!stepwise\b).*"),  # no inventories of others: the build needs no network
     ("py:.*", r"stepwise\.(.*\.)?_.*"),

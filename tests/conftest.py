@@ -105,6 +105,8 @@ def home(monkeypatch):
     folder = pathlib.Path(os.environ["STEPWISE_HOME"])
     for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
         monkeypatch.delenv(f"STEPWISE_{name}", raising=False)
+    for name in ("COLUMNS", "LINES"):  # readline sets them for every process that pytest starts
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("STEPWISE_QUIET", "1")
     monkeypatch.setattr(settings, "_settings", settings._Settings())
     vars(process_memory.memory).update(

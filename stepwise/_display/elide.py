@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 from itertools import groupby
 
 __all__ = ["elided"]
@@ -38,6 +37,10 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
     known.pop(short, None)
     if not known:
         return _cut(text, width)
+    beginning = _cut(text, width)
+    are_others = not every and all(map(_is_other, known.values()))
+    if are_others and all(_cut(other, width) != beginning for other in known):
+        return beginning
     nearest = min(known.values(), key=sum)
     both = [any(each) for each in zip(*known.values(), strict=True)]
     for marks in (both,) if every else (both, nearest):
@@ -48,6 +51,11 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
             if spare >= 0:
                 return _cut(_shown(parts, name + spare, context), width)
     return _cut_evenly(parts, name if name <= width // 3 else 0, width)
+
+
+def _is_other(marks: list[bool]) -> bool:
+    """Return whether a text shares less than half of it with another, so that it is no variant."""
+    return 2 * sum(marks) > len(marks)
 
 
 def _cut_evenly(parts: Parts, name: int, width: int) -> str:
@@ -67,6 +75,8 @@ def _cut(text: str, width: int) -> str:
 
 def _differing(text: str, other: str) -> list[bool]:
     """Return for each token of a text whether it is in none of the parts shared with another."""
+    from difflib import SequenceMatcher  # on use: looking at a run usually needs no room
+
     tokens = _tokens(text)
     differs = [True] * len(tokens)
     matcher = SequenceMatcher(None, tokens, _tokens(other), autojunk=False)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from stepwise._runs.listing import listed
 from stepwise._runtime import settings
 from stepwise._runtime.file_trust import check_file, check_folder
+from stepwise._runtime.messages import count
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store
 from stepwise.stores._folder_store import FolderStore
@@ -76,7 +77,7 @@ def _store() -> Iterator[Finding]:
             yield _to_be_made(url, folder)
             return
         runs = sum(1 for _ in open_store(settings.store()).heads())
-        yield Finding("store", "ok", f"{url} holds {runs} runs")
+        yield Finding("store", "ok", f"{url} holds {count(runs, 'run')}")
     except (StepwiseError, RunStopped) as error:
         yield Finding("store", "problem", str(error))
     if folder is not None:

@@ -17,6 +17,7 @@ from stepwise._journal.seal import Seal
 from stepwise._runs.as_dict import RunStatus, run_dict, status_of
 from stepwise._runs.run import Run
 from stepwise._runtime import options, settings
+from stepwise._runtime.messages import count
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Owner, Store, open_store
 
@@ -74,7 +75,8 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         hint = hint or (" They are listed by: stepwise runs" if ids else "")
         raise RunNotFoundError(
-            f"there is no run {run_id!r} in {opened.url}, which holds {len(ids)} runs.{hint}",
+            f"there is no run {run_id!r} in {opened.url}, which holds {count(len(ids), 'run')}."
+            f"{hint}",
             run_id=run_id,
         )
     return run

@@ -24,17 +24,9 @@ _CHOSEN = "stepwise store"
 
 
 class _Command(click.Command):
-    """A command whose help ends with examples."""
+    """A command that stands in a section of the list."""
 
     section: str
-    examples: str
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Examples"):
-            lines = [each.partition("  # ") for each in self.examples.splitlines()]
-            width = max(len(line) for line, _, _ in lines)
-            for line, _, why in lines:
-                formatter.write(f"  {line:<{width}}  # {why}\n" if why else f"  {line}\n")
 
 
 class _Main(click.Group):
@@ -87,8 +79,8 @@ def command(section: str, examples: str, name: str | None = None, **how: Any) ->
     """
 
     def decorate(function: F) -> Any:
-        made: Any = main.command(name, **how)(function)
-        made.section, made.examples = section, examples
+        made: Any = main.command(name, epilog=_epilog(examples), **how)(function)
+        made.section = section
         made.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="As JSON."),
             click.Option(
@@ -103,6 +95,14 @@ def command(section: str, examples: str, name: str | None = None, **how: Any) ->
         return made
 
     return decorate
+
+
+def _epilog(examples: str) -> str:
+    """Return the end of a help text, whose lines click leaves as they are."""
+    lines = [each.partition("  # ") for each in examples.splitlines()]
+    width = max(len(line) for line, _, _ in lines)
+    shown = [f"  {line:<{width}}  # {why}" if why else f"  {line}" for line, _, why in lines]
+    return "\n".join(["\b", "Examples:", *shown])
 
 
 def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:

@@ -209,7 +209,7 @@ def test_help_has_examples(name, monkeypatch):
     text = run(name, "--help", terminal_width=80).output
     assert max(map(len, text.splitlines())) <= 80
     examples = re.findall(
-        r"^  (stepwise .*?)(?:  # .*)?$", text.partition("Examples:")[2], re.MULTILINE
+        r"^    (stepwise .*?)(?: +# .*)?$", text.partition("Examples:")[2], re.MULTILINE
     )
     assert examples
     for example in examples:
@@ -247,7 +247,7 @@ def test_doctor_of_an_empty_store(home):
 
 def test_doctor_of_a_file_in_the_place_of_the_store(home):
     """A file where the store should be is a problem that ``doctor`` names."""
-    home.mkdir()
+    home.mkdir(mode=0o700, parents=True)
     (home / "store").write_text("hello")
     result = run("doctor")
     assert result.exit_code == 1
@@ -263,7 +263,7 @@ UNREADABLE += ["resolve x 1 --landed 1", "restore"]
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_store_that_cannot_be_read(command, as_json, home, capsys, monkeypatch):
     """Every command on a store that cannot be read prints one line on stderr and exits with 1."""
-    home.mkdir(mode=0o700)
+    home.mkdir(mode=0o700, parents=True)
     (home / "store").write_text("hello")
     words = ["stepwise", *command.split(), *(["--json"] if as_json else [])]
     monkeypatch.setattr(sys, "argv", words)
@@ -303,8 +303,8 @@ def test_every_error_is_explained(name):
     [
         ("STEPWISE_START", "`unfinished`"),
         ("stepwise_home=/tmp", "folder of the default store"),
-        ("checkpoint_every", "a checkpoint of position"),
-        ("--on-owned", "take it over"),
+        ("checkpoint_every", "After a crash"),
+        ("--on-owned", "RunBusyError"),
         ("retries", "step"),
         ("errors.RunStopped", "every later step call"),
         ("runbusyerror:", "Somebody else"),

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/reference/command-line.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-PROGRAM, EVENTS = (text for language, text in BLOCKS if language == "python")
+PROGRAM, *_, EVENTS = (text for language, text in BLOCKS if language == "python")
 COMPLETION = next(text for language, text in BLOCKS if language == "bash").splitlines()
 CONSOLE = "".join(text for language, text in BLOCKS if language == "console")
 COMMANDS = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.MULTILINE)
