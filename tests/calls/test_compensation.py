@@ -687,12 +687,12 @@ def test_a_tool_of_a_script_that_is_gone(tmp_path, home):
         from stepwise import tool, workflow
 
         @tool(side_effect=True, compensate=print)
-        def book(what):
+        def book_for_the_script(what):
             return what
 
         @workflow
         def order():
-            return book("a")
+            return book_for_the_script("a")
 
         order()
     """
