@@ -249,8 +249,11 @@ def _tool(call: Call) -> Step:
         named = [each for (_, name), each in compensated_tools.items() if name == call.name]
         tool = named[0] if len(named) == 1 else None
     if tool is None:
+        defined = f"the module that defines it ({call.module})"
+        if call.module == "__main__":
+            defined = f"the script that defines it (it was called at {call.site})"
         raise ConfigurationError(
             f"{call.name}({call.arguments}) is to be undone, but this program has no tool "
-            f"{call.name!r} with compensate=: import the module that defines it ({call.module})"
+            f"{call.name!r} with compensate=: import {defined}"
         )
     return tool

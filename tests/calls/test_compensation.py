@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import textwrap
 
 import pytest
 from harness import python
@@ -678,6 +679,29 @@ def test_a_tool_that_is_gone(world):
     finally:
         tools[key] = held
     assert run.compensate() == 1
+
+
+def test_a_tool_of_a_script_that_is_gone(tmp_path, home):
+    """Another program is told which script to import, not that it is called ``__main__``."""
+    script = """
+        from stepwise import tool, workflow
+
+        @tool(side_effect=True, compensate=print)
+        def book_for_the_script(what):
+            return what
+
+        @workflow
+        def order():
+            return book_for_the_script("a")
+
+        order()
+    """
+    (tmp_path / "order.py").write_text(textwrap.dedent(script))
+    done = python("order.py", cwd=tmp_path, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    (run,) = stepwise.runs(store=home / "store")
+    with pytest.raises(stepwise.ConfigurationError, match=r"import the script.*at order\.py:10"):
+        run.compensate()
 
 
 # -- killed --------------------------------------------------------------------------------------
