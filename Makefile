@@ -24,7 +24,7 @@ $(VENV)/installed: setup.cfg pyproject.toml
 test: install  ## run the tests; sweeps are sampled
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
 
-test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no examples
+test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no programs that are killed
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q --fast
 
 test-all: install  ## run the tests; sweeps are complete, or 20 times as large (hours)
@@ -45,6 +45,7 @@ screenshots: install  ## show an exported run in chromium, light and dark, wide 
 
 docs: $(VENV)/docs  ## build the site: build/docs/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs
+	@$(BIN)/python tests/docs/coverage_of_pages.py > build/documented.txt || (grep NOWHERE build/documented.txt; false)
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"

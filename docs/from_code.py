@@ -249,7 +249,9 @@ def _section(problem: Problem) -> str:
     return "\n".join([*lines, f"**Derived from**: {bases}", "````"])
 
 
-def signature(_: Sphinx, __: str, name: str, *___: object) -> tuple[str, str] | None:
+def signature(
+    _: Sphinx, __: str, name: str, ___: object, ____: object, known: str | None, *_____: object
+) -> tuple[str, str] | None:
     """Return the signature of what takes options by name: the options."""
     kind = {"step": "step", "tool": "tool", "workflow": "workflow", "Workflow.options": "options"}
     short = name.removeprefix("stepwise.")
@@ -257,7 +259,7 @@ def signature(_: Sphinx, __: str, name: str, *___: object) -> tuple[str, str] | 
         return "", ""
     of = kind.get(short)
     if of is None:
-        return None
+        return (known.replace("<factory>", "..."), "") if known else None
     every = [*options({"tool": "step", "options": "workflow"}.get(of, of))]
     every += options(of) if of in ("tool", "options") else []
     return f"(*, {', '.join(f'{each.name}={each.default[1:-1]}' for each in every)})", ""

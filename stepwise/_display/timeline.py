@@ -20,9 +20,9 @@ __all__ = ["timeline"]
 
 _GAP = 4.0  # percent that a pause takes at most
 _THIN = 0.4  # percent that a step takes at least; a shorter pause is not drawn
-_LANE = 22  # pixels
+_LANE, _THINNEST = 22, 5  # pixels
+_HIGH = 528  # pixels that many lanes share
 _LETTER = 0.85  # percent of the width that a letter of a label takes, about
-_LANES = 24
 _APART = 20.0  # percent between two labels
 
 
@@ -113,9 +113,11 @@ def timeline(
     resumes = [at for at in resumes if at >= first]
     spans = [_span(step, now, resumes) for step in steps]
     axis, lanes = _Axis(spans, resumes), _lanes(spans)
-    height = _LANE * (min(max(lanes), _LANES - 1) + 1)
+    each = min(_LANE, max(_THINNEST, _HIGH // (max(lanes) + 1)))
+    most = _HIGH // each
+    height = each * min(max(lanes) + 1, most)
     bars = [
-        _bar(step, axis.at(start), axis.at(end), lane % _LANES * _LANE, prefix)
+        _bar(step, axis.at(start), axis.at(end), (lane % most * each, each), prefix)
         for step, (start, end), lane in zip(steps, spans, lanes, strict=True)
     ]
     return tag(
@@ -126,7 +128,7 @@ def timeline(
         cls="timeline",
         width="100%",
         height=height + 20,
-        role="img",
+        role="group",
         **{"aria-label": f"timeline of {len(steps)} steps"},
     )
 
@@ -140,7 +142,8 @@ def _span(step: Any, now: float | None, resumes: Sequence[float]) -> tuple[float
     return max([start, *(at for at in resumes if start < at < end)]), end
 
 
-def _bar(step: Any, left: float, right: float, top: int, prefix: str) -> Markup:
+def _bar(step: Any, left: float, right: float, lane: tuple[int, int], prefix: str) -> Markup:
+    top, height = lane[0], lane[1] - max(1, lane[1] // 5)
     width = max(right - left, _THIN)
     left = min(left, 100 - width)
     took = duration_text(step.duration) or "unfinished"
@@ -152,12 +155,12 @@ def _bar(step: Any, left: float, right: float, top: int, prefix: str) -> Markup:
         tag(
             "svg",
             tag("title", f"{step.number} {step.name}: {step.status}, {took}{tries}"),
-            tag("rect", width="100%", height=_LANE - 4),
-            tag("text", label, x=4, y=13) if room >= len(label) else None,
+            tag("rect", width="100%", height=height),
+            tag("text", label, x=4, y=13) if room >= len(label) and lane[1] == _LANE else None,
             x=f"{left:.2f}%",
             y=top,
             width=f"{width:.2f}%",
-            height=_LANE - 4,
+            height=height,
             cls=step.status,
         ),
         href=f"#{prefix}s{step.number}",

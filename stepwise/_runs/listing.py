@@ -75,8 +75,8 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         hint = hint or (" They are listed by: stepwise runs" if ids else "")
         raise RunNotFoundError(
-            f"there is no run {run_id!r} in {opened.url}, which holds "
-            f"{count(len(ids), 'run')}.{hint}",
+            f"there is no run {run_id!r} in {opened.url}, which holds {count(len(ids), 'run')}."
+            f"{hint}",
             run_id=run_id,
         )
     return run

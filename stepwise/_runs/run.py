@@ -292,7 +292,7 @@ class Run:
                 that could not be recorded, such as clients.
 
         Returns:
-            a handle, as ``start()`` gives: ``.result()`` waits for the result, or is awaited.
+            a handle, as ``start()`` returns; ``.result()`` waits for the result, or is awaited.
 
         Raises:
             ConfigurationError: this process does not know its workflow, or it is a child run.

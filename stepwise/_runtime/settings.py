@@ -7,9 +7,10 @@
                        ``$STEPWISE_HOME/key``; of several, with commas between them, the first
                        signs, and all of them verify
 ``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
-``STEPWISE_RESUME``    id of a run: the first call that could be it, means it (``stepwise resume``)
-``STEPWISE_START``     which run a workflow called from outside a run means, where its ``start=``
-                       says nothing: ``same`` (the default), ``unfinished`` or ``new``
+``STEPWISE_RESUME``    id of a run: the first call of its workflow with its arguments resumes this
+                       run, whatever id it would have; ``stepwise resume`` sets it
+``STEPWISE_START``     the run that a call from outside of any run means, if the workflow has no
+                       ``start=``: ``same`` (the default), ``unfinished`` or ``new``
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
 ``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook
 ``STEPWISE_QUIET``     ``1``: no notices on stderr

@@ -152,11 +152,13 @@ class RecoverableAgent:
     async def run_with_recovery(self, task: str, run_id: str) -> dict[str, Any]:
         """Run the agent on a task, or resume where a run of that id stopped.
 
-        Returns:
-            ``result``; ``run_id``; ``recovered_from_step``: the step of the checkpoint at which it
-            last went on, 0 if that was the beginning, ``None`` if nothing was recovered;
-            ``recovery_count``; ``steps``: how many there were; ``state``, ``messages``,
-            ``tool_results``: at the end.  A run that has completed gives what it gave.
+        The result is a dictionary with these keys; a completed run returns the recorded one:
+
+        - ``result``, ``run_id``, ``recovery_count``;
+        - ``recovered_from_step``, the step of the checkpoint at which it last resumed: 0 for the
+          beginning, ``None`` if nothing was recovered;
+        - ``steps``, the number of steps;
+        - ``state``, ``messages`` and ``tool_results`` at the end.
 
         Raises:
             RunConflictError: the run of that id has another task, or was that of an agent function

@@ -15,7 +15,7 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display.render import printable
-from stepwise._display.terminal import Word
+from stepwise._display.terminal import Word, count
 from stepwise._runs.program import start_command
 from stepwise.cli._command import chosen_store, command, find_run, run_argument
 from stepwise.cli._display import call_text, echo_json, note, say
@@ -209,7 +209,7 @@ def fork(
         return
     where, _ = made._goes_on()
     say(made.id)
-    note(f"shares {made._seen(1).total} steps, resumes {where}:")
+    note(f"shares {count(made._seen(1).total, 'step')}, resumes {where}:")
     note(f"  stepwise resume {made.id}")
 
 

@@ -81,7 +81,7 @@ class GraphExecutor:
                 ``{"run_id": ...}`` to give the run an id.
 
         Returns:
-            what came of it: also of a node that failed, which is not raised here.
+            the outcome, also of a node that failed, whose exception is not raised here.
 
         Raises:
             RunConflictError: the run of that id has another graph, goal or input.

@@ -186,6 +186,7 @@ def test_fork_and_resume(killed):
     crashed = killed()
     made = process("fork", crashed.id, "--at", "2", "--set", "mood=merry")
     assert made.returncode == 0, made.stderr
+    assert "shares 2 steps, resumes at" in made.stderr
     assert f"stepwise resume {made.stdout.strip()}" in made.stderr
     done = process("resume", made.stdout.strip())
     assert done.stdout.splitlines() == [
@@ -207,6 +208,7 @@ def test_fork_with_another_result():
     assert stepwise.get_run("other").steps[1].arguments == "text=\"calm {'a': 1}\""
     assert run("fork", source.id, "--set", "mood").exit_code == 2
     assert run("fork", source.id, "--at", "99").exit_code == 1
+    assert "shares 1 step, resumes" in run("fork", source.id, "--at", "1").stderr
 
 
 # -- looking -------------------------------------------------------------------------------------

@@ -320,6 +320,13 @@ def test_parallel_steps_are_side_by_side():
     assert spans[2][1] == pytest.approx(100)
 
 
+def test_many_parallel_steps():
+    """Many lanes are thin, so that the picture stays as high as a screen."""
+    spans, _ = bars(*(step_of(number) for number in range(1, 61)))
+    tops = [top for _, _, top in spans]
+    assert tops == [*range(0, 480, 8)]
+
+
 def test_a_time_in_which_it_was_down():
     """The time between two attempts is shortened and named."""
     spans, labels = bars(step_of(1), step_of(2, start=3600, end=3601), resumes=[3600.0])

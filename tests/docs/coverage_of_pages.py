@@ -177,7 +177,8 @@ def mentions(thing: Thing) -> list[str]:
     """The other pages that mention it."""
     pages = [p for p in sorted(DOCS.rglob("*.md")) if "design" not in p.name]
     found = [str(path.relative_to(DOCS)) for path in pages]
-    pattern = re.compile(rf"(?<![\w-]){re.escape(thing.mention)}(?![\w-])")
+    end = "" if thing.mention.endswith("=") else r"(?![\w-])"
+    pattern = re.compile(rf"(?<![\w-]){re.escape(thing.mention)}{end}")
     return [p for p in found if p != thing.page.partition("#")[0] and pattern.search(text_of(p))]
 
 

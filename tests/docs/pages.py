@@ -122,6 +122,8 @@ _LOOSE = [
     (re.compile(r"\b(process|pid|PID) \d+"), r"\1 NUMBER"),
     (re.compile(r"\b(localhost|127\.0\.0\.1):\d+"), r"\1:PORT"),
     (re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?:[\w.+-]*\w)?"), "VERSION"),
+    (re.compile(r"(?<![\w.])1[6-9]\d{8}\.\d+\b"), "WHEN"),  # seconds since 1970
+    (re.compile(r"(?<![\w.])\d+\.\d{4,}(?:e-?\d+)?\b"), "NUMBER"),
     (re.compile(r"\bPython 3\.\d+\b"), "Python VERSION"),
     (re.compile(r"\b0x[0-9a-f]{6,}\b"), "ADDRESS"),
     (re.compile(r"(?<![\w.<])~?(?:/[\w.@+%-]+)*/([\w@+%-]+\.[\w]+)\b"), r"PATH/\1"),

@@ -148,7 +148,7 @@ def case(*arguments, raises=(), points={}, name=""):  # noqa: B006
         CASES.extend(
             pytest.param(
                 Case(function, each, each in raises, points.get(repr(each), ())),
-                id=f"{name or function.__name__}-{each!r}",
+                id=f"{name or function.__name__}-{getattr(each, '__name__', repr(each))}",
             )
             for each in arguments
         )
