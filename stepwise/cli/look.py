@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,8 +55,8 @@ _DOUBTFUL = 20  # steps in doubt that are shown although they are not among the 
 _WATCHED = 500  # newest steps that watch reads again
 _UNFINISHED = ("crashed", "failed", "interrupted", "ready")
 _MANY = 100  # steps of a run in a tree
-_BESIDE = 120  # columns that a list of runs takes beside the ids, with errors and tags
-_LONG_ID = 28  # characters; a narrow terminal then has no room for a call beside it
+_FIXED = 32  # columns of a list of runs beside the ids, without calls, durations, errors, tags
+_ROOM = 20  # columns that a call, an error or tags need at least
 
 
 def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -135,9 +136,13 @@ def _run_dict(each: Listed) -> dict[str, Any] | None:
 
 
 def _show_runs(found: list[Listed]) -> None:
+    more = [Column("CALL")]
+    more += [Column("ERROR")] if any(each.facts.error for each in found) else []
+    more += [Column("TAGS")] if any(each.facts.tags for each in found) else []
     width = Terminal.of(sys.stdout).width
-    longest = max(len(each.facts.run_id) for each in found)
-    narrow = width is not None and width - longest < _BESIDE
+    room = math.inf if width is None else width - _FIXED
+    room -= max(len(each.facts.run_id) for each in found)
+    narrow = room < 2 * _ROOM + (_ROOM + 2) * len(more)
     columns = [
         Column("RUN"),
         Column("STATUS", whole=True),
@@ -145,11 +150,9 @@ def _show_runs(found: list[Listed]) -> None:
         Column("UPDATED", whole=True),
     ]
     if not narrow:
-        columns += [Column("TIME", whole=True, right=True), Column("CALL")]
-        columns += [Column("ERROR")] if any(each.facts.error for each in found) else []
-        columns += [Column("TAGS")] if any(each.facts.tags for each in found) else []
-    elif longest <= _LONG_ID:
-        columns.append(Column("CALL"))
+        columns += [Column("TIME", whole=True, right=True), *more]
+    elif room >= _ROOM:
+        columns += more[:1]
     show_table(columns, _run_rows(found, [each.name for each in columns], narrow=narrow))
 
 

@@ -1,10 +1,15 @@
 """Tags: texts by name that a run is found by, and that are no part of its identity."""
 
+import pathlib
+import tarfile
+
 import pytest
 
 import stepwise
 from stepwise import step, workflow
 from stepwise._journal import records
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 
 
 @step
@@ -106,3 +111,14 @@ def test_bad_tags(tags):
     if tags is not None:
         with pytest.raises(stepwise.ConfigurationError, match=r"of runs\(\): .*'customer': 'ann'"):
             stepwise.runs(tags=tags)
+
+
+def test_an_old_store_is_listed(tmp_path, monkeypatch):
+    """The runs of a store that version a6cd4d2 wrote have no tags, and their steps are counted."""
+    with tarfile.open(DATA / "a6cd4d2-sqlite.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    monkeypatch.setenv("STEPWISE_KEY", "ab" * 32)  # see old_records.py
+    found = stepwise.runs(store=f"sqlite:{tmp_path / 'store'}")
+    assert found
+    assert all(run.to_dict()["tags"] == {} and sum(run.counts.values()) for run in found)
+    assert stepwise.runs(tags={"customer": "ann"}, store=f"sqlite:{tmp_path / 'store'}") == []
