@@ -69,9 +69,7 @@ calls = st.builds(
 
 
 records = st.one_of(
-    st.builds(
-        Started, *[texts] * 6, pythons, seconds, parts=st.none() | st.dictionaries(texts, texts)
-    ),
+    st.builds(Started, *[texts] * 6, pythons, seconds, parts=st.none() | changes, tags=changes),
     st.builds(Resumed, whole, texts, whole, texts, seconds),
     st.builds(Intent, calls),
     st.builds(
