@@ -272,9 +272,17 @@ def prune(seconds: float, *, keep: int, dry_run: bool, as_json: bool) -> None:
         echo_json({"runs": found, "dry_run": dry_run})
         return
     verb = "would be deleted" if dry_run else "deleted"
-    days = f"{seconds / 86400:g} days"
-    say(f"{count(len(old), 'run')} completed more than {days} ago: {verb}")
+    which = f"completed more than {_in_words(seconds)} ago" if seconds else "completed so far"
+    say(f"{count(len(old), 'run')} {which}: {verb}")
     _tell_free()
+
+
+def _in_words(seconds: float) -> str:
+    """Return a duration in its largest unit that gives a whole number."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds % size == 0:
+            return count(int(seconds / size), unit)
+    return f"{seconds:g} seconds"
 
 
 def _delete(found: list[Listed]) -> None:
