@@ -658,7 +658,7 @@ class Engine:
 
 class Client:
     def __init__(self):
-        self.lock, self.engine = threading.Lock(), Engine()
+        self.lock, self.engine, self.engines = threading.Lock(), Engine(), [Engine()]
 
     @property
     def url(self):
@@ -683,7 +683,7 @@ print(Agent().run("q"))
 """
 
 
-@pytest.mark.parametrize("field", ["engine", "url", "missing"])
+@pytest.mark.parametrize("field", ["engine", "engines", "url", "missing"])
 def test_a_declared_field_without_a_text(program, field):
     """A field with an address in its text, or that raises, counts by its class: the run resumes."""
     execute = program(FIELDS)
