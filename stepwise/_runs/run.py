@@ -41,6 +41,7 @@ from stepwise._runs.overview import (
 )
 from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
+from stepwise._runtime.messages import shell_word
 from stepwise._runtime.public_names import public
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.buffers import Data
@@ -568,7 +569,7 @@ def _ruling(
             raise ConfigurationError(
                 f"step {number} of run {run_id!r} was resolved as the call of stop {other.number}, "
                 f"{_text(other)}, and a recorded call answers one call only. To take that back: "
-                f"stepwise resolve {run_id} {number} --another --stop {other.number}"
+                f"stepwise resolve {shell_word(run_id)} {number} --another --stop {other.number}"
             )
     ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time())
     return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled
