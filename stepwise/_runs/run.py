@@ -21,7 +21,7 @@ from stepwise._execution.inputs import load_inputs
 from stepwise._execution.outcomes import settled
 from stepwise._execution.registry import known_workflow
 from stepwise._execution.viewer import error_of, look_into, result_of
-from stepwise._journal.heads import is_ready, open_head
+from stepwise._journal.heads import children_of, is_ready
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Calls, RecordedCall, Stop, stops_in
@@ -434,10 +434,12 @@ class Run:
         Raises:
             RunBusyError: it, or a child run of it, is being executed.
         """
-        for head in list(self.store.heads()):
-            facts = open_head(self._seal, head)
-            if facts is not None and facts.parent == self.id:
-                Run(self.store, facts.run_id).delete()
+        self._delete(children_of(self.store, self._seal))
+
+    def _delete(self, children: Mapping[str, list[str]]) -> None:
+        """Delete the run and its child runs, which are looked up once for many deletions."""
+        for child in children.get(self.id, ()):
+            Run(self.store, child, self._seal)._delete(children)
         lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
         try:
             self.store.delete(self.id, lease.epoch)
