@@ -15,7 +15,7 @@ import click
 
 from stepwise import Run, StepRecord
 from stepwise._display import terminal
-from stepwise._display.render import duration_text, printable
+from stepwise._display.render import duration_text, printable, shell_word
 from stepwise._display.terminal import Below, Column, Terminal, Word, shown_value
 from stepwise._runs.stops import StoppedCall
 
@@ -169,7 +169,8 @@ def show_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
             say(
                 f"\nstep {step.number} is in doubt. Find out whether it happened (key "
                 f"{step.idempotency_key}), then:\n"
-                f"  stepwise resolve {run.id} {step.number} --landed JSON | --did-not-happen"
+                f"  stepwise resolve {shell_word(run.id)} {step.number} --landed JSON | "
+                "--did-not-happen"
             )
 
 

@@ -14,7 +14,7 @@ import click
 
 import stepwise
 from stepwise import Run
-from stepwise._display.render import printable
+from stepwise._display.render import printable, shell_word
 from stepwise._display.terminal import Word, count
 from stepwise._runs.program import start_command
 from stepwise.cli._command import chosen_store, command, find_run, run_argument
@@ -81,7 +81,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
         owner = run.owner
         raise stepwise.RunBusyError(
             f"run {run.id!r} is being executed by process {owner.pid if owner else '?'}; to follow "
-            f"it: stepwise watch {run.id}",
+            f"it: stepwise watch {shell_word(run.id)}",
             run_id=run.id,
             owner=owner,
         )
@@ -210,7 +210,7 @@ def fork(
     where, _ = made._goes_on()
     say(made.id)
     note(f"shares {count(made._seen(1).total, 'step')}, resumes {where}:")
-    note(f"  stepwise resume {made.id}")
+    note(f"  stepwise resume {shell_word(made.id)}")
 
 
 def _pair(text: str, option: str) -> tuple[str, Any]:

@@ -1,7 +1,10 @@
 """Every command, on whatever a store may hold: nothing, damage, another key, odd values, a lot."""
 
+import html
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -395,3 +398,46 @@ def test_every_file_is_private(home):
         os.umask(umask)
     found = [home, *home.rglob("*")]
     assert [path for path in found if path.stat().st_mode & 0o077] == []
+
+
+# -- commands to paste ---------------------------------------------------------------------------
+
+CRASHING = """
+import os, sys
+from stepwise import tool, workflow
+
+@tool(side_effect=True)
+def pay(cents):
+    os._exit(9)
+
+@workflow
+def agent(cents):
+    return pay(cents)
+
+agent.options(run_id=sys.argv[1])(7)
+"""
+
+
+def test_a_printed_command_holds_the_run_id_as_one_word(tmp_path, monkeypatch):
+    """A command that is printed for a run can be pasted, whatever is in the run's id."""
+    (tmp_path / "agent.py").write_text(CRASHING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPWISE_QUIET", raising=False)
+    odd = "x; touch pwn"
+    told = [python("agent.py", odd), python("agent.py", odd)]  # the second one is in doubt
+    for words in (
+        ("show",),
+        ("export",),
+        ("watch",),
+        ("resume",),
+        ("fork", "--at", "0", "--id", f"{odd}2"),
+    ):
+        told.append(python("-m", "stepwise", words[0], odd, *words[1:]))
+    (tmp_path / "agent.py").unlink()
+    told.append(python("-m", "stepwise", "resume", odd))
+    text = html.unescape("".join(each.stdout + each.stderr for each in told))
+    commands = re.findall(r"(?:stepwise (?:resolve|resume|forget|show|watch) |RESUME=).*", text)
+    assert len(commands) >= 6
+    for command in commands:
+        words = shlex.split(command.partition("RESUME=")[2] or command)
+        assert {odd, f"{odd}2"} & {*words}, command

@@ -13,6 +13,8 @@ from command import COMMAND, process, waiting
 
 import stepwise
 from stepwise import cli, step, tool, workflow
+from stepwise._journal.lease import Lease
+from stepwise._journal.seal import Seal
 
 SCRIPT = """
 import os, sys
@@ -380,6 +382,47 @@ def test_prune_keeps():
         agent(topic)
     run("prune", "--older-than", "0s", "--keep", "2")
     assert [each.arguments for each in stepwise.runs()] == ["topic='currents'", "topic='winds'"]
+
+
+def test_prune_leaves_what_is_being_executed():
+    """``prune`` skips a run that somebody executes, deletes the others, and says so."""
+    for number, topic in enumerate(("tides", "winds", "currents")):
+        agent.options(run_id=f"run-{number}")(topic)
+    lease = Lease(stepwise.get_run("run-1").store, "run-1").acquire(child=False)
+    try:
+        done = process("prune", "--older-than", "0s", "--json")
+        again = process("prune", "--older-than", "0s")
+    finally:
+        lease.release()
+    assert done.returncode == again.returncode == 1
+    told = json.loads(done.stdout)
+    assert [each["id"] for each in told["runs"]] == ["run-2", "run-0"]
+    (skipped,) = told["skipped"]
+    assert skipped["id"] == "run-1"
+    assert skipped["problem"] in done.stderr
+    assert again.stdout.startswith("0 runs completed")
+    assert [each.id for each in stepwise.runs()] == ["run-1"]
+
+
+def test_prune_looks_for_child_runs_once(monkeypatch):
+    """``prune`` reads the facts of all runs as often for many deletions as for one."""
+    opened = []
+    original = Seal.open
+
+    def count(self, what, data):
+        opened.append(what)
+        return original(self, what, data)
+
+    monkeypatch.setattr(Seal, "open", count)
+    heads = []
+    for many in (5, 20):
+        for number in range(many):
+            agent(f"topic {number}")
+        opened.clear()
+        assert run("prune", "--older-than", "0s").exit_code == 0
+        heads.append(sum(what.startswith("head/") for what in opened) / many)
+        assert stepwise.runs() == []
+    assert heads[1] <= heads[0]
 
 
 # -- while it runs -------------------------------------------------------------------------------
