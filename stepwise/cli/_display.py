@@ -234,5 +234,5 @@ def show_stops(stops: Iterable[StoppedCall]) -> None:
         if stop.said is not None:
             act = f"step {stop.step}" if stop.said == "same" else "another act"
             say(f"  resolved: it is {act}; run the program again")
-        for line in stop.commands:
-            say(line)
+        for command, meaning in zip(stop.commands, stop.meanings, strict=True):
+            say(f"  {command}    ({meaning})")
