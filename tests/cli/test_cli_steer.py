@@ -284,6 +284,14 @@ def test_diff():
     assert (same.exit_code, same.stdout) == (0, "the runs do not differ\n")
 
 
+def test_diff_of_a_run_that_is_not_there():
+    """``diff`` exits with 2 if it cannot compare the runs, since 1 says that they differ."""
+    one = agent.execute("tides")
+    done = process("diff", one.id, "nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no run 'nothing'" in done.stderr
+
+
 def test_diff_of_equal_runs():
     """Two runs that did the same do not differ, although their pickles and ids do."""
     one = agent.execute("tides")
