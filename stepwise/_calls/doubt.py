@@ -217,7 +217,7 @@ def _may_be_another(
             lines += _commands(active, recorded.call)
     lines += [
         "Say which act it is, and run the program again:",
-        *ruling_commands(run_id, stop, stops, store),
+        *(f"  {each}    ({why})" for each, why in ruling_commands(run_id, stop, stops, store)),
         "If the differing arguments never distinguish two calls (a time, a request id), exclude",
         "them in the code: @tool(ignore=(...)) names them, key=... names the other arguments.",
     ]
@@ -236,8 +236,10 @@ def _may_be_another(
     )
 
 
-def ruling_commands(run_id: str, stop: Stop, stops: list[Stop], store: str = "") -> list[str]:
-    """The commands that say which act a stopped call is.
+def ruling_commands(
+    run_id: str, stop: Stop, stops: list[Stop], store: str = ""
+) -> list[tuple[str, str]]:
+    """Return the commands that say which act a stopped call is, and what each of them means.
 
     Args:
         stops: all that the run has; where several wait for one recorded call, this one is named.
@@ -250,8 +252,8 @@ def ruling_commands(run_id: str, stop: Stop, stops: list[Stop], store: str = "")
         for step in steps:
             shared = sum(step in each.steps for each in stops) > 1
             which = f" --stop {stop.number}" if shared else ""
-            command = f"  stepwise resolve {shell_word(run_id)} {step} {word}{which}{store}"
-            commands.append(f"{command}    ({why})")
+            command = f"stepwise resolve {shell_word(run_id)} {step} {word}{which}{store}"
+            commands.append((command, why))
     return commands
 
 

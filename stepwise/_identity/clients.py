@@ -57,6 +57,7 @@ def identity(cls: type, *, fields: Iterable[str]) -> None:
 
     A client holds locks and sockets, so that it has no digest and counts by its class alone.  With
     this declaration it counts by the named attributes.  Keys and secrets have no place among them.
+    A client that is an *argument* has no digest, declared or not: ``ignore=`` leaves it out.
 
     Args:
         cls: the class; its subclasses are meant, too.

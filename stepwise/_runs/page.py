@@ -156,7 +156,10 @@ def _questions(run: Run, seen: Overview) -> Iterator[Question]:
                 f"{stop.name}({stop.arguments})",
                 f"is where the run stopped, called at {stop.site or '?'}: it could be one of "
                 "these recorded steps. Say which:",
-                [command.strip() for command in stop.commands],
+                [
+                    f"{each}    ({why})"
+                    for each, why in zip(stop.commands, stop.meanings, strict=True)
+                ],
                 [
                     f"step {other.number} {other.name}({other.arguments})"
                     + (f" (differs: {other.why})" if other.why else "")

@@ -13,7 +13,7 @@
                        ``start=``: ``same`` (the default), ``unfinished`` or ``new``
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
 ``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook;
-                       ``0``: neither do the cells of a notebook, which else do
+                       ``0`` turns off the display of a notebook's cells, too
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
 ``STEPWISE_ALLOW_NETWORK``

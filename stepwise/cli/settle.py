@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import sys
 import time
@@ -20,7 +19,7 @@ from stepwise._runs import housekeeping
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.listing import Listed
 from stepwise.cli._command import command, find_run, run_argument
-from stepwise.cli._display import age, ago, call_text, echo_json, note, say, show_table
+from stepwise.cli._display import age, ago, call_text, echo_json, note, parsed_json, say, show_table
 
 __all__: list[str] = []
 
@@ -93,13 +92,13 @@ _ANSWERED = {
 
 def _parsed(landed: str) -> Any:
     try:
-        return json.loads(landed)
+        return parsed_json(landed)
     except ValueError as error:
         # The likeliest mistake is a bare word, since the shell removes its quotes.
-        word = landed if re.fullmatch(r"[\w .@:/-]+", landed) else "text"
+        word = landed if re.fullmatch(r"[\w .@:/-]{1,100}", landed) else "text"
         raise click.BadParameter(
-            f"{landed!r} is not JSON ({error}). Write the result as JSON, in quotes for the "
-            f"shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
+            f"{printable(landed, 200)!r} is not JSON ({error}). Write the result as JSON, in "
+            f"quotes for the shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
             param_hint="--landed",
         ) from None
 

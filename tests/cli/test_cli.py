@@ -268,7 +268,16 @@ def test_did_not_happen(doubtful):
 
 
 @pytest.mark.parametrize(
-    ("landed", "hint"), [("done", "'\"done\"'"), ("{", "'\"text\"'"), ("", "'\"text\"'")]
+    ("landed", "hint"),
+    [
+        ("done", "'\"done\"'"),
+        ("{", "'\"text\"'"),
+        ("", "'\"text\"'"),
+        ("NaN", "NaN is not a number of JSON"),
+        ('{"price": -Infinity}', "-Infinity is not a number of JSON"),
+        ("1e999", "1e999 is not a number of JSON"),
+        ("[" * 90_000, "it is nested too deeply"),
+    ],
 )
 def test_bad_json(doubtful, landed, hint):
     """What is no JSON is refused with an example to copy, and nothing is settled."""
@@ -276,6 +285,7 @@ def test_bad_json(doubtful, landed, hint):
     assert result.exit_code == 2
     assert "is not JSON" in result.output
     assert hint in result.output
+    assert len(result.output) < 1000
     assert len(json.loads(run("in-doubt", "--json").stdout)) == 1
 
 

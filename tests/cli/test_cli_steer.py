@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from command import COMMAND, process, waiting
 
 import stepwise
-from stepwise import cli, step, tool, workflow
+from stepwise import Run, cli, step, tool, workflow
 from stepwise._journal.lease import Lease
 from stepwise._journal.seal import Seal
+from stepwise.cli import steer
 
 SCRIPT = """
 import os, sys
@@ -125,6 +126,40 @@ def test_resume_all(killed):
     assert (done.returncode, done.stderr) == (0, "no run has crashed\n")
 
 
+def test_resume_all_although_a_program_deletes_another_run(killed):
+    """``resume --all-crashed`` passes over a run that an earlier program has deleted."""
+    first, second, third = killed("tides"), killed("winds"), killed("currents")
+    with open(first.program.command[-2], "a") as file:
+        file.write(f"    import stepwise; stepwise.get_run({second.id!r}).delete()\n")
+    done = process("resume", "--all-crashed", "--json")
+    assert done.returncode == 0, done.stderr
+    told = [(each["id"], each["status"]) for each in json.loads(done.stdout)]
+    assert told == [(first.id, "completed"), (third.id, "completed")]
+    assert f"run '{second.id}' is gone" in done.stderr
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_resume_all_although_one_run_stops(readable, killed, monkeypatch):
+    """``resume --all-crashed`` reports a run that it cannot resume, and goes on to the others."""
+    first, second = killed("tides"), killed("winds")
+    known, start = Run.to_dict, steer.start_command
+
+    def damaged(run, original):
+        if run == first:
+            raise stepwise.CorruptStoreError("it is damaged", path="store", errno=None)
+        return original(run)
+
+    monkeypatch.setattr(steer, "start_command", lambda run: damaged(run, start))
+    if not readable:
+        monkeypatch.setattr(Run, "to_dict", lambda run: damaged(run, known))
+    done = run("resume", "--all-crashed", "--dry-run", "--json")
+    assert done.exit_code == 1
+    one, other = json.loads(done.stdout)
+    assert (one["id"], one["exit_code"], one["problem"]) == (first.id, 1, "it is damaged")
+    assert one.get("status") == ("crashed" if readable else None)
+    assert (other["id"], other["exit_code"]) == (second.id, 0)
+
+
 def test_resume_a_module(tmp_path, killed):
     """A program that was started with ``python -m`` is started so again, in its folder."""
     (tmp_path / "talk.py").write_text(SCRIPT)
@@ -216,6 +251,13 @@ def test_fork_with_another_result():
 # -- looking -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 90_000])
+def test_fork_with_what_is_not_json(value):
+    """A value of ``--result`` that is not JSON is text, ``NaN`` and endless brackets included."""
+    run("fork", agent.execute("tides").id, "--result", f"think={value}", "--id", "roma")
+    assert stepwise.get_run("roma").steps[0].result == value
+
+
 def test_locals():
     """``locals`` shows the variables at the newest checkpoint, or after a step."""
     source = agent.execute("tides")
@@ -240,6 +282,14 @@ def test_diff():
     assert (told["step"]["number"], told["variable"]["values"]) == (2, ["'calm'", "'merry'"])
     same = run("diff", one.id, one.id)
     assert (same.exit_code, same.stdout) == (0, "the runs do not differ\n")
+
+
+def test_diff_of_a_run_that_is_not_there():
+    """``diff`` exits with 2 if it cannot compare the runs, since 1 says that they differ."""
+    one = agent.execute("tides")
+    done = process("diff", one.id, "nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no run 'nothing'" in done.stderr
 
 
 def test_diff_of_equal_runs():
