@@ -6,9 +6,11 @@ import contextlib
 import gc
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 import hypothesis
@@ -24,11 +26,24 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 from store_tools import KINDS, ME
 from sweeping import SEED, WHOLE
 
+
+def memory_for_files():
+    """The folder in memory, if there is one with room: a flush costs nothing there."""
+    folder = pathlib.Path("/dev/shm")
+    roomy = folder.is_dir() and shutil.disk_usage(folder).free > 4 << 30
+    return folder if roomy and os.access(folder, os.W_OK) else pathlib.Path(tempfile.gettempdir())
+
+
+# Where pytest makes the folders of tests; the sweeps on demand are on a disk, as users are.
+if not WHOLE:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory_for_files()))
+
 # What an example takes says more of the machine than of the code; our fixtures may be shared.
 hypothesis.settings.register_profile(
     "stepwise",
     deadline=None,
     derandomize=not WHOLE,  # CI looks at the same examples each time, test-all at new ones
+    max_examples=100 if WHOLE else 50,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
         hypothesis.HealthCheck.function_scoped_fixture,
@@ -79,6 +94,16 @@ def pytest_ignore_collect(collection_path, config):
     if config.getoption("--fast"):
         return collection_path.name in SLOW or None
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """What is collected stays: a look for garbage at every so many objects finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish(session):

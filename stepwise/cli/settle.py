@@ -292,9 +292,17 @@ def _show_pruned(deleted: list[Listed], seconds: float, *, dry_run: bool) -> Non
         ]
         show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
     verb = "would be deleted" if dry_run else "deleted"
-    days = f"{seconds / 86400:g} days"
-    say(f"{count(len(deleted), 'run')} completed more than {days} ago: {verb}")
+    which = f"completed more than {_in_words(seconds)} ago" if seconds else "completed so far"
+    say(f"{count(len(deleted), 'run')} {which}: {verb}")
     _tell_free()
+
+
+def _in_words(seconds: float) -> str:
+    """Return a duration in its largest unit that gives a whole number."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds % size == 0:
+            return count(int(seconds / size), unit)
+    return f"{seconds:g} seconds"
 
 
 _MUCH = 64 << 20  # bytes

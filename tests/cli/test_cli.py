@@ -353,6 +353,21 @@ def test_prune(doubtful):
     assert run("prune", "--older-than", "-1").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("age", "said"),
+    [
+        ("0s", "completed so far"),
+        ("90s", "completed more than 90 seconds ago"),
+        ("2h", "completed more than 2 hours ago"),
+        ("1d", "completed more than 1 day ago"),
+        ("4w", "completed more than 28 days ago"),
+    ],
+)
+def test_the_age_of_pruned_runs(age, said):
+    """``prune`` says in words how long ago the runs completed that it deletes."""
+    assert f"0 runs {said}: deleted" in run("prune", "--older-than", age).stdout
+
+
 # -- as a process --------------------------------------------------------------------------------
 
 
