@@ -143,11 +143,15 @@ class Starting:
         return is_call_of(self._store, self._seal, facts, self._callee)
 
     def _tell_of_unknown(self, run_id: str) -> None:
-        """Report, once, that the environment names a run that does not exist: a mistyped id."""
-        if memory.is_first(f"unknown {run_id}"):
+        """Report, once for a store, that the environment names a run that is not in it.
+
+        The id is mistyped, or the run is that of a workflow with another store.
+        """
+        url = self._store.url
+        if memory.is_first(f"unknown {run_id} {url}"):
             notice(
-                f"STEPWISE_RESUME={run_id} is ignored: there is no such run in {self._store.url}. "
-                "Whole ids are listed by: stepwise runs"
+                f"STEPWISE_RESUME={run_id} is ignored by {self._workflow.label}: there is no such "
+                f"run in {url}. Whole ids are listed by: stepwise runs"
             )
 
     def is_derived(self, run_id: str) -> bool:

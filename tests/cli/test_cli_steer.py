@@ -215,6 +215,42 @@ def test_a_program_that_calls_something_else(killed):
     assert "does it still call agent with the same arguments?" in done.stderr
 
 
+STORES = """
+import os
+from stepwise import step, workflow
+
+@step
+def think(number):
+    if number == 2 and "STEPWISE_RESUME" not in os.environ:
+        raise ValueError(number)
+
+@workflow(store="disk:other")
+def first():
+    think(1)
+
+@workflow
+def second():
+    think(2)
+
+first()
+second()
+"""
+
+
+def test_resume_a_run_beside_one_of_another_store(tmp_path, monkeypatch):
+    """The notice of a workflow that does not resume the run names that workflow and its store."""
+    (tmp_path / "two.py").write_text(STORES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPWISE_QUIET", raising=False)
+    subprocess.run([sys.executable, "two.py"], check=False, capture_output=True)
+    (failed,) = stepwise.runs()
+    told = process("resume", failed.id).stderr
+    assert (
+        f"STEPWISE_RESUME={failed.id} is ignored by first: there is no such run in disk:" in told
+    ), told
+    assert failed.status == "completed"
+
+
 # -- fork ----------------------------------------------------------------------------------------
 
 

@@ -92,7 +92,9 @@ def test_an_unknown_run_to_resume_is_reported(began):
     program, run_id = began
     printed, told = executed(moved(program), STEPWISE_RESUME=run_id[:-3])
     assert printed == ANEW
-    assert told.count(f"STEPWISE_RESUME={run_id[:-3]} is ignored: there is no such run") == 1
+    assert (
+        told.count(f"STEPWISE_RESUME={run_id[:-3]} is ignored by agent: there is no such run") == 1
+    )
 
 
 def test_a_run_whose_script_is_gone_is_not_taken_by_another(began):
