@@ -26,6 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 from store_tools import KINDS, ME
 from sweeping import SEED, WHOLE
 
+
 def memory_for_files():
     """The folder in memory, if there is one with room: a flush costs nothing there."""
     folder = pathlib.Path("/dev/shm")
