@@ -26,6 +26,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
 from messages import AT, CHANGES, FAMILIES, KINDS, OPERATIONS, Plain, Role, Slotted, described
+from sweeping import WHOLE
 
 import stepwise
 from stepwise import step, workflow
@@ -150,7 +151,7 @@ def thought(kind, count=14):
     return [("think", 0, "", kind)] * count
 
 
-@settings(max_examples=180)
+@settings(max_examples=180 if WHOLE else 60)
 @given(st.one_of(*map(programs, FAMILIES)), st.sets(st.integers(0, 40), max_size=3))
 @example([*thought("dict", 12), ("change", 1, "order", "dict")], {8})
 @example([*thought("dict", 12), *[("change", 1, "inner", "dict")] * 3], set())

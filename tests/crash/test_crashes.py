@@ -17,7 +17,7 @@ from harness import Doubt, Lab, called
 from judge import BROKEN, FLOWS, PROGRAMS, check, is_effect, programs, sampled, undisturbed
 from sweeping import SEED, WHOLE, many, needs_the_shim, shim, some
 
-SAMPLES, PAIRS = 12, 5  # of each program's events
+SAMPLES, PAIRS = (12, 5) if WHOLE else (6, 3)  # of each program's events
 WORKLOADS = ("plain", "gather", "nested")
 workloads = pytest.mark.parametrize("program", WORKLOADS)
 stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
@@ -61,7 +61,7 @@ def operations(program, store):
 def test_killed_at_every_boundary_and_inside_every_step(program, how, tally):
     """Killed anywhere and run again, a program ends as if nothing had happened."""
     # For the files both ends are one; an exit is tried at some places only, if not asked for all.
-    every = 4 if how == "exit" and not WHOLE else 1
+    every = 8 if how == "exit" and not WHOLE else 1
     trials = [(place,) for place in undisturbed(program).places[::every]]
     swept(tally, "killed inside every step and between any two", program, trials, how=how)
 
@@ -85,7 +85,7 @@ def test_killed_again_while_it_recovers(program, tally):
 @stores
 def test_killed_before_any_operation_on_the_store(program, store, tally):
     """Killed before any write, fsync, rename, ... of the store, it ends as if nothing had been."""
-    trials = [(each,) for each in some(operations(program, store), 10, f"{program} {store}")]
+    trials = [(each,) for each in some(operations(program, store), 6, f"{program} {store}")]
     sweep = "killed before an operation of the store"
     swept(tally, sweep, program, trials, preload=shim(), store=store)
 
@@ -97,7 +97,7 @@ def test_killed_again_during_the_recovery(program, store, tally):
     """Killed before any operation, and before any of the recovery, it ends the same way."""
     every = operations(program, store)
     chance = random.Random(f"{SEED} pairs {program} {store}")
-    pairs = [chance.choices(every, k=2) for _ in range(many(4, 334))]
+    pairs = [chance.choices(every, k=2) for _ in range(many(4 if WHOLE else 3, 334))]
     swept(tally, "killed again during the recovery", program, pairs, preload=shim(), store=store)
 
 
@@ -108,7 +108,9 @@ def test_killed_at_a_random_instant(program, store, tally):
     with Lab(*PROGRAMS[program], store=store) as lab:
         seconds = lab.run().seconds
     chance = random.Random(f"{SEED} instants {program} {store}")
-    trials = [(f"second {chance.uniform(0, seconds)}",) for _ in range(many(7, 3334))]
+    trials = [
+        (f"second {chance.uniform(0, seconds)}",) for _ in range(many(7 if WHOLE else 4, 3334))
+    ]
     swept(tally, "killed at a random instant", program, trials, store=store)
 
 

@@ -13,7 +13,7 @@ from sweeping import WHOLE, many, size
 
 KINDS = ["chain", "fan", "loop", "retry", "pause"]
 RETENTION = ["latest_only", "all"]
-SAMPLES, PAIRS = 10, 5  # of the events of each kind
+SAMPLES, PAIRS = (10, 5) if WHOLE else (6, 3)  # of the events of each kind
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 import reporting
-from sweeping import SEED, many
+from sweeping import SEED, WHOLE, many
 
 import stepwise
 from stepwise import ArgumentMutatedWarning, RunWarning, StoreError, step, tool, workflow
@@ -20,7 +20,7 @@ from stepwise._workflows import frame
 from stepwise.testing import fresh_store
 
 ROOT = pathlib.Path(stepwise.__file__).parent
-TRIALS = 12  # of each scenario
+TRIALS = 12 if WHOLE else 6  # of each scenario
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +46,9 @@ def undisturbed(tmp_path_factory):
     return of
 
 
-def trials(name, calls):
+def trials(name, calls, sample=TRIALS):
     chosen = random.Random(f"{SEED} {name}")
-    return sorted(chosen.sample(range(1, calls + 1), many(min(TRIALS, calls), calls)))
+    return sorted(chosen.sample(range(1, calls + 1), many(min(sample, calls), calls)))
 
 
 # -- the sweep -----------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_the_sweep_sees_a_reporter_without_a_guard(undisturbed, tmp_path, monkey
     monkeypatch.setattr(messages, "_failed", let_through)
     expected, calls, _ = undisturbed("dear")
     seen = []
-    for nth in trials("dear", calls):
+    for nth in trials("dear", calls, 12):
         with reporting.Failing(nth), contextlib.suppress(reporting.InjectedError):
             seen.append(reporting.run("dear", tmp_path / str(nth)) == expected)
     assert False in seen
