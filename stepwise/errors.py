@@ -198,12 +198,13 @@ class CodeChangedError(StepwiseError):
 class DigestError(StepwiseError, TypeError):
     """This value cannot be part of an identity: equal values would not give equal digests.
 
-    Cause: An argument, an attribute of the instance or a captured variable distinguishes calls by
-    its value, but has no value that stays the same in another process: a lock, a socket, an object
-    without data. Or `key=` returned such a value.
+    Cause: An argument, or the result of `key=`, distinguishes calls by its value, but has no value
+    that stays the same in another process: a client, a lock, a socket, an object without data. The
+    same holds for the input of a graph and the state of a step loop; the message says where.
 
-    What to do: Leave the parameter out of the identity with `ignore=("name",)`, choose with `key=`
-    what distinguishes two calls, or declare the fields that count with `stepwise.identity(Class,
+    What to do: Leave the parameter out of the identity with `ignore=("name",)`, or choose with
+    `key=` what distinguishes two calls. Or do not pass the object: an attribute of the instance or
+    a captured variable counts by its class, or by the fields in `stepwise.identity(Class,
     fields=[...])`.
     """
 

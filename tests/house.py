@@ -151,7 +151,7 @@ def page():
             edges += 1
             if room(other) and room(name) and room(other) != room(name):
                 arrows[room(name), room(other)] += 1
-    yield "# The rooms"
+    yield "# Source map (for contributors)"
     yield ""
     yield "`make map` writes this page from the imports, those inside functions included. The"
     yield "purpose of each room: [design.md](design.md), section 8."

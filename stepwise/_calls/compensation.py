@@ -38,7 +38,7 @@ from stepwise._journal.records import (
     Record,
     RunFacts,
 )
-from stepwise._runtime.messages import notice, warn
+from stepwise._runtime.messages import notice, shell_word, warn
 from stepwise._values.codec import Codec
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning
@@ -181,8 +181,8 @@ def _compensate_one(
     if happened is None:
         warn(
             f"run {facts.run_id!r}: {call.name}({call.arguments}) is in doubt, so it is not "
-            f"undone; settle it (stepwise resolve {facts.run_id} {call.number} ...), then call "
-            f"stepwise.get_run({facts.run_id!r}).compensate() again",
+            f"undone; settle it (stepwise resolve {shell_word(facts.run_id)} {call.number} "
+            f"...), then call stepwise.get_run({facts.run_id!r}).compensate() again",
             RunWarning,
         )
     if not happened:

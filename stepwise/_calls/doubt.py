@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from stepwise._matching.callers import differences
 from stepwise._matching.pool import Match
 from stepwise._matching.rulings import ruling_on
 from stepwise._runtime import settings
-from stepwise._runtime.messages import count
+from stepwise._runtime.messages import count, shell_word
 from stepwise._runtime.public_names import public
 from stepwise.errors import RunStopped, StepInDoubtError
 
@@ -139,7 +138,7 @@ def in_doubt(active: ActiveRun, recorded: RecordedCall, why: str = "") -> StepIn
 def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
     """The error for a call whose undoing was started and never finished."""
     option = _store_option(journal)
-    command = f"  stepwise resolve {shlex.quote(journal.run_id)} {call.number}"
+    command = f"  stepwise resolve {shell_word(journal.run_id)} {call.number}"
     return StepInDoubtError(
         f"the compensation of {call.name} was started and never finished: the call may or may not "
         "be undone.\n"
@@ -218,12 +217,14 @@ def _may_be_another(
             lines += _commands(active, recorded.call)
     lines += [
         "Say which act it is, and run the program again:",
-        *ruling_commands(run_id, stop, stops, store),
+        *(f"  {each}    ({why})" for each, why in ruling_commands(run_id, stop, stops, store)),
         "If the differing arguments never distinguish two calls (a time, a request id), exclude",
         "them in the code: @tool(ignore=(...)) names them, key=... names the other arguments.",
     ]
     if len(stops) > 1:
-        lines.append(f"{count(len(stops) - 1, 'call')} more wait: stepwise show {run_id}{store}")
+        lines.append(
+            f"{count(len(stops) - 1, 'call')} more wait: stepwise show {shell_word(run_id)}{store}"
+        )
     other = others[0] if others else call._replace(number=stop.steps[0])
     return StepInDoubtError(
         "\n".join(lines),
@@ -235,8 +236,10 @@ def _may_be_another(
     )
 
 
-def ruling_commands(run_id: str, stop: Stop, stops: list[Stop], store: str = "") -> list[str]:
-    """The commands that say which act a stopped call is.
+def ruling_commands(
+    run_id: str, stop: Stop, stops: list[Stop], store: str = ""
+) -> list[tuple[str, str]]:
+    """Return the commands that say which act a stopped call is, and what each of them means.
 
     Args:
         stops: all that the run has; where several wait for one recorded call, this one is named.
@@ -249,8 +252,8 @@ def ruling_commands(run_id: str, stop: Stop, stops: list[Stop], store: str = "")
         for step in steps:
             shared = sum(step in each.steps for each in stops) > 1
             which = f" --stop {stop.number}" if shared else ""
-            command = f"  stepwise resolve {shlex.quote(run_id)} {step} {word}{which}{store}"
-            commands.append(f"{command}    ({why})")
+            command = f"stepwise resolve {shell_word(run_id)} {step} {word}{which}{store}"
+            commands.append((command, why))
     return commands
 
 
@@ -286,7 +289,7 @@ def _facts(active: ActiveRun, call: Call, word: str = "step") -> list[str]:
 
 
 def _commands(active: ActiveRun, call: Call) -> list[str]:
-    command = f"  stepwise resolve {shlex.quote(active.run_id)} {call.number}"
+    command = f"  stepwise resolve {shell_word(active.run_id)} {call.number}"
     store = _store_option(active.journal)
     return [
         f"{command} --landed '<its result as JSON>'{store}",
@@ -297,4 +300,4 @@ def _commands(active: ActiveRun, call: Call) -> list[str]:
 def _store_option(journal: Journal) -> str:
     """Return the command line's ``--store`` option for a journal; empty for the default store."""
     url = journal.store.url
-    return "" if url == settings.store() else f" --store {shlex.quote(url)}"
+    return "" if url == settings.store() else f" --store {shell_word(url)}"

@@ -14,7 +14,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.buffers import Data
 from stepwise.errors import StepTimeoutError
 
@@ -154,7 +154,8 @@ def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled
             f"run {scope.run.run_id}: {call.name} was cancelled the last time, after {took:.1f} s, "
             "and is a side effect that is not repeated: it waits to be cancelled again. If nothing "
             "cancels it any more, stop the program, find out whether it happened, and settle it: "
-            f"stepwise resolve {scope.run.run_id} {call.number} --landed JSON | --did-not-happen"
+            f"stepwise resolve {shell_word(scope.run.run_id)} {call.number} --landed JSON | "
+            "--did-not-happen"
         )
         again = yield Cancelled(math.inf, outcome.awaited)
     return again

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
+from stepwise._runtime.forks import process_lock
 from stepwise.errors import ConfigurationError
 
 __all__ = ["LetGo", "ids_of_made", "is_reenterable", "made_by", "reenterable", "resource"]
@@ -20,6 +21,7 @@ M = TypeVar("M")
 # -- resources -----------------------------------------------------------------------------------
 
 _made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> reference to it, how to make it
+_mutex = process_lock()
 _held: dict[int, Any] = {}  # the resources that no weak reference can hold: sqlite3.Connection
 
 _DATA = (str, bytes, bytearray, int, float, complex, tuple, list, dict, type(None))
@@ -51,7 +53,7 @@ def resource(factory: Callable[P, R]) -> Callable[P, R]:
 
 
 def _remember(made: Any, how: Any) -> None:
-    if isinstance(made, _DATA):
+    if type(made) in _DATA:  # of a class of the user's own, it may be more
         raise ConfigurationError(
             f"a @resource factory returned a {type(made).__name__}, which is plain data: return "
             "the object to make again on resume"
@@ -69,9 +71,10 @@ def _remember(made: Any, how: Any) -> None:
 
 def _let_go() -> None:
     """Release the held resources that nobody else holds any more."""
-    for key in list(_held):
-        if sys.getrefcount(_held[key]) <= _OURS:
-            del _made[key], _held[key]
+    with _mutex:
+        for key in list(_held):
+            if sys.getrefcount(_held[key]) <= _OURS:
+                del _made[key], _held[key]
 
 
 _OURS = 2  # references to a resource that only we hold: our table's, and that of the question

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._runtime.messages import printable
+from stepwise._runtime.messages import printable, shell_word
 
 __all__ = [
     "RunShown",
@@ -24,6 +24,7 @@ __all__ = [
     "printable",
     "run_html",
     "runs_html",
+    "shell_word",
     "step_html",
 ]
 
@@ -99,7 +100,7 @@ class RunShown:
         if not self.unreadable:
             return ""
         noun = "record" if self.unreadable == 1 else "records"
-        return f"{self.unreadable:,} {noun} cannot be read: stepwise verify {self.id}"
+        return f"{self.unreadable:,} {noun} cannot be read: stepwise verify {shell_word(self.id)}"
 
 
 def _line(text: str, limit: int = _SHORT) -> str:

@@ -24,6 +24,7 @@ from stepwise._identity.captures import (
     fixed_cells,
     own_name,
     plain_function,
+    within,
 )
 from stepwise._identity.clients import field, fields_of
 from stepwise._identity.identity import Parameters
@@ -142,8 +143,7 @@ class CallParts(Parts):
         if self._captured:
             held += [(f"captured:{name}", value) for name, value in fixed_cells(self._function)]
         for where, value in held:
-            for name in _fields_of(value) or ():
-                yield f"{where}.{name}", digest.encode(field(value, name))
+            yield from _clients_within(where, value)
 
     def by_class(self) -> list[str]:
         """Name the attributes that have no digest and no fields, and count by their class."""
@@ -321,11 +321,17 @@ class HeldParts(Parts):
                 attribute = (own_name(cls, function), name) if cls is not None else None
                 if name in self._ignored or attribute in _assigned or is_momentary(value):
                     continue
-                if type(value) in FIXED:
-                    yield f"of:{where}:{name}", digest.encode(value), attribute
-                elif issubclass(type(value), _NAMED):
-                    named = own_name(value, plain_function(function) or value)
-                    yield f"of:{where}:{name}", digest.encode(("named", named)), attribute
+                for path, each in within(name, value, objects=False):
+                    if path in self._ignored or is_momentary(each):
+                        continue
+                    if type(each) in FIXED:
+                        yield f"of:{where}:{path}", digest.encode(each), attribute
+                    elif issubclass(type(each), _NAMED):
+                        named = own_name(each, plain_function(function) or each)
+                        yield f"of:{where}:{path}", digest.encode(("named", named)), attribute
+                for path, encoded in _clients_within(name, value):
+                    if path not in self._ignored:
+                        yield f"of:{where}:{path}", encoded, attribute
 
 
 def _values_of(function: Any) -> Iterator[tuple[str, Any, type | None]]:
@@ -363,6 +369,13 @@ def _class_of(value: object) -> bytes:
 def _fields_of(value: object) -> tuple[str, ...] | None:
     cls: Any = type(value)
     return fields_of(cls)
+
+
+def _clients_within(where: str, value: Any) -> Iterator[tuple[str, bytes]]:
+    """Encode the fields that distinguish the clients that a value is or holds, by their paths."""
+    for path, each in within(where, value):
+        for name in _fields_of(each) or ():
+            yield f"{path}.{name}", digest.encode(field(each, name))
 
 
 def _class(instance: Any) -> Any:

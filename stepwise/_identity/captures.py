@@ -11,10 +11,12 @@ so that an edited workflow may call another step.
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stepwise._identity.clients import fields_of, is_foreign
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import class_digest, digest_part
 from stepwise._values import digest
@@ -23,10 +25,11 @@ from stepwise._values.instances import attributes
 from stepwise._values.moments import is_momentary
 from stepwise.errors import DigestError
 
-__all__ = ["FIXED", "captured_parts", "fixed_cells", "own_name", "plain_function"]
+__all__ = ["FIXED", "captured_parts", "fixed_cells", "own_name", "plain_function", "within"]
 
 FIXED: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes)
 """Types of values that cannot change."""
+_MOST = 1000  # values that are looked at within one
 
 
 def captured_parts(
@@ -176,6 +179,60 @@ def plain_function(value: Any) -> types.FunctionType | None:
             value = getattr(value, "__func__", value)  # a class method
         else:
             return value if type(value) is types.FunctionType else None
+
+
+# -- what a value holds --------------------------------------------------------------------------
+
+
+def within(name: str, value: Any, *, objects: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield a value and what it holds, each by its path: ``ask.client`` of a captured step ``ask``.
+
+    Functions, methods and partials hold what they captured, their defaults and their arguments.
+
+    Args:
+        objects: look into containers and into objects of the user's own classes as well, which a
+            run may change.
+    """
+    waiting: list[tuple[str, Any, frozenset[int]]] = [(name, value, frozenset())]
+    for _ in range(_MOST):
+        if not waiting:
+            return
+        path, each, outer = waiting.pop()
+        yield path, each
+        if id(each) in outer:
+            continue
+        around = outer | {id(each)}
+        held = _held_by_function(each) or (_held_by_object(each) if objects else {})
+        waiting += [(f"{path}.{key}", inner, around) for key, inner in reversed(held.items())]
+
+
+def _held_by_function(value: Any) -> dict[str, Any]:
+    """Return what a function, a method or a partial holds, by name."""
+    if type(value) is types.MethodType:
+        return {"__self__": value.__self__, **_held_by_function(value.__func__)}
+    if issubclass(type(value), functools.partial):
+        arguments = {str(number): each for number, each in enumerate(value.args, 1)}
+        return {"func": value.func, **arguments, **value.keywords}
+    function = plain_function(value)
+    if function is None:
+        return {}
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    named = zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    return {**dict(named), **(function.__kwdefaults__ or {}), **dict(fixed_cells(function))}
+
+
+def _held_by_object(value: Any) -> dict[str, Any]:
+    """Return the items of a container, or the attributes of an object that is no client."""
+    cls: Any = type(value)
+    if issubclass(cls, dict):
+        first = itertools.islice(value.items(), _MOST)
+        return {str(key): each for key, each in first if type(key) in FIXED}
+    if issubclass(cls, (list, tuple)):
+        return {str(number): each for number, each in enumerate(value[:_MOST])}
+    if cls in FIXED or issubclass(cls, type) or is_foreign(cls) or fields_of(cls) is not None:
+        return {}
+    return attributes(value)
 
 
 # -- nonlocal ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from stepwise.errors import ConfigurationError
 __all__ = ["field", "fields_of", "identity", "is_client", "is_foreign"]
 
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
+_ADDRESS = " at 0x"  # in the repr of an object that has none of its own
 _CLIENT = ("base_url", "organization", "project", "api_version")
 _MODEL = ("model", "model_name", "model_id", "deployment_name", "base_url", "temperature")
 _known: dict[str, tuple[str, ...]] = {
@@ -56,6 +57,7 @@ def identity(cls: type, *, fields: Iterable[str]) -> None:
 
     A client holds locks and sockets, so that it has no digest and counts by its class alone.  With
     this declaration it counts by the named attributes.  Keys and secrets have no place among them.
+    A client that is an *argument* has no digest, declared or not: ``ignore=`` leaves it out.
 
     Args:
         cls: the class; its subclasses are meant, too.
@@ -94,10 +96,24 @@ def fields_of(cls: type) -> tuple[str, ...] | None:
 
 
 def field(value: Any, name: str) -> Any:
-    """One of them, as plain data; ``name`` may be dotted."""
-    for each in name.split("."):
-        value = getattr(value, each, None)
-    return value if type(value) in _SCALARS else str(value)
+    """Return a field of an object as plain data; ``name`` may be dotted.
+
+    A field without a text of its own counts by its class: the default ``repr`` has an address,
+    which is another one in each process.
+    """
+    try:
+        for each in name.split("."):
+            value = getattr(value, each, None)
+        if type(value) in _SCALARS:
+            return value
+        cls: Any = type(value)
+        if cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__:
+            text = str(value)
+            if _ADDRESS not in text:
+                return text
+    except Exception:  # a property, or somebody's __str__
+        return f"?{type(value).__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def is_client(cls: type) -> bool:

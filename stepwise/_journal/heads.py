@@ -11,7 +11,7 @@ from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise.stores import Head, Store
 
-__all__ = ["is_ready", "open_head", "read_head", "seal_head", "unfinished_heads"]
+__all__ = ["children_of", "is_ready", "open_head", "read_head", "seal_head", "unfinished_heads"]
 
 
 def seal_head(seal: Seal, facts: RunFacts) -> Head:
@@ -39,6 +39,16 @@ def unfinished_heads(store: Store, seal: Seal, workflow: str) -> Iterator[Head]:
     """Yield the heads of a workflow's unfinished runs, also those indexed by an older key."""
     for index in seal.indexes(workflow):
         yield from store.heads(index, unfinished=True)
+
+
+def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
+    """Return the ids of the child runs of each run that has some."""
+    found: dict[str, list[str]] = {}
+    for head in list(store.heads()):
+        facts = open_head(seal, head)
+        if facts is not None and facts.parent:
+            found.setdefault(facts.parent, []).append(facts.run_id)
+    return found
 
 
 def is_ready(facts: RunFacts) -> bool:

@@ -34,7 +34,7 @@ from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
 from stepwise._runtime.group_commit import Group, Share
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.limits import stopped
-from stepwise._runtime.messages import Once, notice
+from stepwise._runtime.messages import Once, notice, shell_word
 from stepwise._values.buffers import Data
 from stepwise.errors import JournalLostError
 from stepwise.stores import Batch, Store
@@ -376,11 +376,12 @@ class Journal:
         )
 
     def _effects_lost(self, what: str) -> JournalLostError:
+        run = shell_word(self.run_id)
         return JournalLostError(
             f"{what}; continuing could repeat it. Find out what happened. If repeating the missing "
             "steps is harmless, continue with the remaining records: "
-            f"stepwise verify {self.run_id} --repair --accept-loss; or start over: "
-            f"stepwise forget {self.run_id}. To use a backup: put the whole folder back, then run "
+            f"stepwise verify {run} --repair --accept-loss; or start over: "
+            f"stepwise forget {run}. To use a backup: put the whole folder back, then run "
             "stepwise restore; the run then asks about each side effect that the backup lacks",
             run_id=self.run_id,
             path=self.store.url,

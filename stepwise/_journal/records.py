@@ -287,7 +287,7 @@ class Interrupted(NamedTuple):
     """Somebody stopped the attempt on purpose, so that nothing brings the run back by itself.
 
     Args:
-        why: in words: Ctrl-C, a cancellation, a caller that takes no more items.
+        why: in words: Ctrl-C, a cancellation, a caller that stopped iterating.
     """
 
     why: str = ""

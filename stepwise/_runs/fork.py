@@ -41,6 +41,7 @@ from stepwise._journal.records import (
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started, sealed_summary
 from stepwise._runs.checkpoints import checkpoints_of
+from stepwise._runtime.messages import shell_word
 from stepwise._values import codec as _codec
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
@@ -118,7 +119,8 @@ class ForkedRun:
         if lost:
             raise CorruptStoreError(
                 f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. "
-                f"Repair what can be repaired, and try again: stepwise verify {run_id} --repair",
+                f"Repair what can be repaired, and try again: "
+                f"stepwise verify {shell_word(run_id)} --repair",
                 run_id=run_id,
             )
         self.calls = {each.step: each for each in self.entries if each.step}
@@ -136,7 +138,7 @@ class ForkedRun:
         run_id = self.facts.run_id
         return StepNotFoundError(
             f"run {run_id!r} cannot be forked like that: {step!r} {why}. Its steps: "
-            f"stepwise show {run_id}",
+            f"stepwise show {shell_word(run_id)}",
             run_id=run_id,
             step=step,
         )

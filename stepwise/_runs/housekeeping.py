@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+from stepwise._journal.heads import children_of
 from stepwise._journal.journal import seal_for
 from stepwise._runs.listing import Listed, listed
 from stepwise._runs.verify import note_restored
 from stepwise._runtime import settings
+from stepwise.errors import RunStopped, StepwiseError, StoreError
 from stepwise.stores import open_store
 
-__all__ = ["compact", "free_space", "old_runs", "put_back", "store_url"]
+__all__ = ["compact", "delete_each", "free_space", "old_runs", "put_back", "store_url"]
 
 
 def _store() -> Any:
@@ -37,6 +40,23 @@ def old_runs(before: float, keep: int) -> list[Listed]:
         if seen[each.facts.workflow] > keep and each.facts.updated_at <= before:
             old.append(each)
     return old
+
+
+def delete_each(found: list[Listed]) -> Iterator[tuple[Listed, StepwiseError | RunStopped | None]]:
+    """Delete runs; yield each one with the problem that kept it from being deleted.
+
+    A run that is being executed stays.  The first failure of the store itself is the last item.
+    """
+    children = children_of(found[0].run.store, found[0].run._seal) if found else {}
+    for each in found:
+        try:
+            each.run._delete(children)
+        except (StepwiseError, RunStopped) as problem:
+            yield each, problem
+            if isinstance(problem, StoreError):
+                return
+        else:
+            yield each, None
 
 
 def free_space() -> int:

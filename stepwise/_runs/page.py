@@ -32,6 +32,7 @@ from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord
+from stepwise._runtime.messages import shell_word
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
 
 __all__ = ["html_page"]
@@ -138,14 +139,15 @@ def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
 
 def _questions(run: Run, seen: Overview) -> Iterator[Question]:
     """Return the side effects in doubt, and the calls at which the run stopped."""
+    command = f"stepwise resolve {shell_word(run.id)}"
     for step in seen.in_doubt:
         yield Question(
             f"{step.name}({step.arguments})",
             f"is in doubt: step {step.number} may or may not have happened. Find out (its key is "
             f"{step.idempotency_key}), then run one of these:",
             [
-                f"stepwise resolve {run.id} {step.number} --landed JSON",
-                f"stepwise resolve {run.id} {step.number} --did-not-happen",
+                f"{command} {step.number} --landed JSON",
+                f"{command} {step.number} --did-not-happen",
             ],
         )
     for stop in seen.stops:
@@ -154,7 +156,10 @@ def _questions(run: Run, seen: Overview) -> Iterator[Question]:
                 f"{stop.name}({stop.arguments})",
                 f"is where the run stopped, called at {stop.site or '?'}: it could be one of "
                 "these recorded steps. Say which:",
-                [command.strip() for command in stop.commands],
+                [
+                    f"{each}    ({why})"
+                    for each, why in zip(stop.commands, stop.meanings, strict=True)
+                ],
                 [
                     f"step {other.number} {other.name}({other.arguments})"
                     + (f" (differs: {other.why})" if other.why else "")

@@ -6,6 +6,7 @@ import os
 import sys
 
 from stepwise._runs.run import Run
+from stepwise._runtime.messages import shell_word
 from stepwise._values.secrets import HIDDEN
 from stepwise.errors import ConfigurationError
 
@@ -33,5 +34,5 @@ def start_command(run: Run) -> tuple[tuple[str, ...], str]:
     raise ConfigurationError(
         f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
         f"a notebook, run the cell): the call {run.label}({run.arguments}) resumes. If it "
-        f"does not find the run, set STEPWISE_RESUME={run.id}"
+        f"does not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
     )

@@ -21,7 +21,7 @@ from stepwise._execution.inputs import load_inputs
 from stepwise._execution.outcomes import settled
 from stepwise._execution.registry import known_workflow
 from stepwise._execution.viewer import error_of, look_into, result_of
-from stepwise._journal.heads import is_ready, open_head
+from stepwise._journal.heads import children_of, is_ready
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Calls, RecordedCall, Stop, stops_in
@@ -41,6 +41,7 @@ from stepwise._runs.overview import (
 )
 from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
+from stepwise._runtime.messages import shell_word
 from stepwise._runtime.public_names import public
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.buffers import Data
@@ -433,10 +434,12 @@ class Run:
         Raises:
             RunBusyError: it, or a child run of it, is being executed.
         """
-        for head in list(self.store.heads()):
-            facts = open_head(self._seal, head)
-            if facts is not None and facts.parent == self.id:
-                Run(self.store, facts.run_id).delete()
+        self._delete(children_of(self.store, self._seal))
+
+    def _delete(self, children: Mapping[str, list[str]]) -> None:
+        """Delete the run and its child runs, which are looked up once for many deletions."""
+        for child in children.get(self.id, ()):
+            Run(self.store, child, self._seal)._delete(children)
         lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
         try:
             self.store.delete(self.id, lease.epoch)
@@ -568,7 +571,7 @@ def _ruling(
             raise ConfigurationError(
                 f"step {number} of run {run_id!r} was resolved as the call of stop {other.number}, "
                 f"{_text(other)}, and a recorded call answers one call only. To take that back: "
-                f"stepwise resolve {run_id} {number} --another --stop {other.number}"
+                f"stepwise resolve {shell_word(run_id)} {number} --another --stop {other.number}"
             )
     ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time())
     return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled

@@ -52,6 +52,7 @@ class StoppedCall:
         said: the answer: ``same``, ``another``, or ``None`` while nobody gave one.
         step: the recorded step that it is, if somebody said so.
         commands: the commands that answer it.
+        meanings: what each of the commands says of the call, in their order.
     """
 
     stop: int
@@ -63,6 +64,7 @@ class StoppedCall:
     said: str | None
     step: int | None
     commands: tuple[str, ...]
+    meanings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Its attributes as plain data, for JSON."""
@@ -88,6 +90,7 @@ def stopped_calls(
 def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> StoppedCall:
     call, ruled = stop.call, stop.ruled
     said = None if ruled is None else ("same" if ruled.same else "another")
+    answers = ruling_commands(run_id, stop, stops) if ruled is None else []
     return StoppedCall(
         stop=stop.number,
         name=call.name,
@@ -100,5 +103,6 @@ def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> 
         ),
         said=said,
         step=ruled.steps[0] if ruled is not None and ruled.same else None,
-        commands=tuple(ruling_commands(run_id, stop, stops)) if ruled is None else (),
+        commands=tuple(command for command, _ in answers),
+        meanings=tuple(meaning for _, meaning in answers),
     )

@@ -36,6 +36,7 @@ __all__ = [
     "publisher",
     "reporters",
     "reports",
+    "shell_word",
     "warn",
 ]
 
@@ -167,6 +168,13 @@ def notice(text: str) -> None:
 def count(number: int, noun: str) -> str:
     """``1 step``, ``2 steps``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shell_word(text: str) -> str:
+    """Quote a run id or a URL, so that a printed command can be pasted into a shell."""
+    import shlex  # on use: only the messages that print a command need it
+
+    return shlex.quote(text)
 
 
 def file_name(path: str) -> str:

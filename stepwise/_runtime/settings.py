@@ -12,7 +12,8 @@
 ``STEPWISE_START``     the run that a call from outside of any run means, if the workflow has no
                        ``start=``: ``same`` (the default), ``unfinished`` or ``new``
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
-``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook
+``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook;
+                       ``0`` turns off the display of a notebook's cells, too
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
 ``STEPWISE_ALLOW_NETWORK``

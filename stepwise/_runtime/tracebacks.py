@@ -80,7 +80,21 @@ def chain(
             continue
         seen.add(id(each))
         yield each
-        todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+        todo += [each.__cause__, each.__context__, *_attached(each)]
+
+
+def _attached(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in the attribute ``exceptions``: of a group, or of a user's class.
+
+    Not by the class: on Python 3.10 groups come from more than one package.
+    """
+    try:
+        found = getattr(error, "exceptions", ())
+    except Exception:  # a property of a user's class may raise anything
+        return []
+    if not isinstance(found, (list, tuple)):
+        return []
+    return [each for each in found if isinstance(each, BaseException)]
 
 
 def linked_to(

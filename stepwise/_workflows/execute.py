@@ -288,7 +288,7 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
 def record_interruption(active: ActiveRun, error: BaseException) -> None:
     """Record what interrupted an attempt that ended with ``error``, if something did.
 
-    Ctrl-C, a cancellation and a consumer that takes no more items are decisions of somebody who is
+    Ctrl-C, a cancellation and a consumer that stops iterating are decisions of somebody who is
     there to call again, so that nothing brings the run back by itself.  An exit, SIGTERM, a kill
     and a closed event loop are not: nothing is recorded then, and the run is shown as ``crashed``.
     """
@@ -318,7 +318,7 @@ def _what_interrupted(active: ActiveRun, error: BaseException) -> str:
             return "Ctrl-C" if isinstance(root.ending, KeyboardInterrupt) else ""
         return "a cancellation"
     if isinstance(error, GeneratorExit) and active.task is None:
-        return "a caller that takes no more items"
+        return "a caller that stopped iterating"
     return ""  # an exit; or the event loop is gone, and its waiters with it
 
 

@@ -34,7 +34,7 @@ from stepwise._journal.records import RunFacts, Started
 from stepwise._journal.seal import Seal
 from stepwise._rewrite import Points, Rewritten
 from stepwise._runtime.limits import stopped
-from stepwise._runtime.messages import notice, warn
+from stepwise._runtime.messages import notice, shell_word, warn
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.preview import preview
@@ -312,9 +312,10 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
         if callee.parts is None:  # no @workflow is behind it
             ways = "another run_id"
         first = memory.is_first(f"recalled {callee.workflow.full_name}")  # of a loop over calls
+        forget = first and f"stepwise forget {shell_word(call.run_id)}"
         notice(
             f"{call.run_id} already completed at {when}{change}; this is its recorded result"
-            f"{f'. To run it afresh: {ways}, or: {_forget(call.run_id)}' if first else ''}"
+            f"{f'. To run it afresh: {ways}, or: {forget}' if first else ''}"
         )
     return Recall(value, bool(ended.changed))
 
@@ -343,18 +344,12 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
         f"  recorded  {recorded}\n"
         f"  given     {given}\n"
         f"{f'  differing {spoken(differing)}{chr(10)}' if differing else ''}"
-        f"Give this call another run id, {leave}or delete that run: {_forget(call.run_id)}",
+        f"Give this call another run id, {leave}or delete that run: "
+        f"stepwise forget {shell_word(call.run_id)}",
         run_id=call.run_id,
         recorded=recorded,
         given=given,
     )
-
-
-def _forget(run_id: str) -> str:
-    """The command that deletes a run."""
-    import shlex  # on use: only these messages need it
-
-    return f"stepwise forget {shlex.quote(run_id)}"
 
 
 # -- taking a run over ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from stepwise._journal.heads import open_head, unfinished_heads
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
-from stepwise._runtime.messages import notice, reports
+from stepwise._runtime.messages import notice, reports, shell_word
 from stepwise._workflows.definition import Callee, is_defined
 from stepwise.stores import Store
 
@@ -123,7 +123,8 @@ def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> No
         if _was_moved(old, new.workflow, new.digest, new.code):
             told = (
                 f"the same code in {place_of_run(old)}, which no longer exists. To resume that "
-                f"run instead: STEPWISE_RESUME={old.run_id}, or .options(run_id={old.run_id!r})"
+                f"run instead: STEPWISE_RESUME={shell_word(old.run_id)}, or "
+                f".options(run_id={old.run_id!r})"
             )
         elif _was_renamed(old, new.digest, module):
             told = (

@@ -13,7 +13,7 @@ from stepwise._journal.journal import Position
 from stepwise._journal.projection import Status, last_end, start_of
 from stepwise._journal.records import Entry
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
-from stepwise._runtime.messages import count, notice
+from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._values.pickling import PYTHON
 from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame
@@ -168,7 +168,7 @@ class WorkflowRun(OpenedRun):
                 f"run {active.run_id!r} cannot resume: {self._why()}, and its journal "
                 "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
                 "Bring back the code as it was, or start over: "
-                f"stepwise forget {active.run_id}",
+                f"stepwise forget {shell_word(active.run_id)}",
                 run_id=active.run_id,
             )
         entries = self._load(Position())

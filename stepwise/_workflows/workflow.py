@@ -383,9 +383,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             these arguments; the n-th equal call of a process is the n-th such run, so that a
             script that was killed resumes, and a completed one gets its results again.
             ``"unfinished"``: the newest unfinished run of these arguments that no process
-            executes, else a new run (a cron job, a bot).  ``"new"``: a new run, always (a server).
-            ``None``: as ``STEPWISE_START`` says, else ``"same"``; written out, ``"same"`` does not
-            warn that a run of another process answered a later call.
+            executes, else a new run (a bot, a job that never runs twice at once).  ``"new"``: a new
+            run, always (a server).  ``None``: as ``STEPWISE_START`` says, else ``"same"``; written
+            out, ``"same"`` does not warn that a run of another process answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first.  Called again, the workflow makes them anew.
         progress: show on the terminal, or in the notebook, the current step, the number of steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,12 +15,15 @@ from stepwise._display.terminal import line_of
 from stepwise._runs.listing import listed
 from stepwise.cli._display import ago, call_text, say
 
-__all__ = ["chosen_store", "command", "find_run", "main", "run", "run_argument"]
+__all__ = ["PROBLEMS", "chosen_store", "command", "fail", "find_run", "main", "run", "run_argument"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SECTIONS = ("Look", "Steer", "Settle", "Keep", "Check and learn")
 _CHOSEN = "stepwise store"
+
+PROBLEMS = (stepwise.StepwiseError, stepwise.RunStopped, MemoryError)
+"""The exceptions that are messages, not tracebacks."""
 
 
 class _Command(click.Command):
@@ -128,14 +131,17 @@ def run() -> None:
     """Run the command line; what stepwise raises is a message, not a traceback."""
     try:
         main(prog_name="stepwise")
-    except (stepwise.StepwiseError, stepwise.RunStopped) as error:
-        say(f"stepwise: {error}", err=True)
-        sys.exit(1)
-    except MemoryError as error:
-        say(
-            f"stepwise: {str(error) or 'memory ran out'}; give it more memory (ulimit -v)", err=True
-        )
-        sys.exit(1)
+    except PROBLEMS as problem:
+        fail(problem)
+
+
+def fail(problem: BaseException, code: int = 1) -> NoReturn:
+    """Report a problem on stderr, and exit."""
+    text = str(problem)
+    if isinstance(problem, MemoryError):
+        text = f"{text or 'memory ran out'}; give it more memory (ulimit -v)"
+    say(f"stepwise: {text}", err=True)
+    sys.exit(code)
 
 
 def find_run(run_id: str) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import sys
 import time
@@ -15,7 +16,7 @@ import click
 
 from stepwise import Run, StepRecord
 from stepwise._display import terminal
-from stepwise._display.render import duration_text, printable
+from stepwise._display.render import duration_text, printable, shell_word
 from stepwise._display.terminal import Below, Column, Terminal, Word, shown_value
 from stepwise._runs.stops import StoppedCall
 
@@ -29,6 +30,7 @@ __all__ = [
     "error_text",
     "note",
     "owned_by",
+    "parsed_json",
     "say",
     "show_in_doubt",
     "show_stops",
@@ -92,6 +94,25 @@ def echo_json(value: Any, file: Any = None) -> None:
     """Print plain data as JSON; the items of iterators in it one by one."""
     _put(value, "", file)
     click.echo("", file=file)
+
+
+def parsed_json(text: str) -> Any:
+    """Parse JSON that somebody typed.
+
+    Raises:
+        ValueError: the text is not JSON; ``NaN`` and numbers beyond a float are not, either.
+    """
+    try:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a number of JSON")
+    return number
 
 
 def _put(value: Any, indent: str, file: Any) -> None:
@@ -169,7 +190,8 @@ def show_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:
             say(
                 f"\nstep {step.number} is in doubt. Find out whether it happened (key "
                 f"{step.idempotency_key}), then:\n"
-                f"  stepwise resolve {run.id} {step.number} --landed JSON | --did-not-happen"
+                f"  stepwise resolve {shell_word(run.id)} {step.number} --landed JSON | "
+                "--did-not-happen"
             )
 
 
@@ -212,5 +234,5 @@ def show_stops(stops: Iterable[StoppedCall]) -> None:
         if stop.said is not None:
             act = f"step {stop.step}" if stop.said == "same" else "another act"
             say(f"  resolved: it is {act}; run the program again")
-        for line in stop.commands:
-            say(line)
+        for command, meaning in zip(stop.commands, stop.meanings, strict=True):
+            say(f"  {command}    ({meaning})")

@@ -14,7 +14,7 @@ import click
 import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display.elide import elided
-from stepwise._display.render import RunShown, duration_text, printable
+from stepwise._display.render import RunShown, duration_text, printable, shell_word
 from stepwise._display.terminal import (
     Below,
     Branch,
@@ -317,7 +317,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("damage", shown.damage)
     if shown.status in _UNFINISHED:
         where, line = run._goes_on()
-        _say("resumes", f"{where}: stepwise resume {run.id}")
+        _say("resumes", f"{where}: stepwise resume {shell_word(run.id)}")
         _say("", printable(line, 200))
     _say("error", error_text(run) or "")
 
@@ -371,7 +371,7 @@ def watch(run_id: str, *, as_json: bool) -> None:
         seen = run._seen(_WATCHED if shown else SHOWN)
         missed = seen.steps[0].number - max(shown, default=0) - 1 if seen.steps else 0
         if missed > 0:
-            note(f"... {missed:,} steps: stepwise show {run.id} --all")
+            note(f"... {missed:,} steps: stepwise show {shell_word(run.id)} --all")
         for step in seen.steps:
             if shown.get(step.number) != step.status:
                 shown[step.number] = step.status

@@ -17,7 +17,7 @@ from stepwise import Run, StepRecord
 from stepwise._display.terminal import Column, shown_value
 from stepwise._runs.diff import first_step, first_variable
 from stepwise._runs.page import html_page
-from stepwise.cli._command import command, find_run, run_argument
+from stepwise.cli._command import PROBLEMS, command, fail, find_run, run_argument
 from stepwise.cli._display import (
     STEP_COLUMNS,
     echo_json,
@@ -120,10 +120,13 @@ def _variables(run: Run) -> dict[str, str]:
 def diff(one: str, other: str, *, as_json: bool) -> None:
     """Show the first step and the first variable in which two runs differ.
 
-    The exit code is 0 if they do not, and 1 if they do.
+    The exit code is 0 if they do not, 1 if they do, and 2 if that cannot be told.
     """
-    runs = find_run(one), find_run(other)
-    step, variable = first_step(*runs), first_variable(*runs)
+    try:
+        runs = find_run(one), find_run(other)
+        step, variable = first_step(*runs), first_variable(*runs)
+    except PROBLEMS as problem:
+        fail(problem, code=2)
     if as_json:
         echo_json(
             {

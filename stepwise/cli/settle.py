@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import re
 import sys
 import time
@@ -19,7 +19,7 @@ from stepwise._runs import housekeeping
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.listing import Listed
 from stepwise.cli._command import command, find_run, run_argument
-from stepwise.cli._display import age, ago, call_text, echo_json, note, say, show_table
+from stepwise.cli._display import age, ago, call_text, echo_json, note, parsed_json, say, show_table
 
 __all__: list[str] = []
 
@@ -92,13 +92,13 @@ _ANSWERED = {
 
 def _parsed(landed: str) -> Any:
     try:
-        return json.loads(landed)
+        return parsed_json(landed)
     except ValueError as error:
         # The likeliest mistake is a bare word, since the shell removes its quotes.
-        word = landed if re.fullmatch(r"[\w .@:/-]+", landed) else "text"
+        word = landed if re.fullmatch(r"[\w .@:/-]{1,100}", landed) else "text"
         raise click.BadParameter(
-            f"{landed!r} is not JSON ({error}). Write the result as JSON, in quotes for the "
-            f"shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
+            f"{printable(landed, 200)!r} is not JSON ({error}). Write the result as JSON, in "
+            f"quotes for the shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
             param_hint="--landed",
         ) from None
 
@@ -259,27 +259,50 @@ def _effect(step: StepRecord) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Only list them.")
 def prune(seconds: float, *, keep: int, dry_run: bool, as_json: bool) -> None:
-    """Delete completed runs; called again, their workflows start afresh."""
+    """Delete completed runs; called again, their workflows start afresh.
+
+    A run that is being executed again stays; the exit code is then 1.
+    """
     old = housekeeping.old_runs(time.time() - seconds, keep)
+    facts = {}
+    for each in old if as_json else ():
+        with contextlib.suppress(stepwise.RunNotFoundError):  # somebody else has just deleted it
+            facts[each.run.id] = each.to_dict(each.run.counts)
+    done = ((each, None) for each in old) if dry_run else housekeeping.delete_each(old)
+    deleted, skipped = [], []
+    for each, problem in done:
+        if problem is None:
+            deleted.append(each)
+        else:
+            note(f"stepwise: {each.run.id} is not deleted: {problem}")
+            skipped.append({"id": each.run.id, "problem": str(problem)})
     if as_json:
-        found = [each.to_dict(each.run.counts) for each in old]
-    elif old:
-        rows = [[each.run.id, ago(each.facts.updated_at), call_text(each.facts)] for each in old]
+        found = [facts[each.run.id] for each in deleted if each.run.id in facts]
+        echo_json({"runs": found, "skipped": skipped, "dry_run": dry_run})
+    else:
+        _show_pruned(deleted, seconds, dry_run=dry_run)
+    if skipped:
+        sys.exit(1)
+
+
+def _show_pruned(deleted: list[Listed], seconds: float, *, dry_run: bool) -> None:
+    if deleted:
+        rows = [
+            [each.run.id, ago(each.facts.updated_at), call_text(each.facts)] for each in deleted
+        ]
         show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
-    if not dry_run:
-        _delete(old)
-    if as_json:
-        echo_json({"runs": found, "dry_run": dry_run})
-        return
     verb = "would be deleted" if dry_run else "deleted"
-    days = f"{seconds / 86400:g} days"
-    say(f"{count(len(old), 'run')} completed more than {days} ago: {verb}")
+    which = f"completed more than {_in_words(seconds)} ago" if seconds else "completed so far"
+    say(f"{count(len(deleted), 'run')} {which}: {verb}")
     _tell_free()
 
 
-def _delete(found: list[Listed]) -> None:
-    for each in found:
-        each.run.delete()
+def _in_words(seconds: float) -> str:
+    """Return a duration in its largest unit that gives a whole number."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds % size == 0:
+            return count(int(seconds / size), unit)
+    return f"{seconds:g} seconds"
 
 
 _MUCH = 64 << 20  # bytes

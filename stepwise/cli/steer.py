@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -14,11 +13,12 @@ import click
 
 import stepwise
 from stepwise import Run
-from stepwise._display.render import printable
+from stepwise._display.render import printable, shell_word
 from stepwise._display.terminal import Word, count
+from stepwise._runs.listing import listed
 from stepwise._runs.program import start_command
 from stepwise.cli._command import chosen_store, command, find_run, run_argument
-from stepwise.cli._display import call_text, echo_json, note, say
+from stepwise.cli._display import call_text, echo_json, note, parsed_json, say
 
 __all__: list[str] = []
 
@@ -45,23 +45,38 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
         if as_json:
             echo_json(done)
         sys.exit(done["exit_code"])
-    crashed = [run for run in stepwise.runs(status="crashed") if run.parent is None]
+    crashed = [each.run for each in listed(status="crashed") if not each.facts.parent]
     if not crashed:
         note("no run has crashed")
-    found, code = [], 0
+    found = []
     for run in crashed[::-1]:
-        # The program of one run may have resumed another.
-        if run.status == "crashed":
-            try:
+        try:
+            if _is_crashed(run):
                 found.append(_resume(run, dry_run=dry_run, as_json=as_json))
-                code = found[-1]["exit_code"] or code
-            except stepwise.StepwiseError as problem:
-                note(f"stepwise: {problem}")
-                found.append({**run.to_dict(), "exit_code": 1, "problem": str(problem)})
-                code = code or 1
+        except (stepwise.StepwiseError, stepwise.RunStopped) as problem:
+            note(f"stepwise: {problem}")
+            found.append({**_known(run), "exit_code": 1, "problem": str(problem)})
     if as_json:
         echo_json(found)
-    sys.exit(code)
+    codes = [each["exit_code"] for each in found if each["exit_code"]]
+    sys.exit(codes[-1] if codes else 0)
+
+
+def _is_crashed(run: Run) -> bool:
+    """Return whether a run is still crashed: another's program may have resumed or deleted it."""
+    try:
+        return run.status == "crashed"
+    except stepwise.RunNotFoundError as problem:
+        note(str(problem))
+        return False
+
+
+def _known(run: Run) -> dict[str, Any]:
+    """Return the facts of a run for JSON; only its id, if they cannot be read."""
+    try:
+        return run.to_dict()
+    except (stepwise.StepwiseError, stepwise.RunStopped):
+        return {"id": run.id}
 
 
 def _top(run: Run) -> Run:
@@ -81,7 +96,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
         owner = run.owner
         raise stepwise.RunBusyError(
             f"run {run.id!r} is being executed by process {owner.pid if owner else '?'}; to follow "
-            f"it: stepwise watch {run.id}",
+            f"it: stepwise watch {shell_word(run.id)}",
             run_id=run.id,
             owner=owner,
         )
@@ -210,7 +225,7 @@ def fork(
     where, _ = made._goes_on()
     say(made.id)
     note(f"shares {count(made._seen(1).total, 'step')}, resumes {where}:")
-    note(f"  stepwise resume {made.id}")
+    note(f"  stepwise resume {shell_word(made.id)}")
 
 
 def _pair(text: str, option: str) -> tuple[str, Any]:
@@ -218,6 +233,6 @@ def _pair(text: str, option: str) -> tuple[str, Any]:
     if not sign or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
     try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
+        return name, parsed_json(value)
+    except ValueError:
         return name, value

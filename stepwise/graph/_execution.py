@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stepwise._runtime.messages import count, notice
+from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._runtime.options import check_values
 from stepwise._values import digest as _digest
 from stepwise._values.preview import error_text
@@ -112,7 +112,7 @@ class Execution:
                     f"run {run_id!r} is unfinished, and auto_recovery=False. To resume it, call "
                     "execute(..., session_state={'run_id': " + repr(run_id) + "}), or with "
                     "the to_session_state() of a checkpoint; to start over: stepwise forget "
-                    + run_id
+                    + shell_word(run_id)
                 )
             if self.given is None or self.session.keys() - {"run_id"}:
                 # The call brings a state or an answer instead of an input.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from stepwise._runtime.messages import shell_word
 from stepwise._runtime.retries import Attempts
 from stepwise._values.preview import error_text
 from stepwise._workflows import host
@@ -119,7 +120,7 @@ class Visits:
             raise CodeChangedError(
                 f"run {run_id!r} is to resume at node {node_id!r}, which graph "
                 f"{self._graph.name!r} no longer has. Bring it back, or start over: "
-                f"stepwise forget {run_id}",
+                f"stepwise forget {shell_word(run_id)}",
                 run_id=run_id,
             )
         return node

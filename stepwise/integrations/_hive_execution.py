@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import notice, shell_word
 from stepwise._values import codec, digest
 from stepwise._workflows import host
 from stepwise._workflows.host import DamagedError, HostedRun, HostStore, Step
@@ -126,7 +126,8 @@ def _read(store: Store, run_id: str, name: str) -> Any:
             return None
         raise CorruptStoreError(
             f"the session state of run {run_id!r} in store {store.url!r} is damaged ({name}: "
-            f"{error}). Restore it from a backup, or start over: stepwise forget {run_id}",
+            f"{error}). Restore it from a backup, or start over: "
+            f"stepwise forget {shell_word(run_id)}",
             path=store.url,
             errno=None,
         ) from None

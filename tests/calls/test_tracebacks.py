@@ -220,6 +220,27 @@ def test_exception_groups():
         assert frames(each) == ["abad" if each.args == (1,) else "alimited", "helper"]
 
 
+@pytest.mark.parametrize("held", [["timeout"], None, "x", 7, [ValueError("inner")]])
+def test_an_exception_with_an_attribute_exceptions(held):
+    """An exception that is no group may keep anything under that name: it arrives as it is."""
+
+    class ApiError(Exception):
+        exceptions = held
+
+    @step
+    def ask():
+        raise ApiError("down")
+
+    @workflow(store="memory:")
+    def agent():
+        ask()
+
+    with pytest.raises(ApiError, match="down"):
+        agent()
+    (run,) = stepwise.runs(agent, store="memory:")
+    assert run.status == "failed"
+
+
 def test_errors_of_ours():
     """An error that is raised by us ends at the user's call."""
 

@@ -506,6 +506,19 @@ def test_a_resource_is_no_plain_data(data):
         make()
 
 
+def test_a_resource_of_a_class_of_ones_own_that_is_a_dict():
+    """A factory may return a dict of the user's own class: it may hold more than data."""
+
+    class Shelf(dict):
+        pass
+
+    def shelf():
+        return Shelf(a=1)
+
+    made = stepwise.resource(shelf)()
+    assert (type(made), made) == (Shelf, {"a": 1})
+
+
 def test_a_variable_that_cannot_be_recorded():
     """A variable that cannot be recorded is named, with ways out; the run resumes before it."""
     program = """

@@ -268,7 +268,16 @@ def test_did_not_happen(doubtful):
 
 
 @pytest.mark.parametrize(
-    ("landed", "hint"), [("done", "'\"done\"'"), ("{", "'\"text\"'"), ("", "'\"text\"'")]
+    ("landed", "hint"),
+    [
+        ("done", "'\"done\"'"),
+        ("{", "'\"text\"'"),
+        ("", "'\"text\"'"),
+        ("NaN", "NaN is not a number of JSON"),
+        ('{"price": -Infinity}', "-Infinity is not a number of JSON"),
+        ("1e999", "1e999 is not a number of JSON"),
+        ("[" * 90_000, "it is nested too deeply"),
+    ],
 )
 def test_bad_json(doubtful, landed, hint):
     """What is no JSON is refused with an example to copy, and nothing is settled."""
@@ -276,6 +285,7 @@ def test_bad_json(doubtful, landed, hint):
     assert result.exit_code == 2
     assert "is not JSON" in result.output
     assert hint in result.output
+    assert len(result.output) < 1000
     assert len(json.loads(run("in-doubt", "--json").stdout)) == 1
 
 
@@ -341,6 +351,21 @@ def test_prune(doubtful):
     assert run("prune", "--older-than", "0").stdout.splitlines()[-1].startswith("2 runs")
     assert [each.id for each in stepwise.runs()] == [doubtful]
     assert run("prune", "--older-than", "-1").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("age", "said"),
+    [
+        ("0s", "completed so far"),
+        ("90s", "completed more than 90 seconds ago"),
+        ("2h", "completed more than 2 hours ago"),
+        ("1d", "completed more than 1 day ago"),
+        ("4w", "completed more than 28 days ago"),
+    ],
+)
+def test_the_age_of_pruned_runs(age, said):
+    """``prune`` says in words how long ago the runs completed that it deletes."""
+    assert f"0 runs {said}: deleted" in run("prune", "--older-than", age).stdout
 
 
 # -- as a process --------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from click.testing import CliRunner
 from command import COMMAND, process, waiting
 
 import stepwise
-from stepwise import cli, step, tool, workflow
+from stepwise import Run, cli, step, tool, workflow
+from stepwise._journal.lease import Lease
+from stepwise._journal.seal import Seal
+from stepwise.cli import steer
 
 SCRIPT = """
 import os, sys
@@ -123,6 +126,40 @@ def test_resume_all(killed):
     assert (done.returncode, done.stderr) == (0, "no run has crashed\n")
 
 
+def test_resume_all_although_a_program_deletes_another_run(killed):
+    """``resume --all-crashed`` passes over a run that an earlier program has deleted."""
+    first, second, third = killed("tides"), killed("winds"), killed("currents")
+    with open(first.program.command[-2], "a") as file:
+        file.write(f"    import stepwise; stepwise.get_run({second.id!r}).delete()\n")
+    done = process("resume", "--all-crashed", "--json")
+    assert done.returncode == 0, done.stderr
+    told = [(each["id"], each["status"]) for each in json.loads(done.stdout)]
+    assert told == [(first.id, "completed"), (third.id, "completed")]
+    assert f"run '{second.id}' is gone" in done.stderr
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_resume_all_although_one_run_stops(readable, killed, monkeypatch):
+    """``resume --all-crashed`` reports a run that it cannot resume, and goes on to the others."""
+    first, second = killed("tides"), killed("winds")
+    known, start = Run.to_dict, steer.start_command
+
+    def damaged(run, original):
+        if run == first:
+            raise stepwise.CorruptStoreError("it is damaged", path="store", errno=None)
+        return original(run)
+
+    monkeypatch.setattr(steer, "start_command", lambda run: damaged(run, start))
+    if not readable:
+        monkeypatch.setattr(Run, "to_dict", lambda run: damaged(run, known))
+    done = run("resume", "--all-crashed", "--dry-run", "--json")
+    assert done.exit_code == 1
+    one, other = json.loads(done.stdout)
+    assert (one["id"], one["exit_code"], one["problem"]) == (first.id, 1, "it is damaged")
+    assert one.get("status") == ("crashed" if readable else None)
+    assert (other["id"], other["exit_code"]) == (second.id, 0)
+
+
 def test_resume_a_module(tmp_path, killed):
     """A program that was started with ``python -m`` is started so again, in its folder."""
     (tmp_path / "talk.py").write_text(SCRIPT)
@@ -214,6 +251,13 @@ def test_fork_with_another_result():
 # -- looking -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 90_000])
+def test_fork_with_what_is_not_json(value):
+    """A value of ``--result`` that is not JSON is text, ``NaN`` and endless brackets included."""
+    run("fork", agent.execute("tides").id, "--result", f"think={value}", "--id", "roma")
+    assert stepwise.get_run("roma").steps[0].result == value
+
+
 def test_locals():
     """``locals`` shows the variables at the newest checkpoint, or after a step."""
     source = agent.execute("tides")
@@ -238,6 +282,14 @@ def test_diff():
     assert (told["step"]["number"], told["variable"]["values"]) == (2, ["'calm'", "'merry'"])
     same = run("diff", one.id, one.id)
     assert (same.exit_code, same.stdout) == (0, "the runs do not differ\n")
+
+
+def test_diff_of_a_run_that_is_not_there():
+    """``diff`` exits with 2 if it cannot compare the runs, since 1 says that they differ."""
+    one = agent.execute("tides")
+    done = process("diff", one.id, "nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no run 'nothing'" in done.stderr
 
 
 def test_diff_of_equal_runs():
@@ -380,6 +432,47 @@ def test_prune_keeps():
         agent(topic)
     run("prune", "--older-than", "0s", "--keep", "2")
     assert [each.arguments for each in stepwise.runs()] == ["topic='currents'", "topic='winds'"]
+
+
+def test_prune_leaves_what_is_being_executed():
+    """``prune`` skips a run that somebody executes, deletes the others, and says so."""
+    for number, topic in enumerate(("tides", "winds", "currents")):
+        agent.options(run_id=f"run-{number}")(topic)
+    lease = Lease(stepwise.get_run("run-1").store, "run-1").acquire(child=False)
+    try:
+        done = process("prune", "--older-than", "0s", "--json")
+        again = process("prune", "--older-than", "0s")
+    finally:
+        lease.release()
+    assert done.returncode == again.returncode == 1
+    told = json.loads(done.stdout)
+    assert [each["id"] for each in told["runs"]] == ["run-2", "run-0"]
+    (skipped,) = told["skipped"]
+    assert skipped["id"] == "run-1"
+    assert skipped["problem"] in done.stderr
+    assert again.stdout.startswith("0 runs completed")
+    assert [each.id for each in stepwise.runs()] == ["run-1"]
+
+
+def test_prune_looks_for_child_runs_once(monkeypatch):
+    """``prune`` reads the facts of all runs as often for many deletions as for one."""
+    opened = []
+    original = Seal.open
+
+    def count(self, what, data):
+        opened.append(what)
+        return original(self, what, data)
+
+    monkeypatch.setattr(Seal, "open", count)
+    heads = []
+    for many in (5, 20):
+        for number in range(many):
+            agent(f"topic {number}")
+        opened.clear()
+        assert run("prune", "--older-than", "0s").exit_code == 0
+        heads.append(sum(what.startswith("head/") for what in opened) / many)
+        assert stepwise.runs() == []
+    assert heads[1] <= heads[0]
 
 
 # -- while it runs -------------------------------------------------------------------------------

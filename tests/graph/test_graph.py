@@ -741,6 +741,30 @@ def calling(model):
     return lambda memory: {"answer": function()}
 
 
+def captured_step(model):
+    @stepwise.step
+    def ask(memory):
+        return {"answer": model}
+
+    return lambda memory: ask(dict(memory))
+
+
+class Client:
+    """A client, which has no digest."""
+
+    def __init__(self, url):
+        self.url, self.lock = url, threading.Lock()
+
+
+def captured_client(model):
+    class Model:
+        client = None
+
+    held = Model()
+    held.client = Client(model)
+    return lambda memory: {"answer": held.client.url}
+
+
 def test_a_graph_goes_on_with_its_run_when_the_first_of_its_name_is_gone(manager):
     """Once the other graph's run is deleted, a graph still resumes the run of its own."""
 
@@ -755,10 +779,15 @@ def test_a_graph_goes_on_with_its_run_when_the_first_of_its_name_is_gone(manager
 
 
 @pytest.mark.parametrize(
-    "make", [capturing, with_default, put_into, calling, lambda model: Asker(model).ask]
+    "make",
+    [
+        *(capturing, with_default, put_into, calling, captured_step, captured_client),
+        lambda model: Asker(model).ask,
+    ],
 )
 def test_graphs_whose_nodes_hold_other_values_are_other_runs(manager, make):
     """A graph made for one model does not answer for another, and each finds its own run again."""
+    stepwise.identity(Client, fields=["url"])
     answers, ids = [], []
     for model in ("gpt", "claude", "gpt", "claude"):
         forget_process()

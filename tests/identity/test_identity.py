@@ -127,6 +127,20 @@ def test_defaults_without_a_digest():
         digest(function, 1, threading.Lock())
 
 
+def test_the_way_out_for_a_client():
+    """The error for a client as an argument advises what works there: ``ignore=`` and ``key=``."""
+
+    def function(question, client):
+        pass
+
+    with pytest.raises(DigestError, match="lock") as caught:
+        digest(function, "tides", threading.Lock())
+    assert "ignore=('client',)" in str(caught.value)
+    assert "identity(" not in str(caught.value)
+    ignoring = with_options(function, ignore=("client",))
+    assert digest(ignoring, "tides", LOCK) == digest(ignoring, "tides", threading.Lock())
+
+
 def test_names_count():
     """The same value under another name is another call."""
 

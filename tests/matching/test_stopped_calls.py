@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -387,7 +388,13 @@ def test_listings():
     rows = json.loads(command("in-doubt", "--json"))
     assert [each["status"] for each in rows] == ["in_doubt", "stopped"]
     assert rows[1]["said"] is None
-    command("resolve", run.id, "1", "--same")
+    for each, meaning in zip(rows[1]["commands"], rows[1]["meanings"], strict=True):
+        words = shlex.split(each)
+        assert words[:3] == ["stepwise", "resolve", run.id]
+        assert len(words) == 5
+        assert f"  {each}    ({meaning})" in command("show", run.id).splitlines()
+    assert rows[1]["commands"][0] == shlex.join(["stepwise", "resolve", run.id, "1", "--same"])
+    command(*shlex.split(rows[1]["commands"][0])[1:])
     assert "resolved: it is step 1" in command("show", run.id)
     assert json.loads(command("in-doubt", "--json"))[1]["said"] == "same"
 

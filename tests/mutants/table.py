@@ -82,6 +82,27 @@ _CODE = [
         "test_edits.py::test_a_default",
     ),
     _mutant(
+        "the address of an object counts as a field of a client",
+        "_identity/clients.py",
+        "if _ADDRESS not in text:",
+        "if True:",
+        "test_starts.py::test_a_declared_field_without_a_text",
+    ),
+    _mutant(
+        "a client that a captured step holds does not count",
+        "_identity/captures.py",
+        "_held_by_function(each) or (",
+        "{} or (",
+        "test_starts.py::test_clients_that_differ_in_a_declared_field",
+    ),
+    _mutant(
+        "a client in an object or a container does not count",
+        "_identity/captures.py",
+        "(_held_by_object(each) if objects else {})",
+        "{}",
+        "test_starts.py::test_clients_that_differ_in_a_declared_field",
+    ),
+    _mutant(
         "an edited finally goes unnoticed",
         "_rewrite/points.py",
         "parts.append(self.whole(item))",
@@ -196,8 +217,8 @@ _FAILURES = [
         _mutant(
             f"of what an exception came from, {what} is not followed",
             "_runtime/tracebacks.py",
-            "todo += [each.__cause__, each.__context__, *getattr",
-            f"todo += [{followed}, *getattr",
+            "todo += [each.__cause__, each.__context__, *_attached",
+            f"todo += [{followed}, *_attached",
             "test_failures.py::test_what_an_error_was_raised_from_is_tried_again",
         )
         for what, followed in [

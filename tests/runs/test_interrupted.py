@@ -172,7 +172,7 @@ def test_children_are_interrupted_with_their_parent():
 
 
 def test_a_generator_that_is_left():
-    """A generator workflow whose consumer takes no more items is interrupted."""
+    """A generator workflow whose consumer stops iterating is interrupted."""
 
     @workflow
     def items():

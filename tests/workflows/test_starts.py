@@ -553,6 +553,7 @@ def test_workflows_of_a_factory(program):
 
 
 CLIENTS = """
+import functools
 import threading
 
 class Client:
@@ -574,8 +575,59 @@ def make(client):
         return f"{client.url}: {q}"
     return run
 
+def asking(client):
+    @stepwise.step
+    def ask(q):
+        return f"{client.url}: {q}"
+    return ask
+
+def with_default(client):
+    def ask(q, client=client):
+        return f"{client.url}: {q}"
+    return ask
+
+class Model:
+    def __init__(self, client):
+        self.client = client
+    def ask(self, q):
+        return f"{self.client.url}: {q}"
+
+def makes(ask):
+    @stepwise.workflow
+    def run(q):
+        dies(True)
+        return ask(q)
+    return run
+
+class Holder:
+    def __init__(self, held):
+        self.held = held
+    @stepwise.workflow
+    def run(self, q):
+        dies(True)
+        held = self.held[0] if isinstance(self.held, list) else self.held
+        return held.ask(q) if isinstance(held, Model) else held(q)
+
 def method(client):
     return Agent(client).run
+
+def step(client):
+    return makes(asking(client))
+
+def default(client):
+    return makes(with_default(client))
+
+def partial(client):
+    return makes(functools.partial(with_default(None), client=client))
+
+def bound(client):
+    return makes(Model(client).ask)
+
+def tools(client):
+    return Holder([asking(client)]).run
+
+def model(client):
+    return Holder(Model(client)).run
 
 if "DECLARED" in os.environ:
     stepwise.identity(Client, fields=["url"])
@@ -584,18 +636,62 @@ print(globals()[kind](Client(url))("q"))
 """
 
 
-@pytest.mark.parametrize("kind", ["method", "make"])
+HOLDING = ["method", "make", "step", "default", "partial", "bound", "tools", "model"]
+
+
+@pytest.mark.parametrize("kind", HOLDING)
 def test_clients_that_differ_in_a_declared_field(program, kind):
-    """A client counts by its declared fields: in an attribute, and in a captured variable."""
+    """A client counts by its declared fields, wherever an instance or a function holds it."""
     execute = program(CLIENTS)
     for url in ("one", "two", "one"):
         out, told = execute("agent.py", kind, url, DECLARED="1")
         assert out == [f"{url}: q"]
-        assert "count only by their class" not in told
+        assert kind in ("tools", "model") or "count only by their class" not in told
     assert "already completed" in told
 
 
-@pytest.mark.parametrize("kind", ["method", "make"])
+FIELDS = """
+import threading
+
+class Engine:
+    pass
+
+class Client:
+    def __init__(self):
+        self.lock, self.engine, self.engines = threading.Lock(), Engine(), [Engine()]
+
+    @property
+    def url(self):
+        raise RuntimeError("not connected yet")
+
+class Agent:
+    def __init__(self):
+        self.client = Client()
+
+    @stepwise.workflow
+    def run(self, q):
+        charge(q)
+        dies(True)
+        return q
+
+@stepwise.tool(side_effect=True)
+def charge(q):
+    print("charged", q)
+
+stepwise.identity(Client, fields=[sys.argv[1]])
+print(Agent().run("q"))
+"""
+
+
+@pytest.mark.parametrize("field", ["engine", "engines", "url", "missing"])
+def test_a_declared_field_without_a_text(program, field):
+    """A field with an address in its text, or that raises, counts by its class: the run resumes."""
+    execute = program(FIELDS)
+    assert execute("agent.py", field, DIE="1")[0] == ["charged q"]
+    assert execute("agent.py", field)[0] == ["q"]
+
+
+@pytest.mark.parametrize("kind", HOLDING)
 def test_a_run_that_began_before_a_field_was_declared(program, kind):
     """A field that is declared later does not keep a call from its unfinished run."""
     execute = program(CLIENTS)
