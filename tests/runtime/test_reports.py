@@ -117,6 +117,7 @@ def test_texts_are_made_under_the_guard():
         "error_text",
         "join",
         "describe_owner",
+        "shell_word",
         "_forget",
         "_told",
         "type",
