@@ -37,7 +37,7 @@ def _dump(
     places: dict[int, int] | None = {} if tree.classes else None
     try:
         payload = dump_tree(tree.root, refer, places)
-    except Exception:
+    except Exception:  # somebody's __reduce__; the value is stored whole, which reports it
         return None
     if places is None:
         return payload, tree

@@ -94,7 +94,7 @@ class Question:
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the page of a run shows.
+    """The contents of the page of a run.
 
     Args:
         shown: the facts that every display shows.

@@ -211,7 +211,12 @@ class CallParts(Parts):
         extras = self._extras()
         older = {name: held for name, held in extras.items() if name not in self._clients}
         first = self._of_arguments(kept=frozenset(self._defaulted))
-        for extra in [extras] + [older] * bool(self._clients) + [{}] * bool(older):
+        variants = [extras]
+        if self._clients:
+            variants.append(older)
+        if older:
+            variants.append({})
+        for extra in variants:
             for kept in self._kept():
                 yield self._of_arguments(kept=kept), instance, *_combined(extra)
         for name in extras:
@@ -283,9 +288,9 @@ class HeldParts(Parts):
 
     ``of:node 'ask':model`` is a captured variable, a default or an attribute ``model`` of the
     function (or bound method, partial, callable object) of the node ``ask``.  Only texts, numbers
-    and the like, functions and classes count.  What a call may change inside itself (a list, an
-    agent's history) must not make the next run another one; nor must an attribute or a captured
-    variable that is assigned.
+    and the like, functions with what they captured, classes, and the fields of clients count.  A
+    change that a call makes inside an object (a list, an agent's history) must not make the next
+    run another one; nor must an attribute or a captured variable that is assigned.
 
     Args:
         functions: what the run calls, by what a message calls it.

@@ -1,4 +1,4 @@
-"""What the code of a step can learn about its own call."""
+"""The call that the code of a step is in: ``current_step`` and its idempotency key."""
 
 from __future__ import annotations
 
