@@ -113,10 +113,10 @@ def _multipart(content_type: str, content: bytes) -> dict[str, Any]:
     if found is None:
         return digest_of(content)
     boundary = found[1].strip().encode("latin-1", "replace")
-    opening, *pieces, end = (b"\r\n" + content).split(b"\r\n--" + boundary)
-    if opening or not end.startswith(b"--"):  # not well-formed
+    opening, *pieces = (b"\r\n" + content).split(b"\r\n--" + boundary)
+    if opening or not pieces or not pieces[-1].startswith(b"--"):  # not well-formed
         return digest_of(content.replace(boundary, b""))
-    return {"multipart": [_part(piece) for piece in pieces]}
+    return {"multipart": [_part(piece) for piece in pieces[:-1]]}
 
 
 def _part(piece: bytes) -> dict[str, Any]:
