@@ -38,8 +38,8 @@ from stepwise.errors import ArgumentMutatedWarning, DigestError, NotRecordableEr
 __all__ = [
     "ArgumentWatch",
     "Did",
+    "Listed",
     "LoadedOutcome",
-    "Told",
     "Watches",
     "changed_by",
     "did_to_subject",
@@ -56,7 +56,7 @@ _NOTHING: Mapping[str, Any] = {}
 _SIZED = (list, dict, set, bytearray)
 
 
-class Told(NamedTuple):
+class Listed(NamedTuple):
     """What a listing shows of a value: its text, and the usage of a model request."""
 
     preview: str
@@ -78,7 +78,7 @@ def outcome(
     around: Surroundings | None = None,
     did: Did | None = None,
     kind: Any = Any,
-    told: Told | None = None,
+    listed: Listed | None = None,
 ) -> tuple[Outcome, Data]:
     """The outcome of a call.
 
@@ -87,7 +87,7 @@ def outcome(
         around: the arguments, if the call changed them.
         did: what it did to its subject.
         kind: the type that its value is annotated with.
-        told: what a listing shows of the value, if not the value.
+        listed: what a listing shows of the value, if not the value.
 
     Raises:
         NotRecordableError: its value cannot be recorded.
@@ -101,7 +101,7 @@ def outcome(
 
     deltas = did.deltas if did is not None else _NOTHING
     if did is not None and did.around.arguments:
-        around = around if around is not None else Surroundings()
+        around = around or Surroundings()
         around = replace(around, arguments={**around.arguments, **did.around.arguments})
     if around is None and not deltas:
         encoded = encoded_plainly()
@@ -117,14 +117,14 @@ def outcome(
         attempts,
         clean,
         tuple(inner),
-        codec.secrets.preview(value) if told is None else codec.secrets.mask(told.preview),
+        codec.secrets.preview(value) if listed is None else codec.secrets.mask(listed.preview),
         codec.traceback(value) if failed else "",
         {**dict.fromkeys(deltas, "delta"), **(around.kinds() if around is not None else {})},
         encoded.form,
         time.time(),
         did.state if did is not None else (),
         "",
-        told.usage if told is not None else _NOTHING,
+        listed.usage if listed is not None else _NOTHING,
     )
     return record, encoded.data
 
