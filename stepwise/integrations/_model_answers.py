@@ -8,6 +8,7 @@ An answer in another form has no usage, and a preview of its beginning.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from collections.abc import Iterable, Iterator
@@ -208,10 +209,18 @@ def _provider_of(endpoint: str, url: str) -> str:
     return "anthropic" if not url and endpoint.startswith("messages") else ""
 
 
-def _price(model: str, url: str, facts: dict[str, Any], written: int) -> float | None:
+@functools.cache  # a failed import searches each time
+def _prices() -> Any:
+    """Return the library that knows the prices of models, if it is installed."""
     try:
-        prices = importlib.import_module("genai_prices")
+        return importlib.import_module("genai_prices")
     except ImportError:
+        return None
+
+
+def _price(model: str, url: str, facts: dict[str, Any], written: int) -> float | None:
+    prices = _prices()
+    if prices is None:
         return None
     usage = prices.Usage(
         input_tokens=facts["input_tokens"],

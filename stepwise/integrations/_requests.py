@@ -211,6 +211,10 @@ class Exchange:
             raise NotFinal(response)
         return response
 
+    def at_once(self, opened: Result) -> Result:
+        """Return the result of a request that failed, or whose answer a transport has read."""
+        return opened if opened.error is not None else Result(self.form([opened.value.content]))
+
     def streamed_form(self, pieces: list[bytes], left: int) -> dict[str, Any]:
         """Return the answer of which these pieces were read."""
         return self.form(decompressed(self.response, pieces), left)
@@ -263,8 +267,8 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
         form = attempt.unwrap()
         return response_from(form, exchange.request, cls(lambda: _replayed(scope, exchange, form)))
     opened = in_thread_of(attempt)
-    if opened.error is not None:
-        return exchange.answer(resume(core, attempt, done=opened))
+    if opened.error is not None or opened.value.is_closed:
+        return exchange.answer(resume(core, attempt, done=exchange.at_once(opened)))
     response = opened.value
     source = response.stream
     pieces = Streamed(
@@ -354,8 +358,8 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
         stream = cls(lambda: _areplayed(scope, exchange, form))
         return response_from(form, exchange.request, stream)
     opened = await in_task_of(attempt)
-    if opened.error is not None:
-        return exchange.answer(await aresume(core, attempt, opened))
+    if opened.error is not None or opened.value.is_closed:
+        return exchange.answer(await aresume(core, attempt, exchange.at_once(opened)))
     response = opened.value
     source = response.stream
     pieces = AsyncStreamed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepwise.integrations import _model_answers
 from stepwise.integrations._model_answers import preview_of, usage_of
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -18,7 +18,7 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 @pytest.fixture(autouse=True)
 def _without_prices(monkeypatch):
-    monkeypatch.setitem(sys.modules, "genai_prices", None)
+    monkeypatch.setattr(_model_answers, "_prices", lambda: None)
 
 
 def stream(*events: object) -> bytes:
@@ -254,7 +254,7 @@ def test_the_cost_is_computed_if_prices_are_installed(monkeypatch):
         return SimpleNamespace(total_price=Decimal("0.5"))
 
     prices = SimpleNamespace(Usage=SimpleNamespace, calc_price=calc_price)
-    monkeypatch.setitem(sys.modules, "genai_prices", prices)
+    monkeypatch.setattr(_model_answers, "_prices", lambda: prices)
     content = json.dumps(CHAT).encode()
     url = "https://api.openai.com/v1/chat/completions"
     assert usage_of("chat.completions", "application/json", content, url)["cost_usd"] == 0.5
