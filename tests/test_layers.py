@@ -66,11 +66,14 @@ MAY_IMPORT = {
     "graph": "_runtime _values _workflows.host",
     "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
     "integrations": (
-        "_calls _checkpoints.resources _execution.active_run _execution.outside _runtime _values "
-        "_workflows.host stores._files stores._locks"
+        "_calls _checkpoints.resources _execution.active_run _execution.outside _runs.run _runtime "
+        "_values _workflows.host stores._files stores._locks"
     ),
-    "cli": "_display _runs",
-    "testing": "_calls _execution _journal _runs _runtime _values",
+    "cli": "_display _runs integrations._model_calls",
+    "testing": (
+        "_calls _execution _journal _runs _runtime _values integrations._model_calls "
+        "integrations._model_requests integrations._recorded_responses"
+    ),
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""
 

@@ -8,8 +8,10 @@ Modules, each importing only those before it::
     _model_requests      the identity of a request to a model, and which answers are outcomes
     _model_answers       what an answer says of its model, its tokens and its price
     _recorded_responses  a response of httpx as a recorded value, and back
+    _request_bodies      bodies, each stored as what it adds to earlier ones
     _requests            a request that is a recorded step
     instrument           the clients whose requests are
+    _model_calls         the model calls of a run, for a file
     _hive_store          the checkpoint store of hive
     _hive_execution      the graphs of hive
     hive                 for users of hive

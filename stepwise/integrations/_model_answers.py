@@ -45,8 +45,8 @@ def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> di
         facts["provider"] = provider
     facts.update(counts.facts())
     cost = _number(counts.raw.get("cost"))
-    if cost is None and model and "input_tokens" in facts:
-        cost = _price(model, url, facts)
+    if cost is None and model and "input_tokens" in facts and counts.usual_tier:
+        cost = _price(model, url, facts, counts.written)
     if cost is not None:
         facts["cost_usd"] = cost
     return facts
@@ -133,9 +133,21 @@ class _Counts:
     def __init__(self) -> None:
         self.raw: dict[str, Any] = {}
 
+    @property
+    def written(self) -> int:
+        """The tokens of the input that a cache now holds, which cost more."""
+        return self._first("cache_creation_input_tokens") or 0
+
+    @property
+    def usual_tier(self) -> bool:
+        """Whether the usual prices apply (not those of ``flex``, ``priority`` or ``batch``)."""
+        return self.raw.get("service_tier") in (None, "auto", "default", "standard")
+
     def add(self, part: dict[str, Any]) -> None:
         """Take the counts of a part: of an answer, or of an event."""
         for holder in (part, _dict(part.get("response")), _dict(part.get("message"))):
+            if holder.get("service_tier") is not None:
+                self.raw["service_tier"] = holder["service_tier"]
             for name in ("usage", "usageMetadata"):
                 known = _dict(holder.get(name)).items()
                 self.raw.update((key, value) for key, value in known if value is not None)
@@ -150,8 +162,7 @@ class _Counts:
             "output_tokens": self._first("output_tokens", "completion_tokens"),
         }
         if found["input_tokens"] is not None:  # Anthropic counts these apart
-            for name in ("cache_read_input_tokens", "cache_creation_input_tokens"):
-                found["input_tokens"] += self._first(name) or 0
+            found["input_tokens"] += self.written + (self._first("cache_read_input_tokens") or 0)
         for name in ("prompt_tokens_details", "input_tokens_details"):
             if found["cached_input_tokens"] is None:
                 cached = _number(_dict(self.raw.get(name)).get("cached_tokens"))
@@ -207,13 +218,14 @@ def _prices() -> Any:
         return None
 
 
-def _price(model: str, url: str, facts: dict[str, Any]) -> float | None:
+def _price(model: str, url: str, facts: dict[str, Any], written: int) -> float | None:
     prices = _prices()
     if prices is None:
         return None
     usage = prices.Usage(
         input_tokens=facts["input_tokens"],
-        cache_read_tokens=facts.get("cached_input_tokens"),
+        cache_read_tokens=facts.get("cached_input_tokens", 0),
+        cache_write_tokens=written,
         output_tokens=facts.get("output_tokens", 0),
     )
     try:
@@ -303,8 +315,10 @@ class _Wording:
                 self._add_call(event["index"], "", _text(_dict(delta).get("partial_json")))
 
     def _add_call(self, place: Any, name: Any, arguments: Any) -> None:
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-        self._calls.setdefault(str(place), [_text(name) or "?"]).append(written)
+        written = (
+            json.dumps(arguments) if arguments and not isinstance(arguments, str) else arguments
+        )
+        self._calls.setdefault(str(place), [_text(name) or "?"]).append(written or "")
 
 
 def _call(name: str, arguments: str) -> str:

@@ -11,13 +11,14 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, drive, in_thread_of, resume, until_body
 from stepwise._calls.perform import ShownValue
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
-from stepwise._execution.active_run import Scope
+from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._values.hidden_arguments import Hiding
 from stepwise._values.preview import preview_arguments
 from stepwise._values.secrets import Secrets
@@ -39,6 +40,7 @@ from stepwise.integrations._recorded_responses import (
     response_from,
     stream_class,
 )
+from stepwise.integrations._request_bodies import Bodies
 
 __all__ = ["RequestKind", "asend", "send"]
 
@@ -135,6 +137,14 @@ class _RequestHiding(Hiding):
         return preview_arguments({**model, **({asked: last} if asked else {})}, mask=secrets.mask)
 
 
+_bodies: WeakKeyDictionary[ActiveRun, Bodies] = WeakKeyDictionary()
+"""The requests of live runs, of which only what is new is stored with the next one."""
+
+
+def _bodies_of(run: ActiveRun) -> Bodies:
+    return _bodies.setdefault(run, Bodies())
+
+
 @cache
 def _step(name: str, sdk: str, effect: bool) -> RequestStep:
     return RequestStep(name, sdk, effect=effect)
@@ -158,6 +168,7 @@ class Exchange:
         self.forward = forward
         self.streamed = streamed
         self.response: Any = None
+        self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
         self.library = library_of(request)
         endpoint = endpoint_of(request.method, request.url.path)
@@ -175,7 +186,7 @@ class Exchange:
         Args:
             body: makes the request.
         """
-        kind, read, self.body = self.kind, self.read, body
+        kind, read, self.body, self.run = self.kind, self.read, body, scope.run
         effect = kind.named and read.method not in kind.reads
         name = f"{kind.sdk} {read.method}" if kind.named else self.endpoint
         text = json.dumps(read.body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -216,7 +227,14 @@ class Exchange:
             if self.kind.named
             else keep_headers(headers)
         )
-        request = {"method": read.method, "url": read.url, "endpoint": self.endpoint}
+        request: dict[str, Any] = {
+            "method": read.method,
+            "url": read.url,
+            "endpoint": self.endpoint,
+        }
+        if self.endpoint and self.run is not None:  # so that an export can answer it
+            body = self.run.secrets.masked(read.body)
+            request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
         return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
 
     def answer(self, result: Result) -> Any:

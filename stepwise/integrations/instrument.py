@@ -7,7 +7,8 @@ everything that frameworks use of an SDK, a request to a model endpoint becomes 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from types import ModuleType
@@ -25,7 +26,7 @@ from stepwise.integrations._model_requests import endpoint_of
 from stepwise.integrations._requests import Exchange, RequestKind, asend, send
 from stepwise.integrations._supported import LIBRARIES, does_not_fit, require
 
-__all__ = ["instrument", "uninstrument"]
+__all__ = ["answering", "instrument", "uninstrument"]
 
 _READS = ("GET", "HEAD", "OPTIONS", "TRACE")
 
@@ -46,6 +47,9 @@ _everywhere: set[str] = set()
 
 _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
 """The clients of httpx that are instrumented one by one."""
+
+_answers: list[Callable[..., Any]] = []
+"""What answers requests of the SDKs instead of a server, for tests; the innermost block last."""
 
 _wrapped: set[tuple[str, str]] = set()
 _mutex = process_lock()
@@ -126,6 +130,26 @@ def uninstrument(client: Any = None, /) -> None:
             _unwrap(module, path)
 
 
+@contextmanager
+def answering(answer: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, a function answers the requests of every client of the SDKs.
+
+    Recording is not its business: inside a run of instrumented clients its answers are recorded.
+
+    Args:
+        answer: ``answer(request, streamed=, asynchronous=)`` returns the response.
+    """
+    _answers.append(answer)
+    try:
+        _watch_httpx()
+        for sdk, methods in _SDKS.items():
+            for method in methods:
+                _when_imported(method, sdk)
+        yield
+    finally:
+        _answers.remove(answer)
+
+
 def _sender(client: Any) -> tuple[Any, str]:
     """Return the client of httpx that sends a client's requests, and the SDK it belongs to."""
     for cls in type(client).__mro__:
@@ -166,7 +190,16 @@ def _scope(kind: RequestKind) -> Scope | None:
     return None if scope.call is not None or in_factory.get() else scope
 
 
+def _is_answered(client: Any) -> bool:
+    if not _answers:
+        return False
+    kind = _clients.get(client)
+    return bool(_sdk.get()) or (kind is not None and not kind.named)
+
+
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
+    if _is_answered(client):
+        wrapped = _answer
     kind = _kind(client, _request(args, kwargs))
     scope = _scope(kind) if kind is not None else None
     if kind is None or scope is None:
@@ -178,6 +211,8 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
 
 
 async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
+    if _is_answered(client):
+        wrapped = _aanswer
     kind = _kind(client, _request(args, kwargs))
     scope = _scope(kind) if kind is not None else None
     if kind is None or scope is None:
@@ -187,6 +222,18 @@ async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     streamed = bool(kwargs.get("stream", False))
     exchange = Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
     return await asend(scope, exchange)
+
+
+def _answer(*args: Any, **kwargs: Any) -> Any:
+    request = _request(args, kwargs)
+    request.read()
+    return _answers[-1](request, streamed=bool(kwargs.get("stream")), asynchronous=False)
+
+
+async def _aanswer(*args: Any, **kwargs: Any) -> Any:
+    request = _request(args, kwargs)
+    await request.aread()
+    return _answers[-1](request, streamed=bool(kwargs.get("stream")), asynchronous=True)
 
 
 def _request(args: Any, kwargs: Any) -> Any:
@@ -260,7 +307,9 @@ def _when_imported(place: _Method, sdk: str = "") -> None:
 
 def _wrap(place: _Method, sdk: str) -> None:
     with _mutex:
-        if (place.module, place.path) in _wrapped or (sdk and sdk not in _everywhere):
+        if (place.module, place.path) in _wrapped or (
+            sdk and sdk not in _everywhere and not _answers
+        ):
             return
         if sdk in LIBRARIES:
             require(sdk)
