@@ -24,6 +24,7 @@ from stepwise._calls.driver import (
     write,
 )
 from stepwise._execution.active_run import ActiveRun, scope_variable
+from stepwise._runtime import tracing
 
 __all__ = ["adrive", "afinish", "aresume"]
 
@@ -114,6 +115,14 @@ async def _change(operation: FlowChange) -> Result:
 
 async def _attempt(attempt: Attempt, value: object = None) -> Result:
     """Await a body; ``value`` is its awaitable, if the body has been called already."""
+    left = tracing.enter_attempt(attempt)
+    result = await _of_body(attempt, value)
+    if left is not None:
+        tracing.leave(left, result.error)
+    return result
+
+
+async def _of_body(attempt: Attempt, value: object) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
         if value is None:

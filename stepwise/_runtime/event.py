@@ -43,7 +43,10 @@ class Event:
         arguments: of the step, as shortened text.
         detail: what came of it, as shortened text: the result, the exception, what interrupted
             it, where the run resumes, ``file:line`` of the checkpoint.
-        duration: seconds that the step took.
+        duration: seconds that the step took, or had taken if it is answered; of a run that resumes,
+            what the steps before the place where it resumes had taken.
+        lost: seconds that an earlier attempt had worked for nothing at a step that starts: exactly
+            if it failed, at least if its process died.
         executed: steps that this attempt has executed so far.
         skipped: steps that it did not execute, since they were done.
         at: when it happened, in seconds since 1970.
@@ -57,6 +60,7 @@ class Event:
     arguments: str = ""
     detail: str = ""
     duration: float | None = None
+    lost: float = 0.0
     executed: int = 0
     skipped: int = 0
     at: float = field(default_factory=time.time)
