@@ -21,6 +21,7 @@ from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
+from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of
@@ -74,6 +75,7 @@ __all__ = [
     "release_inner_calls",
     "step_of",
     "uncounted",
+    "warn_if_unseen",
 ]
 
 
