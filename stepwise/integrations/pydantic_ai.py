@@ -37,7 +37,8 @@ _RUNNING = frozenset({"retries", "retry_on", "backoff", "timeout"})
 _EFFECTS = frozenset({"side_effect", "in_doubt", "fails_cleanly", "idempotent", "compensate"})
 _NOT_SENT = frozenset({"metadata"})  # fields of a tool's definition that no model gets
 _NOT_SAID = frozenset({"extra_headers", "timeout"})  # secrets and trace ids; how long to wait
-_PLAIN = (str, bytes, int, float, type(None), tuple, frozenset, list, dict, set)
+_VALUES = (str, bytes, int, float, type(None), tuple, frozenset)
+_CONTAINERS = (list, dict, set)
 
 
 def StepwiseDurability(  # noqa: N802  # a class to pydantic-ai's users, made at the first call
@@ -267,13 +268,7 @@ class _Durability:
         given = self._mcp_options if kind == "mcp" else self._options["tool"]
         metadata = (tool.tool_def.metadata or {}) if tool is not None else {}
         own = metadata.get(_KEY, {})
-        function = getattr(_function_of(tool), "function", None)
-        if host.step_of(function) is not None or hasattr(function, "run_id_for"):
-            if own:
-                raise ConfigurationError(
-                    f"the tool {tool_name!r} is recorded by its decorator, and has options in "
-                    f"metadata[{_KEY!r}] as well: write all of them in one place"
-                )
+        if _records_itself(tool, own):
             return False if is_call else {}
         if own is False:
             return False
@@ -284,6 +279,30 @@ class _Durability:
             )
         _check(own, _RUNNING | _EFFECTS, f"tool {tool_name!r}")
         return {**given, **own} if is_call else {}
+
+
+def _records_itself(tool: Any, own: Any) -> bool:
+    """Return whether the function of a tool is decorated with ``@tool``, ``@step``, ``@workflow``.
+
+    Raises:
+        ConfigurationError: the decorator would not be asked, or its options are given twice.
+    """
+    function = getattr(_function_of(tool), "function", None)
+    if function is None:
+        return False
+    if host.step_of(function) is None and not hasattr(function, "run_id_for"):
+        if not host.steps_around(function):
+            return False
+        raise ConfigurationError(
+            f"pydantic-ai got the function {function.__qualname__!r} without its decorator of "
+            "stepwise, whose options would be ignored: write @agent.tool above @tool"
+        )
+    if own:
+        raise ConfigurationError(
+            f"the tool {function.__qualname__!r} is recorded by its decorator, and has options in "
+            f"metadata[{_KEY!r}] as well: write all of them in one place"
+        )
+    return True
 
 
 def _function_of(tool: Any) -> Any:
@@ -502,10 +521,13 @@ def _operation(operation_id: Any, cache_key: tuple[Any, ...]) -> _Operation:
         # Two runs of an agent may call one tool with equal arguments, for two customers.
         if isinstance(context.prompt, str):
             arguments["prompt"] = context.prompt
-        if not isinstance(context.deps, _PLAIN):
-            return _Operation(_call, arguments, context, context.deps)
-        if _is_digestible(context.deps):
-            arguments["deps"] = context.deps
+        deps = context.deps
+        if not isinstance(deps, (*_VALUES, *_CONTAINERS)):
+            return _Operation(_call, arguments, context, deps)
+        if _is_digestible(deps) and isinstance(deps, _CONTAINERS):
+            return _Operation(_call, arguments, context, deps)
+        if _is_digestible(deps):
+            arguments["deps"] = deps
         return _Operation(_call, arguments, context)
     return _Operation(_operate, {"arguments": said[0] if len(said) == 1 else said})
 
