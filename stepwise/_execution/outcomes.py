@@ -39,6 +39,7 @@ __all__ = [
     "ArgumentWatch",
     "Did",
     "LoadedOutcome",
+    "Told",
     "Watches",
     "changed_by",
     "did_to_subject",
@@ -53,6 +54,14 @@ __all__ = [
 
 _NOTHING: Mapping[str, Any] = {}
 _SIZED = (list, dict, set, bytearray)
+
+
+class Told(NamedTuple):
+    """What a listing shows of a value: its text, and the usage of a model request."""
+
+    preview: str
+    usage: Mapping[str, Any]
+
 
 # -- records -------------------------------------------------------------------------------------
 
@@ -69,6 +78,7 @@ def outcome(
     around: Surroundings | None = None,
     did: Did | None = None,
     kind: Any = Any,
+    told: Told | None = None,
 ) -> tuple[Outcome, Data]:
     """The outcome of a call.
 
@@ -77,17 +87,17 @@ def outcome(
         around: the arguments, if the call changed them.
         did: what it did to its subject.
         kind: the type that its value is annotated with.
+        told: what a listing shows of the value, if not the value.
 
     Raises:
         NotRecordableError: its value cannot be recorded.
     """
     failed = status != "completed"
-    what = f"{call.name!r}"
 
     def encoded_plainly() -> Encoded:
         if failed:
             return codec.encode_error(value, "" if call.child else _then(call))
-        return codec.encode(value, f"the value returned by {what}", kind)
+        return codec.encode(value, f"the value returned by {call.name!r}", kind)
 
     deltas = did.deltas if did is not None else _NOTHING
     if did is not None and did.around.arguments:
@@ -96,9 +106,9 @@ def outcome(
     if around is None and not deltas:
         encoded = encoded_plainly()
     else:
-        told = (*encoded_plainly(),) if failed and not codec.data_only else value
+        held = (*encoded_plainly(),) if failed and not codec.data_only else value
         given = around if around is not None else Surroundings()
-        encoded = encode_changed(codec, told, encoded_plainly, given, what, deltas)
+        encoded = encode_changed(codec, held, encoded_plainly, given, f"{call.name!r}", deltas)
     if not failed and (name := codec.secrets.found_in(encoded.data)):
         _tell_of_secret(call, name)
     record = Outcome(  # by position, as a Call
@@ -107,12 +117,14 @@ def outcome(
         attempts,
         clean,
         tuple(inner),
-        codec.secrets.preview(value),
+        codec.secrets.preview(value) if told is None else codec.secrets.mask(told.preview),
         codec.traceback(value) if failed else "",
         {**dict.fromkeys(deltas, "delta"), **(around.kinds() if around is not None else {})},
         encoded.form,
         time.time(),
         did.state if did is not None else (),
+        "",
+        told.usage if told is not None else _NOTHING,
     )
     return record, encoded.data
 
