@@ -295,8 +295,8 @@ def test_typing_extensions_are_for_the_type_checker():
 
 
 WRITERS = """
-    _execution.active_run _execution.outcomes _calls.compensation _calls.doubt _calls.perform _calls.streams
-    _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
+    _execution.active_run _execution.outcomes _calls.compensation _calls.doubt _calls.perform
+    _calls.streams _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
     _workflows.opening _workflows.pieces _workflows.takeover testing.crashes
 """
 

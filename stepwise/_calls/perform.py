@@ -27,7 +27,7 @@ from stepwise._execution.location import Helper, Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
 from stepwise._execution.outcomes import (
     Did,
-    Told,
+    ShownValue,
     Watches,
     changed_by,
     did_to_subject,
@@ -59,7 +59,7 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
 
-__all__ = ["PATIENCE", "Performance", "Performer", "Told"]
+__all__ = ["PATIENCE", "Performance", "Performer", "ShownValue"]
 
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 _NOTHING: Mapping[str, Any] = {}
@@ -105,7 +105,7 @@ class Performer:
     def answered(self, call: Call) -> None:
         """Called when a record answers the call."""
 
-    def told(self, value: Any) -> Told | None:
+    def shown_value(self, value: Any) -> ShownValue | None:
         """Return what a listing shows of a value, if not the value."""
 
     def attempts(self) -> Attempts:
@@ -410,7 +410,7 @@ class Performance(NamedTuple):
             around=around,
             did=did_to_subject(inner.run, call, self.identity),
             kind=self.performer.returns,
-            told=self.performer.told(value),
+            shown=self.performer.shown_value(value),
         )
 
 

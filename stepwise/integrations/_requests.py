@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, drive, in_thread_of, resume, until_body
-from stepwise._calls.perform import Told
+from stepwise._calls.perform import ShownValue
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
 from stepwise._execution.active_run import Scope
@@ -106,12 +106,12 @@ class RequestStep(Step):
         # reached the server is not known, which matters if it has side effects.
         self.keeps_failures = effect
 
-    def told(self, value: Any) -> Told:
+    def shown_value(self, value: Any) -> ShownValue:
         """Return the text of an answer, and the tokens that it took."""
         endpoint, kind = value["request"]["endpoint"], value["headers"].get("content-type", "")
         body = body_of(value)
         text = preview_of(endpoint, kind, body) or f"{value['status']}, {len(body)} bytes"
-        return Told(text, usage_of(endpoint, kind, body, value["request"]["url"]))
+        return ShownValue(text, usage_of(endpoint, kind, body, value["request"]["url"]))
 
 
 class _RequestHiding(Hiding):
