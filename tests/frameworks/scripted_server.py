@@ -4,7 +4,7 @@ It follows a script: turn ``k`` of a conversation calls tools, the last turn is 
 read from the request itself (each call id names its turn), so a program that was killed may ask for
 any turn again.  Every request is numbered and logged to a file before it is answered.  A plan says
 for single requests: kill the program (before the answer, in the middle of it, after it), answer 429
-or 500, or close the connection.  A ``numbered`` server is a model whose answers differ: each text,
+or 500, or close the connection (number 0: all other requests).  A ``numbered`` server is a model whose answers differ: each text,
 each argument and each id has the number of its request in it.
 
 This module needs nothing but the standard library.  The server lives outside of the killed program
@@ -97,10 +97,7 @@ class ScriptedServer:
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
-    def __enter__(self) -> ScriptedServer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         self._http.shutdown()
         self._http.server_close()
 
@@ -110,8 +107,7 @@ class ScriptedServer:
         turns = [int(turn) for turn in re.findall(r"call_(\d+)_\d+", body)]
         with self._lock:
             number = next(self._numbers)
-            # The plan may name turns, too: "every request of the turn".
-            planned = self.plan.get(number, "")
+            planned = self.plan.get(number) or self.plan.get(0, "")
             received = Received(
                 number, path, max(turns, default=-1) + 1, bool(asked.get("stream")), body, planned
             )
@@ -136,7 +132,9 @@ class ScriptedServer:
             return Reply(number, model, f"Step {turn + 1}.{mark}", calls)
         text = FINAL + mark
         if "final_answer" in _tool_names(asked):  # smolagents ends by a call
-            return Reply(number, model, "", [(f"call_{turn}_0{ids}", "final_answer", {"answer": text})])
+            return Reply(
+                number, model, "", [(f"call_{turn}_0{ids}", "final_answer", {"answer": text})]
+            )
         return Reply(number, model, text, [])
 
     def _marked(self, call: ToolCall, mark: str) -> dict[str, str]:
@@ -265,9 +263,13 @@ def responses_events(reply: Reply, asked: dict[str, Any]) -> Events:
         if item["type"] == "message":
             begun = _message_item(reply, [], "in_progress")
             text, part = {**inside, "content_index": 0}, item["content"][0]
-            within: Events = [("response.content_part.added", {**text, "part": {**part, "text": ""}})]
+            within: Events = [
+                ("response.content_part.added", {**text, "part": {**part, "text": ""}})
+            ]
             for half in _halves(part["text"]):
-                within.append(("response.output_text.delta", {**text, "delta": half, "logprobs": []}))
+                within.append(
+                    ("response.output_text.delta", {**text, "delta": half, "logprobs": []})
+                )
             done = {**text, "text": part["text"], "logprobs": []}
             within.append(("response.output_text.done", done))
             within.append(("response.content_part.done", {**text, "part": part}))
@@ -310,7 +312,12 @@ def messages_json(reply: Reply) -> dict[str, Any]:
 
 def messages_events(reply: Reply, asked: dict[str, Any]) -> Events:
     whole = messages_json(reply)
-    begun = {**whole, "content": [], "stop_reason": None, "usage": {"input_tokens": 11, "output_tokens": 1}}
+    begun = {
+        **whole,
+        "content": [],
+        "stop_reason": None,
+        "usage": {"input_tokens": 11, "output_tokens": 1},
+    }
     events: Events = [("message_start", {"message": begun}), ("ping", {})]
     for index, block in enumerate(whole["content"]):
         if block["type"] == "text":
@@ -369,7 +376,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif planned in ("429", "500"):
             error = {"type": "error", "message": f"planned {planned}", "code": None, "param": None}
-            self.send_pieces([json.dumps({"type": "error", "error": error})], "", status=int(planned))
+            self.send_pieces(
+                [json.dumps({"type": "error", "error": error})], "", status=int(planned)
+            )
         else:
             self.send_pieces(*self.pieces(received), middle=planned == "middle")
             if planned == "after":
@@ -428,9 +437,9 @@ def main() -> None:
     """Serve until stdin is closed; the address is the first line on stdout."""
     import sys
 
-    with ScriptedServer(numbered="numbered" in sys.argv[1:]) as server:
-        print(server.url, flush=True)
-        sys.stdin.read()
+    server = ScriptedServer(numbered="numbered" in sys.argv[1:])
+    print(server.url, flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,11 @@ def use_tools(messages, reply):
     content = [block.model_dump(exclude_none=True) for block in reply.content]
     messages.append({"role": "assistant", "content": content})
     results = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": TOOLS[block.name](**block.input)}
+        {
+            "type": "tool_result",
+            "tool_use_id": block.id,
+            "content": TOOLS[block.name](**block.input),
+        }
         for block in reply.content
         if block.type == "tool_use"
     ]

@@ -32,9 +32,9 @@ async def run(task):
 @stepwise.workflow
 async def stream(task):
     async with secretary.run_stream_events(task) as events:
-        async for event in events:
-            if isinstance(event, AgentRunResultEvent):
-                return event.result.output
+        last = [event async for event in events][-1]
+        assert isinstance(last, AgentRunResultEvent)
+        return last.result.output
 
 
 answer = globals()[variant](TASK)
