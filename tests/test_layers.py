@@ -45,6 +45,7 @@ ONLY_IN = {
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
     "numpy": {"stepwise._values.digest_types"},
+    "opentelemetry": {"stepwise.integrations"},
     "pandas": {"stepwise._values.digest_types"},
     "pickle": {
         "stepwise._values.codec",

@@ -25,6 +25,7 @@ from stepwise._calls.driver import (
     write,
 )
 from stepwise._execution.active_run import ActiveRun, scope_variable
+from stepwise._runtime import tracing
 
 __all__ = ["adrive", "afinish", "aresume", "auntil_body", "in_task_of"]
 
@@ -127,6 +128,14 @@ async def _change(operation: FlowChange) -> Result:
 
 async def in_task_of(attempt: Attempt, value: object = None) -> Result:
     """Await a body; ``value`` is its awaitable, if the body has been called already."""
+    left = tracing.enter_attempt(attempt)
+    result = await _of_body(attempt, value)
+    if left is not None:
+        tracing.leave(left, result.error)
+    return result
+
+
+async def _of_body(attempt: Attempt, value: object) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
         if value is None:

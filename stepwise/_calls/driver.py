@@ -14,6 +14,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
+from stepwise._runtime import tracing
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.buffers import Data
 from stepwise.errors import StepTimeoutError
@@ -77,7 +78,7 @@ class Result:
 
 
 class Attempt(NamedTuple):
-    """One try of a body, inside the scope of its call."""
+    """One try of a body, inside the scope of its call; ``kind`` is that of the callee."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -85,6 +86,7 @@ class Attempt(NamedTuple):
     scope: Scope | None
     name: str
     timeout: float | None = None
+    kind: str = ""
 
 
 class Sleep(NamedTuple):
@@ -275,7 +277,7 @@ def run(operation: Operation) -> Result:
     """Execute an operation in this thread; a body with a timeout in one of its own."""
     if isinstance(operation, Attempt):
         at_once = operation.timeout is None or gives_awaitable(operation.function)
-        return in_thread_of(operation) if at_once else _in_thread(operation)
+        return tracing.trace(in_thread_of if at_once else _in_thread, operation)
     if isinstance(operation, Write):
         return write(operation)
     if isinstance(operation, (Cancelled, Ready)):

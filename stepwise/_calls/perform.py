@@ -72,6 +72,7 @@ class Performer:
     """The callee of a recorded call: a step, a tool or a child workflow.
 
     Attributes:
+        kind: ``step``, ``tool``, or what else it calls itself; empty for a child workflow.
         hiding: what of its arguments is not stored, or not shown.
         returns: the type that its value is annotated with.
         awaits: its body is a coroutine function.
@@ -79,6 +80,7 @@ class Performer:
     """
 
     name: str
+    kind = ""
     module: str
     effect: bool
     idempotent = False
@@ -170,7 +172,7 @@ class Performance(NamedTuple):
                 settled = yield from self._announce(call, recorded)
             if settled is not None:
                 return settled
-            active.tell("step_started", call)
+            active.tell("step_started", call, lost=active.lost(recorded))
             active.flows.begin(call.number)
             try:
                 return (yield from self._execute(call, origin))
@@ -349,7 +351,9 @@ class Performance(NamedTuple):
         number, awaited = 1, ""
         while True:
             inner = Scope(active, call, around, number, [], scope.branch)
-            result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
+            result = yield Attempt(
+                function, args, kwargs, inner, call.name, performer.timeout, performer.kind
+            )
             awaited = result.awaited or awaited
             if result.error is None:
                 looked = active.look(scope, result.value)

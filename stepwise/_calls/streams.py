@@ -8,6 +8,7 @@ a stream that an exception or a kill cut off is requested again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -110,6 +111,7 @@ class Streamed(_StreamedCall):
     Args:
         source: yields them.
         complete: whether pieces are all that a reader waits for, although the stream goes on.
+        finishing: whether what follows them is only the formal end of the stream.
     """
 
     def __init__(
@@ -119,16 +121,23 @@ class Streamed(_StreamedCall):
         value: Value,
         source: Iterator[bytes],
         complete: Callable[[list[bytes]], bool],
+        finishing: Callable[[list[bytes]], bool],
     ) -> None:
         super().__init__(core, body, value)
         self._source = source
         self._complete = complete
+        self._finishing = finishing
         self._mutex = threading.RLock()
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
             with self._mutex:
                 piece = self.unread.popleft() if self.unread else self._read()
+                if self._finishing(self.pieces):
+                    # Some readers (litellm) stop here, and close nothing.  What cuts off the rest
+                    # is raised if they read on.
+                    with contextlib.suppress(Exception):
+                        self.read_rest()
             if piece is None:
                 return
             yield piece
@@ -172,16 +181,21 @@ class AsyncStreamed(_StreamedCall):
         value: Value,
         source: AsyncIterator[bytes],
         complete: Callable[[list[bytes]], bool],
+        finishing: Callable[[list[bytes]], bool],
     ) -> None:
         super().__init__(core, body, value)
         self._source = source
         self._complete = complete
+        self._finishing = finishing
         self._mutex = asyncio.Lock()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
             async with self._mutex:
                 piece = self.unread.popleft() if self.unread else await self._read()
+                if self._finishing(self.pieces):  # see Streamed
+                    with contextlib.suppress(Exception):
+                        await self._read_rest()
             if piece is None:
                 return
             yield piece
@@ -189,8 +203,11 @@ class AsyncStreamed(_StreamedCall):
     async def read_rest(self) -> None:
         """Read all that is left."""
         async with self._mutex:
-            while (piece := await self._read()) is not None:
-                self.unread.append(piece)
+            await self._read_rest()
+
+    async def _read_rest(self) -> None:
+        while (piece := await self._read()) is not None:
+            self.unread.append(piece)
 
     async def aclose(self) -> None:
         """Its reader reads no more."""

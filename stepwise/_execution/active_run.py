@@ -30,7 +30,7 @@ from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.callers import AnyCaller
 from stepwise._matching.pool import Match, Pool
 from stepwise._matching.subjects import Identity, Subjects
-from stepwise._runtime import asyncio_state, interrupts
+from stepwise._runtime import asyncio_state, interrupts, tracing
 from stepwise._runtime.events import emit, heard
 from stepwise._runtime.messages import Once
 from stepwise._values import codec, list_digest
@@ -141,6 +141,7 @@ class ActiveRun:
         self._locator = locator
         self.streams: dict[int, OpenStream] = {}  # open, or left and not recorded yet; by call
         self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
+        self.alive = 0.0  # when earlier attempts are known to have been alive, at last
         self.ordinals = Ordinals()
         self.subjects = Subjects(facts.run_id)
         self.is_first = Once()  # of notices about this run
@@ -304,11 +305,13 @@ class ActiveRun:
             frame.recorded(recorded.entry.number, recorded.entry.record, looked)
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
+        took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         with self.lock:
             self.progress.skipped += 1
+            self.progress.seconds += took if took and scope.call is None else 0.0
         preview = getattr(recorded.entry.record, "preview", "")
         usage = outcome.usage if outcome is not None else None
-        self.tell("step_answered", recorded.call, preview, usage=usage)
+        self.tell("step_answered", recorded.call, preview, duration=took, usage=usage)
 
     def number(
         self, call: Call, recorded: RecordedCall | None, new_child: Callable[[Container[str]], str]
@@ -327,6 +330,13 @@ class ActiveRun:
         if self.pool.taken:
             call = apart(call, self.run_id, self.facts.undone, self.pool.taken)
         return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
+
+    def lost(self, recorded: RecordedCall | None) -> float:
+        """Return the seconds of an earlier attempt of a call that runs again; at least those."""
+        if recorded is None:
+            return 0.0
+        ended = recorded.outcome.at if recorded.outcome is not None else self.alive
+        return max(0.0, ended - recorded.call.at)
 
     def look(self, scope: Scope, value: Any) -> Any:
         """Capture the value of a call before it is encoded."""
@@ -356,9 +366,10 @@ class ActiveRun:
         if frame is not None:
             frame.recorded(number, outcome, looked)
         self._note(scope, call.number, outcome.inner)
+        took = outcome.at - call.at
         with self.lock:
             self.progress.executed += 1
-        took = outcome.at - call.at
+            self.progress.seconds += took if scope.call is None else 0.0
         self.tell(_ENDED[outcome.status], call, outcome.preview, duration=took, usage=outcome.usage)
         if error is not None:
             self.unwinding.failed(call.number, error)
@@ -394,6 +405,7 @@ class ActiveRun:
         step: int = 0,
         duration: float | None = None,
         usage: Mapping[str, Any] | None = None,
+        lost: float = 0.0,
     ) -> None:
         """Notify listeners of a recorded event."""
         if not heard():
@@ -407,6 +419,7 @@ class ActiveRun:
             arguments=call.arguments if call is not None else "",
             detail=detail,
             duration=duration,
+            lost=lost,
             executed=self.progress.executed,
             skipped=self.progress.skipped,
             usage=usage or {},
@@ -468,6 +481,7 @@ class ActiveRun:
             self.tell("run_stopped", detail=detail)
         for stream in list(self.streams.values()):
             stream.drop()
+        tracing.end(self.run_id)
         self.ended = True
         self.executor = None
         self.subjects.leave(completed=self.facts.status == "completed")

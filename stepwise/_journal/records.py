@@ -101,6 +101,7 @@ class Started(NamedTuple):
         secrets, hidden: as of :class:`RunFacts`.
         parts: what tells its call apart, by name; ``None`` if that is not known.
         tags: texts by name, for people who look for the run.
+        trace: what the process's tracer gave: the attempt's place in a trace, by name.
     """
 
     workflow: str
@@ -119,6 +120,7 @@ class Started(NamedTuple):
     hidden: str = ""
     parts: Mapping[str, str] | None = None
     tags: Mapping[str, str] = _NOTHING
+    trace: Mapping[str, str] = _NOTHING
 
 
 class Resumed(NamedTuple):
@@ -126,7 +128,7 @@ class Resumed(NamedTuple):
 
     Args:
         void: the end recorded before it does not count, since the caller had not acted on it.
-        command, cwd: as of :class:`Started`.
+        command, cwd, trace: as of :class:`Started`.
     """
 
     epoch: int
@@ -137,6 +139,7 @@ class Resumed(NamedTuple):
     void: bool = False
     command: tuple[str, ...] = ()
     cwd: str = ""
+    trace: Mapping[str, str] = _NOTHING
 
 
 class Intent(NamedTuple):
@@ -348,6 +351,7 @@ class RunFacts(NamedTuple):
         parts: what tells its call apart, by name, as short digests; ``None`` if not known.
         restored: it was put back from a backup; side effects that it does not know are in doubt.
         tags: texts by name, for people who look for the run.
+        trace: of the newest attempt; see :class:`Started`.
     """
 
     run_id: str
@@ -372,6 +376,7 @@ class RunFacts(NamedTuple):
     parts: Mapping[str, str] | None = None
     restored: bool = False
     tags: Mapping[str, str] = _NOTHING
+    trace: Mapping[str, str] = _NOTHING
 
     def reopened(self, at: float) -> "RunFacts":
         """Return the facts without an end; an interrupted run stays so until it is called."""

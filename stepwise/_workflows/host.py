@@ -17,10 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Result, start
-from stepwise._calls.steps import Step, step_of
+from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
+from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of
@@ -73,7 +74,9 @@ __all__ = [
     "program_of",
     "release_inner_calls",
     "step_of",
+    "steps_around",
     "uncounted",
+    "warn_if_unseen",
 ]
 
 
@@ -187,6 +190,8 @@ class HostedRun(opening.OpenedRun):
     async def arun(self) -> Any:
         """Await the body."""
         self.active.begun = True
+        if self.is_new:
+            self.active.tell("run_started", detail=self.active.facts.arguments)
         return await self._body()
 
     def changed_arguments(self) -> dict[str, str]:
@@ -238,6 +243,7 @@ class HostedRun(opening.OpenedRun):
         if if_changed and self.active.facts.code != code:
             notice(f"{self.run_id}: {if_changed}")
         record_resumed(self.active, told, step, code=code)
+        self.active.tell("run_resumed", detail=told, duration=self.active.progress.seconds)
         notice(f"{self.run_id} {told}")
 
     def forget_failures(self) -> None:

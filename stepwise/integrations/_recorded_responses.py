@@ -17,6 +17,7 @@ from typing import Any
 __all__ = [
     "body_of",
     "decompressed",
+    "is_finishing",
     "is_whole",
     "library_of",
     "pieces_of",
@@ -27,6 +28,11 @@ __all__ = [
 
 _END = re.compile(
     rb"^(data: ?\[DONE\]|event: ?(message_stop|response\.(completed|failed|incomplete)))",
+    re.MULTILINE,
+)
+_FINISHING = re.compile(
+    rb"^(data: ?\[DONE\]|event: ?(message_delta|response\.(completed|failed|incomplete)))"
+    rb'|"finish_reason": ?"',
     re.MULTILINE,
 )
 _LAST_PIECES = 8
@@ -155,3 +161,10 @@ def is_whole(response: Any, pieces: list[bytes]) -> bool:
         return False
     tail = b"".join(pieces[-_LAST_PIECES:])
     return tail.endswith((b"\n\n", b"\r\n\r\n")) and _END.search(tail) is not None
+
+
+def is_finishing(response: Any, pieces: list[bytes]) -> bool:
+    """Return whether an event stream has said why the model stopped: only its end follows."""
+    if "event-stream" not in response.headers.get("content-type", ""):
+        return False
+    return _FINISHING.search(b"".join(pieces[-2:])) is not None

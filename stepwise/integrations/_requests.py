@@ -33,6 +33,7 @@ from stepwise.integrations._model_requests import (
 from stepwise.integrations._recorded_responses import (
     body_of,
     decompressed,
+    is_finishing,
     is_whole,
     library_of,
     pieces_of,
@@ -272,7 +273,12 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
     response = opened.value
     source = response.stream
     pieces = Streamed(
-        core, attempt, exchange.streamed_form, iter(source), lambda p: is_whole(response, p)
+        core,
+        attempt,
+        exchange.streamed_form,
+        iter(source),
+        complete=lambda pieces: is_whole(response, pieces),
+        finishing=lambda pieces: is_finishing(response, pieces),
     )
 
     def close() -> None:
@@ -363,7 +369,12 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
     response = opened.value
     source = response.stream
     pieces = AsyncStreamed(
-        core, attempt, exchange.streamed_form, aiter(source), lambda p: is_whole(response, p)
+        core,
+        attempt,
+        exchange.streamed_form,
+        aiter(source),
+        complete=lambda pieces: is_whole(response, pieces),
+        finishing=lambda pieces: is_finishing(response, pieces),
     )
 
     async def close() -> None:

@@ -9,9 +9,18 @@ import anthropic
 import httpx
 import openai
 import pytest
+from click.testing import CliRunner
 
 import stepwise
-from stepwise import ConfigurationError, StepInDoubtError, StreamChangedError, step, tool, workflow
+from stepwise import (
+    ConfigurationError,
+    StepInDoubtError,
+    StreamChangedError,
+    cli,
+    step,
+    tool,
+    workflow,
+)
 from stepwise.testing import fresh_store
 
 
@@ -298,6 +307,9 @@ def test_events_and_listing_say_model_and_tokens():
     assert "hello" in recorded.arguments
     assert recorded.site.startswith("test_instrument.py:")
     assert recorded.to_dict()["usage"]["input_tokens"] == 5
+    shown = CliRunner().invoke(cli.main, ["show", stepwise.runs()[0].id], env={"COLUMNS": "200"})
+    assert "answer 1 · gpt-4o, 5 + 7 tokens" in shown.output
+    assert "gpt-4o, 5 + 7 tokens" in stepwise.runs()[0]._repr_html_()
 
 
 # -- what is no outcome --------------------------------------------------------------------------
