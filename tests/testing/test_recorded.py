@@ -232,6 +232,8 @@ def test_a_call_that_is_not_used_is_an_error_if_the_block_is_strict(file):
     with pytest.raises(KeyError):
         with recorded(file, strict=True):
             raise KeyError
+    with recorded(file, strict=True), pytest.raises(RequestNotRecorded):
+        converse("How is Bern?")
 
 
 def test_another_server_counts_as_the_same(file):
