@@ -66,7 +66,7 @@ def test_a_limit_is_no_answer(program, variant, tmp_path):
 
 @pytest.mark.parametrize(("program", "variant"), cases(every=False, loop=True))
 def test_the_control(program, variant, tmp_path, record_property):
-    """Without ``instrument()`` the same trials see repeated requests, and a side effect in doubt."""
+    """Without ``instrument()`` the trials see repeated requests, and a side effect in doubt."""
     late = Disturbance({REQUESTS: "before"})
     with Trial(program, variant, tmp_path / "plain", plain=True) as trial:
         assert "requests, by turn" in str(trial.run(late))
