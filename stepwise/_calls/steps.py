@@ -41,7 +41,7 @@ from stepwise.errors import ConfigurationError, NotRecordableError
 if TYPE_CHECKING:
     from stepwise._calls.doubt import CompletedCall, InDoubt
 
-__all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "tool"]
+__all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "steps_around", "tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Compensate = Union[Callable[["CompletedCall"], Any], None]
@@ -99,6 +99,7 @@ class Step(Performer):
         self.idempotent = idempotent
         self.compensate = compensate
         self.timeout = timeout
+        self.awaits = inspect.iscoroutinefunction(function)
         self.retries = retries
         self.retry_on = retry_on
         self.backoff = backoff
@@ -295,6 +296,13 @@ def step_of(function: object) -> Step | None:
     """The step behind what ``@step`` or ``@tool`` handed out."""
     found = getattr(function, _STEP, None)
     return found if isinstance(found, Step) else None
+
+
+def steps_around(function: object) -> list[Step]:
+    """Return the steps whose body is this plain function."""
+    return [
+        each for steps in list(_siblings.values()) for each in steps if each.function is function
+    ]
 
 
 def _inside(held: Any) -> Any:

@@ -39,6 +39,7 @@ __all__ = [
 StepStatus = Literal["completed", "failed", "cancelled"]
 
 _NOTHING: Mapping[str, str] = {}
+_NO_USAGE: Mapping[str, Any] = {}
 
 ANY_ERROR = 0
 """``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
@@ -164,6 +165,7 @@ class Outcome(NamedTuple):
         state: parts of the call's identity that turned out to be state, since it changed them.
         awaited: ``coroutine`` or ``task`` if a function that is no coroutine function returned
             such, which was awaited for the outcome.
+        usage: of a model request, its model and tokens; see :class:`stepwise.Event`.
     """
 
     call: Call
@@ -178,6 +180,7 @@ class Outcome(NamedTuple):
     at: float = 0.0
     state: tuple[str, ...] = ()
     awaited: str = ""
+    usage: Mapping[str, Any] = _NO_USAGE
 
 
 class Handled(NamedTuple):

@@ -17,10 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Result, start
-from stepwise._calls.steps import Step, step_of
+from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.failures import Unwinding
+from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of
@@ -73,7 +74,9 @@ __all__ = [
     "program_of",
     "release_inner_calls",
     "step_of",
+    "steps_around",
     "uncounted",
+    "warn_if_unseen",
 ]
 
 
