@@ -1,4 +1,4 @@
-"""The libraries that the integrations serve: the oldest supported version of each, and its extra."""
+"""The libraries that the integrations serve: oldest supported version and extra of each."""
 
 from __future__ import annotations
 
