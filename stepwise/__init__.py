@@ -116,6 +116,7 @@ from stepwise.errors import (
     StepwiseError,
     StepwiseWarning,
     StoreError,
+    StreamChangedError,
     UnreadableValueError,
     UnrecordedCallWarning,
     UnusedRecordWarning,
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
     from stepwise._workflows.handles import AsyncHandle, Handle
     from stepwise._workflows.recover import Recovered, recover
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
+    from stepwise.integrations.instrument import instrument, uninstrument
 
 __all__ = [
     "ArgumentMutatedWarning",
@@ -182,6 +184,7 @@ __all__ = [
     "StepwiseWarning",
     "StoppedCall",
     "StoreError",
+    "StreamChangedError",
     "UnreadableValueError",
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
@@ -194,6 +197,7 @@ __all__ = [
     "errors",
     "get_run",
     "identity",
+    "instrument",
     "map",
     "on_event",
     "recover",
@@ -202,6 +206,7 @@ __all__ = [
     "runs",
     "step",
     "tool",
+    "uninstrument",
     "workflow",
 ]
 
@@ -216,6 +221,7 @@ _ON_USE = {
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
     "StepRecord": "_runs.steps",
     **dict.fromkeys(("current_run", "get_run", "runs"), "_runs.listing"),
+    **dict.fromkeys(("instrument", "uninstrument"), "integrations.instrument"),
     "on_event": "_runtime.listening",
     "Program": "_runs.overview",
     "RunCheckpoint": "_runs.checkpoints",

@@ -66,6 +66,7 @@ __all__ = [
     "StepwiseError",
     "StepwiseWarning",
     "StoreError",
+    "StreamChangedError",
     "UnreadableValueError",
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
@@ -282,6 +283,20 @@ class StepTimeoutError(StepwiseError, TimeoutError):
 
     step: str
     timeout: float
+
+
+class StreamChangedError(StepwiseError):
+    """A stream that was left before its end began in another way when it was requested again.
+
+    Cause: An earlier attempt of the run closed the stream of a model before its end, so that only
+    its beginning is recorded; the code now reads on. What a model says a second time cannot be
+    joined to what it said the first time.
+
+    What to do: Run the program again: the old beginning is forgotten, and the request is made anew,
+    as a whole.
+    """
+
+    run_id: str
 
 
 class RunStopped(_Facts):

@@ -45,6 +45,7 @@ ONLY_IN = {
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
     "numpy": {"stepwise._values.digest_types"},
+    "opentelemetry": {"stepwise.integrations"},
     "pandas": {"stepwise._values.digest_types"},
     "pickle": {
         "stepwise._values.codec",
@@ -65,9 +66,15 @@ MAY_IMPORT = {
     "agent": f"{BASIC} _workflows.host",
     "graph": "_runtime _values _workflows.host",
     "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
-    "integrations": "_runtime _values _workflows.host stores._files stores._locks",
-    "cli": "_display _runs",
-    "testing": "_calls _execution _journal _runs _runtime _values",
+    "integrations": (
+        "_calls _checkpoints.resources _execution.active_run _execution.outside _runs.run _runtime "
+        "_values _workflows.host stores._files stores._locks"
+    ),
+    "cli": "_display _runs integrations._model_calls",
+    "testing": (
+        "_calls _execution _journal _runs _runtime _values integrations._model_calls "
+        "integrations._model_requests integrations._recorded_responses"
+    ),
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""
 
@@ -293,7 +300,7 @@ def test_typing_extensions_are_for_the_type_checker():
 
 WRITERS = """
     _execution.active_run _execution.outcomes _calls.compensation _calls.doubt _calls.perform
-    _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
+    _calls.streams _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
     _workflows.opening _workflows.pieces _workflows.takeover testing.crashes
 """
 
@@ -448,9 +455,11 @@ FRONT_DOOR = """
     NotRecordableError OutsideRunError PossibleStep Program RecoverableAgent Recovered Run
     RunBusyError RunCheckpoint RunConflictError RunNotFoundError RunOwnedError RunSkipped RunStopped
     RunWarning StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError
-    StepwiseError StepwiseWarning StoppedCall StoreError UnreadableValueError UnrecordedCallWarning
+    StepwiseError StepwiseWarning StoppedCall StoreError StreamChangedError UnreadableValueError
+    UnrecordedCallWarning
     UnusedRecordWarning Verification Workflow background configure current_run current_step errors
-    get_run identity map on_event recover reenterable resource runs step tool workflow
+    get_run identity instrument map on_event recover reenterable resource runs step tool
+    uninstrument workflow
 """
 
 

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    doubt driver perform async_driver awaitables caches steps parallel
+    doubt driver perform async_driver awaitables caches steps streams parallel
     compensation
 """

@@ -19,13 +19,15 @@ from stepwise._calls.driver import (
     Sleep,
     Unfinished,
     Write,
+    is_body,
     start,
     timed_out,
     write,
 )
 from stepwise._execution.active_run import ActiveRun, scope_variable
+from stepwise._runtime import tracing
 
-__all__ = ["adrive", "afinish", "aresume"]
+__all__ = ["adrive", "afinish", "aresume", "auntil_body", "in_task_of"]
 
 
 async def adrive(core: Core) -> Result:
@@ -36,10 +38,22 @@ async def adrive(core: Core) -> Result:
         core.close()  # so that a Ctrl-C or a cancellation leaves nothing of the call open
 
 
-async def aresume(core: Core, operation: Operation | Result) -> Result:
-    """Await a call that has begun."""
+async def auntil_body(core: Core) -> Attempt | Result:
+    """Await a call up to its body, which is left to the caller; or to its result."""
+    operation = start(core)
     try:
-        return await _go_on(core, operation)
+        while not (isinstance(operation, Result) or is_body(operation)):
+            operation = core.send(await _run(operation))
+    except StopIteration as stop:
+        operation = stop.value
+    assert isinstance(operation, (Attempt, Result))
+    return operation
+
+
+async def aresume(core: Core, operation: Operation | Result, done: Result | None = None) -> Result:
+    """Await a call that has begun; ``done`` is the result of the operation, if there is one."""
+    try:
+        return await _go_on(core, operation, done)
     finally:
         core.close()
 
@@ -53,7 +67,7 @@ async def afinish(unfinished: Unfinished, awaited: str) -> Result:
         scope = operation.scope
         if scope is not None and scope.call is not None:
             scope.run.flows.begin(scope.call.number)  # in this task
-        done = await _attempt(operation, value)
+        done = await in_task_of(operation, value)
         done.awaited = awaited
         return await _go_on(core, operation, done)
     finally:
@@ -74,7 +88,7 @@ async def _go_on(core: Core, operation: Operation | Result, done: Result | None 
 
 async def _run(operation: Operation) -> Result:
     if isinstance(operation, Attempt):
-        return await _attempt(operation)
+        return await in_task_of(operation)
     if isinstance(operation, Write):
         return await _write(operation) if _many(operation.run) else write(operation)
     if isinstance(operation, Ready):
@@ -112,8 +126,16 @@ async def _change(operation: FlowChange) -> Result:
         return Result(True)
 
 
-async def _attempt(attempt: Attempt, value: object = None) -> Result:
+async def in_task_of(attempt: Attempt, value: object = None) -> Result:
     """Await a body; ``value`` is its awaitable, if the body has been called already."""
+    left = tracing.enter_attempt(attempt)
+    result = await _of_body(attempt, value)
+    if left is not None:
+        tracing.leave(left, result.error)
+    return result
+
+
+async def _of_body(attempt: Attempt, value: object) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
         if value is None:

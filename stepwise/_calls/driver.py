@@ -14,6 +14,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
+from stepwise._runtime import tracing
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.buffers import Data
 from stepwise.errors import StepTimeoutError
@@ -35,10 +36,12 @@ __all__ = [
     "drive_on",
     "gives_awaitable",
     "in_thread_of",
+    "is_body",
     "resume",
     "run",
     "start",
     "timed_out",
+    "until_body",
     "write",
 ]
 
@@ -75,7 +78,7 @@ class Result:
 
 
 class Attempt(NamedTuple):
-    """One try of a body, inside the scope of its call."""
+    """One try of a body, inside the scope of its call; ``kind`` is that of the callee."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -83,6 +86,7 @@ class Attempt(NamedTuple):
     scope: Scope | None
     name: str
     timeout: float | None = None
+    kind: str = ""
 
 
 class Sleep(NamedTuple):
@@ -217,25 +221,53 @@ def start(core: Core) -> Operation | Result:
         return result
 
 
-def resume(
-    core: Core, operation: Operation | Result, run: Callable[[Operation], Result] | None = None
-) -> Result:
-    """Execute a call that has begun; ``run`` executes its operations, if they are not run here."""
+def until_body(core: Core) -> Attempt | Result:
+    """Execute a call up to its body, which is left to the caller; or to its result."""
+    operation = start(core)
     try:
-        return _go_on(core, operation, run)
+        while not (isinstance(operation, Result) or is_body(operation)):
+            operation = core.send(run(operation))
+    except StopIteration as stop:
+        operation = stop.value
+    assert isinstance(operation, (Attempt, Result))
+    return operation
+
+
+def is_body(operation: Operation) -> bool:
+    """Return whether an operation is an attempt of the body, not a question to a function."""
+    return isinstance(operation, Attempt) and operation.scope is not None
+
+
+def resume(
+    core: Core,
+    operation: Operation | Result,
+    run: Callable[[Operation], Result] | None = None,
+    done: Result | None = None,
+) -> Result:
+    """Execute a call that has begun; ``run`` executes its operations, if they are not run here.
+
+    Args:
+        done: the result of the operation, if there is one already.
+    """
+    try:
+        return _go_on(core, operation, run, done)
     finally:
         core.close()
 
 
 def _go_on(
-    core: Core, operation: Operation | Result, execute: Callable[[Operation], Result] | None = None
+    core: Core,
+    operation: Operation | Result,
+    execute: Callable[[Operation], Result] | None = None,
+    done: Result | None = None,
 ) -> Result:
     if isinstance(operation, Result):
         return operation
     execute = execute or run
     try:
         while True:
-            operation = core.send(execute(operation))
+            operation = core.send(done or execute(operation))
+            done = None
     except StopIteration as stop:
         result: Result = stop.value
         return result
@@ -245,7 +277,7 @@ def run(operation: Operation) -> Result:
     """Execute an operation in this thread; a body with a timeout in one of its own."""
     if isinstance(operation, Attempt):
         at_once = operation.timeout is None or gives_awaitable(operation.function)
-        return in_thread_of(operation) if at_once else _in_thread(operation)
+        return tracing.trace(in_thread_of if at_once else _in_thread, operation)
     if isinstance(operation, Write):
         return write(operation)
     if isinstance(operation, (Cancelled, Ready)):

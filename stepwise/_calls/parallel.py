@@ -23,6 +23,7 @@ from stepwise._calls.driver import (
 from stepwise._calls.steps import step_of
 from stepwise._execution.active_run import Scope, current_scope, scope_variable
 from stepwise._journal.records import Call
+from stepwise._runtime import tracing
 from stepwise._runtime.tracebacks import fold
 from stepwise._values import codec
 from stepwise.errors import ConfigurationError, NotRecordableError, OutsideRunError
@@ -282,6 +283,10 @@ class _Elsewhere:
         """Execute an operation of a call; a body in the executor."""
         if not isinstance(operation, Attempt) or operation.scope is None:
             return run(operation)
+        return tracing.trace(self._sent, operation)
+
+    def _sent(self, operation: Attempt) -> Result:
+        assert operation.scope is not None
         try:
             if self._encoded is None:
                 context = contextvars.copy_context()

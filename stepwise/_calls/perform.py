@@ -22,11 +22,12 @@ from stepwise._calls.driver import (
     cancelled_again,
 )
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
 from stepwise._execution.location import Helper, Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
 from stepwise._execution.outcomes import (
     Did,
+    ShownValue,
     Watches,
     changed_by,
     did_to_subject,
@@ -51,13 +52,14 @@ from stepwise.errors import (
     ArgumentsChangedWarning,
     NotRecordableError,
     RunStopped,
+    RunWarning,
     UnreadableValueError,
 )
 
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
 
-__all__ = ["PATIENCE", "Performance", "Performer"]
+__all__ = ["PATIENCE", "Performance", "Performer", "ShownValue"]
 
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 _NOTHING: Mapping[str, Any] = {}
@@ -70,11 +72,15 @@ class Performer:
     """The callee of a recorded call: a step, a tool or a child workflow.
 
     Attributes:
+        kind: ``step``, ``tool``, or what else it calls itself; empty for a child workflow.
         hiding: what of its arguments is not stored, or not shown.
         returns: the type that its value is annotated with.
+        awaits: its body is a coroutine function.
+        keeps_failures: an exception is an outcome; if not, the next equal call is made again.
     """
 
     name: str
+    kind = ""
     module: str
     effect: bool
     idempotent = False
@@ -83,6 +89,8 @@ class Performer:
     timeout: float | None
     hiding: Hiding
     returns: Any
+    awaits = False
+    keeps_failures = True
 
     def watch(self, bound: Mapping[str, Any]) -> Watches:
         """Return the watch that notices when the call changes its arguments."""
@@ -98,6 +106,9 @@ class Performer:
 
     def answered(self, call: Call) -> None:
         """Called when a record answers the call."""
+
+    def shown_value(self, value: Any) -> ShownValue | None:
+        """Return what a listing shows of a value, if not the value."""
 
     def attempts(self) -> Attempts:
         """Return the attempts that one call may have."""
@@ -161,7 +172,7 @@ class Performance(NamedTuple):
                 settled = yield from self._announce(call, recorded)
             if settled is not None:
                 return settled
-            active.tell("step_started", call)
+            active.tell("step_started", call, lost=active.lost(recorded))
             active.flows.begin(call.number)
             try:
                 return (yield from self._execute(call, origin))
@@ -266,6 +277,11 @@ class Performance(NamedTuple):
         under the idempotency keys that they had then.
         """
         run = self.scope.run
+        for stream in run.open_streams() if not call.child else ():
+            if stream.asynchronous and not self.performer.awaits:
+                _tell_open(run, call, stream)
+            else:
+                yield Attempt(stream.read_rest, (), {}, None, f"the stream of {stream.name}")
         yield from _intend(self.scope, call, self.performer.to_undo(self.bound, run.codec))
         if recorded is not None or call.child or not run.facts.restored:
             return None
@@ -335,7 +351,9 @@ class Performance(NamedTuple):
         number, awaited = 1, ""
         while True:
             inner = Scope(active, call, around, number, [], scope.branch)
-            result = yield Attempt(function, args, kwargs, inner, call.name, performer.timeout)
+            result = yield Attempt(
+                function, args, kwargs, inner, call.name, performer.timeout, performer.kind
+            )
             awaited = result.awaited or awaited
             if result.error is None:
                 looked = active.look(scope, result.value)
@@ -361,7 +379,9 @@ class Performance(NamedTuple):
                 mistake.__cause__ = mistake.__cause__ or result.error
                 raise
             finally:
-                if delay is None:
+                if delay is None and not performer.keeps_failures:
+                    _tell_failure(active, call, result.error)
+                elif delay is None:
                     did = did_to_subject(active, call, identity)
                     left = changed_by(watch, active.codec)
                     yield from _record_failure(
@@ -394,6 +414,7 @@ class Performance(NamedTuple):
             around=around,
             did=did_to_subject(inner.run, call, self.identity),
             kind=self.performer.returns,
+            shown=self.performer.shown_value(value),
         )
 
 
@@ -430,6 +451,23 @@ def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
     from stepwise._calls.doubt import waiting_text  # on use: calls rarely wait
 
     notice(f"run {active.run_id}: {waiting_text(call, match)}")
+
+
+@reports
+def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
+    what = f"{call.name} has side effects, and was called while {stream.name} is being streamed"
+    if active.is_first(what):
+        warn(
+            f"{what}. A plain function cannot await the rest of that stream: should the run be cut "
+            "off now, the stream is requested again, and may then say something else. Make "
+            f"{call.name} `async def`, or read the stream to its end first",
+            RunWarning,
+        )
+
+
+@reports
+def _tell_failure(active: ActiveRun, call: Call, error: BaseException) -> None:
+    active.tell("step_failed", call, active.secrets.preview(error), duration=time.time() - call.at)
 
 
 # -- recording -----------------------------------------------------------------------------------

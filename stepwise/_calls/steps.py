@@ -99,6 +99,7 @@ class Step(Performer):
         self.idempotent = idempotent
         self.compensate = compensate
         self.timeout = timeout
+        self.awaits = inspect.iscoroutinefunction(function)
         self.retries = retries
         self.retry_on = retry_on
         self.backoff = backoff

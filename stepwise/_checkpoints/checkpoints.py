@@ -63,6 +63,7 @@ class State(NamedTuple):
         serial: the highest number of an instance.
         before: if it holds only as long as files are what they were: the checkpoint to go back to
             otherwise; empty for the beginning of the run.
+        seconds: that the done steps had taken.
     """
 
     position: str
@@ -84,6 +85,7 @@ class State(NamedTuple):
     state: Sequence[list[str]] = ()
     serial: int = 0
     before: str | None = None
+    seconds: float = 0.0
 
     @property
     def where(self) -> str:

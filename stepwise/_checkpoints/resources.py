@@ -7,12 +7,21 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, overload
 
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import ConfigurationError
 
-__all__ = ["LetGo", "ids_of_made", "is_reenterable", "made_by", "reenterable", "resource"]
+__all__ = [
+    "LetGo",
+    "ids_of_made",
+    "in_factory",
+    "is_reenterable",
+    "made_by",
+    "reenterable",
+    "resource",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,6 +32,9 @@ M = TypeVar("M")
 _made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> reference to it, how to make it
 _mutex = process_lock()
 _held: dict[int, Any] = {}  # the resources that no weak reference can hold: sqlite3.Connection
+
+in_factory: ContextVar[bool] = ContextVar("stepwise_in_factory", default=False)
+"""True while a factory makes a resource, which it also does where no call could be answered."""
 
 _DATA = (str, bytes, bytearray, int, float, complex, tuple, list, dict, type(None))
 
@@ -45,7 +57,11 @@ def resource(factory: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(factory)
     def make(*args: P.args, **kwargs: P.kwargs) -> R:
-        made: R = factory(*args, **kwargs)
+        token = in_factory.set(True)
+        try:
+            made: R = factory(*args, **kwargs)
+        finally:
+            in_factory.reset(token)
         _remember(made, (_make, (make, args, kwargs)))
         return made
 

@@ -26,6 +26,7 @@ __all__ = [
     "runs_html",
     "shell_word",
     "step_html",
+    "usage_text",
 ]
 
 _SHORT, _LONG = 60, 20_000  # characters in a row of a table, and unfolded
@@ -262,6 +263,17 @@ def _timeline(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return placed
 
 
+def usage_text(usage: Mapping[str, Any]) -> str:
+    """The model of a request, its tokens and its price: ``gpt-4o, 5 + 7 tokens, $0.0001``."""
+    tokens = [f"{usage[name]:,}" for name in ("input_tokens", "output_tokens") if name in usage]
+    told = [
+        str(usage.get("model", "")),
+        f"{' + '.join(tokens)} tokens" if tokens else "",
+        f"${usage['cost_usd']:.4g}" if "cost_usd" in usage else "",
+    ]
+    return ", ".join(filter(None, told))
+
+
 def _unfolding(step: Any) -> str:
     """Render a call whose arguments and result can be unfolded."""
     called = f"{step.name}({step.arguments})"
@@ -275,6 +287,7 @@ def _unfolding(step: Any) -> str:
         f"attempt {step.attempts}" if step.attempts > 1 else "",
         f"idempotency key {step.idempotency_key}" if step.side_effect else "",
         f"child run {step.child}" if step.child else "",
+        usage_text(step.usage),
         f"begun {_when(step.started_at)}",
     ]
     parts.append(f"<small>{_escaped(' · '.join(filter(None, told)))}</small>")

@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import ContextVar
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stepwise._execution import outcomes
 from stepwise._execution.concurrency import Flows, Unawaited
@@ -30,7 +30,7 @@ from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.callers import AnyCaller
 from stepwise._matching.pool import Match, Pool
 from stepwise._matching.subjects import Identity, Subjects
-from stepwise._runtime import asyncio_state, interrupts
+from stepwise._runtime import asyncio_state, interrupts, tracing
 from stepwise._runtime.events import emit, heard
 from stepwise._runtime.messages import Once
 from stepwise._values import codec, list_digest
@@ -41,7 +41,7 @@ from stepwise.errors import OutsideRunError, RunStopped
 if TYPE_CHECKING:
     from stepwise._runtime.event import Kind
 
-__all__ = ["ActiveRun", "Scope", "current_scope", "live_runs", "scope_variable"]
+__all__ = ["ActiveRun", "OpenStream", "Scope", "current_scope", "live_runs", "scope_variable"]
 
 
 class Scope(NamedTuple):
@@ -72,6 +72,29 @@ _ENDED: dict[StepStatus, Kind] = {
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
+
+
+class OpenStream(Protocol):
+    """A call whose value arrives piece by piece, after it has returned.
+
+    Attributes:
+        name: of the call.
+        asynchronous: its rest has to be awaited.
+        left: its reader has closed it before its end.
+    """
+
+    name: str
+    asynchronous: bool
+    left: bool
+
+    def read_rest(self) -> Any:
+        """Read it to its end, and record it; an awaitable, if it is asynchronous."""
+
+    def leave(self) -> None:
+        """Record it as far as it was read, if it can be; nobody reads on."""
+
+    def drop(self) -> None:
+        """End it without an outcome."""
 
 
 class ActiveRun:
@@ -116,7 +139,9 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
         self._locator = locator
+        self.streams: dict[int, OpenStream] = {}  # open, or left and not recorded yet; by call
         self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
+        self.alive = 0.0  # when earlier attempts are known to have been alive, at last
         self.ordinals = Ordinals()
         self.subjects = Subjects(facts.run_id)
         self.is_first = Once()  # of notices about this run
@@ -189,8 +214,20 @@ class ActiveRun:
 
     # -- calls -----------------------------------------------------------------------------------
 
+    def open_streams(self) -> list[OpenStream]:
+        """Return the streams that are being read, in this run and those that called it."""
+        return [
+            stream
+            for run in self.lineage()
+            for stream in list(run.streams.values())
+            if not stream.left
+        ]
+
     def note_handled(self) -> None:
-        """Record the failed calls that the workflow turns out to have handled."""
+        """Record the streams that the workflow turns out to have left, and handled failures."""
+        if self.streams and self.unwinding.handling() is None:
+            for stream in [each for each in self.streams.values() if each.left]:
+                stream.leave()
         handled = self.unwinding.gone_on()
         if handled:
             self.write((Handled(handled, time.time()), b""), durable=False)
@@ -268,9 +305,13 @@ class ActiveRun:
             frame.recorded(recorded.entry.number, recorded.entry.record, looked)
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
+        took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         with self.lock:
             self.progress.skipped += 1
-        self.tell("step_answered", recorded.call, getattr(recorded.entry.record, "preview", ""))
+            self.progress.seconds += took if took and scope.call is None else 0.0
+        preview = getattr(recorded.entry.record, "preview", "")
+        usage = outcome.usage if outcome is not None else None
+        self.tell("step_answered", recorded.call, preview, duration=took, usage=usage)
 
     def number(
         self, call: Call, recorded: RecordedCall | None, new_child: Callable[[Container[str]], str]
@@ -289,6 +330,13 @@ class ActiveRun:
         if self.pool.taken:
             call = apart(call, self.run_id, self.facts.undone, self.pool.taken)
         return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
+
+    def lost(self, recorded: RecordedCall | None) -> float:
+        """Return the seconds of an earlier attempt of a call that runs again; at least those."""
+        if recorded is None:
+            return 0.0
+        ended = recorded.outcome.at if recorded.outcome is not None else self.alive
+        return max(0.0, ended - recorded.call.at)
 
     def look(self, scope: Scope, value: Any) -> Any:
         """Capture the value of a call before it is encoded."""
@@ -318,9 +366,11 @@ class ActiveRun:
         if frame is not None:
             frame.recorded(number, outcome, looked)
         self._note(scope, call.number, outcome.inner)
+        took = outcome.at - call.at
         with self.lock:
             self.progress.executed += 1
-        self.tell(_ENDED[outcome.status], call, outcome.preview, duration=outcome.at - call.at)
+            self.progress.seconds += took if scope.call is None else 0.0
+        self.tell(_ENDED[outcome.status], call, outcome.preview, duration=took, usage=outcome.usage)
         if error is not None:
             self.unwinding.failed(call.number, error)
         if frame is not None:
@@ -354,6 +404,8 @@ class ActiveRun:
         *,
         step: int = 0,
         duration: float | None = None,
+        usage: Mapping[str, Any] | None = None,
+        lost: float = 0.0,
     ) -> None:
         """Notify listeners of a recorded event."""
         if not heard():
@@ -367,8 +419,10 @@ class ActiveRun:
             arguments=call.arguments if call is not None else "",
             detail=detail,
             duration=duration,
+            lost=lost,
             executed=self.progress.executed,
             skipped=self.progress.skipped,
+            usage=usage or {},
         )
 
     # -- the end ---------------------------------------------------------------------------------
@@ -383,6 +437,9 @@ class ActiveRun:
     ) -> None:
         """Record how this attempt ended: ``value`` is its result or exception."""
         error, secrets = value if status == "failed" else None, self.secrets
+        if error is None:
+            for stream in list(self.streams.values()):
+                stream.leave()
         retry, handled = self.unwinding.end(error)
         record, payload = outcomes.ended(
             status,
@@ -422,6 +479,9 @@ class ActiveRun:
         if self.begun and self.facts.status == "running" and not self.ended:
             detail = self.secrets.preview(self.stopped) if self.stopped else ""
             self.tell("run_stopped", detail=detail)
+        for stream in list(self.streams.values()):
+            stream.drop()
+        tracing.end(self.run_id)
         self.ended = True
         self.executor = None
         self.subjects.leave(completed=self.facts.status == "completed")

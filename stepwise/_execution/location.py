@@ -14,6 +14,7 @@ from stepwise._runtime.messages import file_name, is_ours
 __all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
 
 _BETWEEN = ("wrapt", "contextlib", "concurrent.futures")
+_SDKS = ("openai", "anthropic", "litellm", "httpx")  # below which requests are recorded
 _MAP = "stepwise._calls.parallel"
 _LOOPS = ("asyncio.", "threading")
 _BELOW = 6  # our frames below any call: from here to driver.start and its two callers
@@ -102,13 +103,13 @@ class Locator:
         """
         caller, mapped = _caller()
         if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
-            return Origin(self._site(caller))
+            return Origin(self._site(_above_sdks(caller)))
         frame, helper = self._below(caller)
         if mapped or not helped:
             helper = None
-        site = self._site(caller)
         if not effect:
-            return Origin(site, helper=helper)
+            return Origin(self._site(_above_sdks(caller)), helper=helper)
+        site = self._site(caller)
         if frame is not None:
             self._frame = frame
         else:  # in another task or thread: the statement at which the workflow waits
@@ -177,6 +178,16 @@ def _caller() -> tuple[FrameType | None, bool]:
         mapped = mapped or module == _MAP
         frame = frame.f_back
     return None, mapped
+
+
+def _above_sdks(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that uses an SDK, for a frame inside of it."""
+    while frame is not None:
+        module = f"{frame.f_globals.get('__name__', '')}"
+        if not (module.startswith((*_SDKS, *_BETWEEN)) or is_ours(frame.f_code.co_filename)):
+            return None if module.startswith(_LOOPS) else frame
+        frame = frame.f_back
+    return None
 
 
 def _column(frame: FrameType) -> str:

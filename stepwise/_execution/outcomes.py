@@ -39,6 +39,7 @@ __all__ = [
     "ArgumentWatch",
     "Did",
     "LoadedOutcome",
+    "ShownValue",
     "Watches",
     "changed_by",
     "did_to_subject",
@@ -53,6 +54,14 @@ __all__ = [
 
 _NOTHING: Mapping[str, Any] = {}
 _SIZED = (list, dict, set, bytearray)
+
+
+class ShownValue(NamedTuple):
+    """What a listing shows of a value: its text, and the usage of a model request."""
+
+    preview: str
+    usage: Mapping[str, Any]
+
 
 # -- records -------------------------------------------------------------------------------------
 
@@ -69,6 +78,7 @@ def outcome(
     around: Surroundings | None = None,
     did: Did | None = None,
     kind: Any = Any,
+    shown: ShownValue | None = None,
 ) -> tuple[Outcome, Data]:
     """The outcome of a call.
 
@@ -77,44 +87,53 @@ def outcome(
         around: the arguments, if the call changed them.
         did: what it did to its subject.
         kind: the type that its value is annotated with.
+        shown: what a listing shows instead of the value.
 
     Raises:
         NotRecordableError: its value cannot be recorded.
     """
     failed = status != "completed"
-    what = f"{call.name!r}"
 
     def encoded_plainly() -> Encoded:
         if failed:
             return codec.encode_error(value, "" if call.child else _then(call))
-        return codec.encode(value, f"the value returned by {what}", kind)
+        return codec.encode(value, f"the value returned by {call.name!r}", kind)
 
     deltas = did.deltas if did is not None else _NOTHING
-    if did is not None and did.around.arguments:
-        around = around if around is not None else Surroundings()
-        around = replace(around, arguments={**around.arguments, **did.around.arguments})
+    around = _with_subject(around, did)
     if around is None and not deltas:
         encoded = encoded_plainly()
     else:
-        told = (*encoded_plainly(),) if failed and not codec.data_only else value
-        given = around if around is not None else Surroundings()
-        encoded = encode_changed(codec, told, encoded_plainly, given, what, deltas)
+        held = (*encoded_plainly(),) if failed and not codec.data_only else value
+        given = around or Surroundings()
+        encoded = encode_changed(codec, held, encoded_plainly, given, f"{call.name!r}", deltas)
     if not failed and (name := codec.secrets.found_in(encoded.data)):
         _tell_of_secret(call, name)
+    preview, usage = shown or (codec.secrets.preview(value), _NOTHING)
     record = Outcome(  # by position, as a Call
         call,
         status,
         attempts,
         clean,
         tuple(inner),
-        codec.secrets.preview(value),
+        codec.secrets.mask(preview),
         codec.traceback(value) if failed else "",
         {**dict.fromkeys(deltas, "delta"), **(around.kinds() if around is not None else {})},
         encoded.form,
         time.time(),
         did.state if did is not None else (),
+        "",
+        usage,
     )
     return record, encoded.data
+
+
+def _with_subject(around: Surroundings | None, did: Did | None) -> Surroundings | None:
+    """Return the arguments that a call changed, with what it changed inside its subject."""
+    if did is None or not did.around.arguments:
+        return around
+    around = around or Surroundings()
+    return replace(around, arguments={**around.arguments, **did.around.arguments})
 
 
 _is_first = Once()

@@ -32,9 +32,9 @@ _NOWHERE = object()
 def warn_if_unseen(what: str) -> None:
     """A step is called where no run is visible: say so, if it may belong to one in progress.
 
-    In a task it does not: tasks inherit the context.  Nor in a thread that was started outside
-    (there the variable is set, to ``None``).  That leaves threads that were there before the run,
-    calls in an emptied context, and worker processes.
+    In a task it does not: tasks inherit the context.  Nor where the variable is set, to ``None``:
+    in a thread that was started outside, in the background, in a reconcile function.  That leaves
+    threads that were there before the run, calls in an emptied context, and worker processes.
     """
     if works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
         warn(
@@ -44,14 +44,11 @@ def warn_if_unseen(what: str) -> None:
             "run, put it under `with stepwise.background():`",
             UnrecordedCallWarning,
         )
-    if not live_runs:
+    if not live_runs or scope_variable.get(_NOWHERE) is not _NOWHERE:
         return
     here = threading.get_ident()
     for run in list(live_runs):
-        if run.thread == here or (
-            scope_variable.get(_NOWHERE) is _NOWHERE
-            and threading.current_thread() is not threading.main_thread()
-        ):
+        if run.thread == here or threading.current_thread() is not threading.main_thread():
             break
     else:
         return

@@ -25,14 +25,20 @@ class Progress:
     Args:
         executed, skipped: steps that it executed; that it did not, since they were done.
         resumed_from: how many were done where it resumed; ``None`` for a first attempt.
+        seconds: that the done steps of the run's own code have taken.
     """
 
     def __init__(
-        self, executed: int = 0, skipped: int = 0, resumed_from: int | None = None
+        self,
+        executed: int = 0,
+        skipped: int = 0,
+        resumed_from: int | None = None,
+        seconds: float = 0.0,
     ) -> None:
         self.executed = executed
         self.skipped = skipped
         self.resumed_from = resumed_from
+        self.seconds = seconds
 
     @property
     def done(self) -> int:

@@ -610,6 +610,7 @@ def facts_at_start(run_id: str, started: Started) -> RunFacts:
         updated_at=started.at,
         parts=started.parts,
         tags=started.tags,
+        trace=started.trace,
     )
 
 
@@ -637,7 +638,10 @@ def _after(facts: RunFacts, entry: Entry) -> RunFacts:
             status="failed", end=0, undoing=True, undone=undone, updated_at=record.at
         )
     if isinstance(record, Resumed):
-        return facts._replace(status="running", end=0, undoing=False, updated_at=record.at)
+        trace = record.trace or facts.trace
+        return facts._replace(
+            status="running", end=0, undoing=False, updated_at=record.at, trace=trace
+        )
     if isinstance(record, (Forgotten, Quarantined)):
         return facts.reopened(record.at)
     return facts._replace(restored=True) if isinstance(record, Restored) else facts

@@ -39,6 +39,7 @@ __all__ = [
 StepStatus = Literal["completed", "failed", "cancelled"]
 
 _NOTHING: Mapping[str, str] = {}
+_NO_USAGE: Mapping[str, Any] = {}
 
 ANY_ERROR = 0
 """``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
@@ -100,6 +101,7 @@ class Started(NamedTuple):
         secrets, hidden: as of :class:`RunFacts`.
         parts: what tells its call apart, by name; ``None`` if that is not known.
         tags: texts by name, for people who look for the run.
+        trace: what the process's tracer gave: the attempt's place in a trace, by name.
     """
 
     workflow: str
@@ -118,6 +120,7 @@ class Started(NamedTuple):
     hidden: str = ""
     parts: Mapping[str, str] | None = None
     tags: Mapping[str, str] = _NOTHING
+    trace: Mapping[str, str] = _NOTHING
 
 
 class Resumed(NamedTuple):
@@ -125,7 +128,7 @@ class Resumed(NamedTuple):
 
     Args:
         void: the end recorded before it does not count, since the caller had not acted on it.
-        command, cwd: as of :class:`Started`.
+        command, cwd, trace: as of :class:`Started`.
     """
 
     epoch: int
@@ -136,6 +139,7 @@ class Resumed(NamedTuple):
     void: bool = False
     command: tuple[str, ...] = ()
     cwd: str = ""
+    trace: Mapping[str, str] = _NOTHING
 
 
 class Intent(NamedTuple):
@@ -161,6 +165,7 @@ class Outcome(NamedTuple):
         state: parts of the call's identity that turned out to be state, since it changed them.
         awaited: ``coroutine`` or ``task`` if a function that is no coroutine function returned
             such, which was awaited for the outcome.
+        usage: of a model request, its model and tokens; see :class:`stepwise.Event`.
     """
 
     call: Call
@@ -175,6 +180,7 @@ class Outcome(NamedTuple):
     at: float = 0.0
     state: tuple[str, ...] = ()
     awaited: str = ""
+    usage: Mapping[str, Any] = _NO_USAGE
 
 
 class Handled(NamedTuple):
@@ -345,6 +351,7 @@ class RunFacts(NamedTuple):
         parts: what tells its call apart, by name, as short digests; ``None`` if not known.
         restored: it was put back from a backup; side effects that it does not know are in doubt.
         tags: texts by name, for people who look for the run.
+        trace: of the newest attempt; see :class:`Started`.
     """
 
     run_id: str
@@ -369,6 +376,7 @@ class RunFacts(NamedTuple):
     parts: Mapping[str, str] | None = None
     restored: bool = False
     tags: Mapping[str, str] = _NOTHING
+    trace: Mapping[str, str] = _NOTHING
 
     def reopened(self, at: float) -> "RunFacts":
         """Return the facts without an end; an interrupted run stays so until it is called."""

@@ -231,6 +231,7 @@ def _write(
         pruned=1 if facts.pruned else 0,  # the record of its beginning is made anew
         created_at=now,
         updated_at=now,
+        trace={},  # a fork begins a trace of its own
     )
 
     def beside(positions: list[Position]) -> dict[str, Data]:
@@ -328,6 +329,7 @@ def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
         forked_from=facts.run_id,
         command=command,
         cwd=cwd,
+        trace={},
     )
 
 

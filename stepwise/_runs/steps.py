@@ -7,7 +7,7 @@ after the calls that follow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -51,6 +51,8 @@ class StepRecord:
         instead: number of the step that was recorded as this one at an earlier start, and did not
             answer the call; 0 if there was none.
         differs: the parts of the call (arguments by name) in which it differs from that step.
+        usage: of a model request, what is known of ``model``, ``provider``, ``input_tokens``,
+            ``output_tokens``, ``cached_input_tokens`` and ``cost_usd`` (US dollars).
     """
 
     number: int
@@ -68,6 +70,7 @@ class StepRecord:
     _entry: Entry = field(repr=False)
     instead: int = 0
     differs: tuple[str, ...] = ()
+    usage: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def duration(self) -> float | None:
@@ -201,6 +204,7 @@ def step_record(
         _entry=entry,
         instead=call.instead,
         differs=tuple(differing(call, other)) if other is not None else (),
+        usage=outcome.usage if outcome is not None else {},
     )
 
 

@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     public_names limits forks settings messages interrupts tracebacks asyncio_state thread_context
-    group_commit event events listening file_trust retries options
+    group_commit event events listening tracing file_trust retries options
 """

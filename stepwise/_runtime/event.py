@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from stepwise._runtime.public_names import public
 
@@ -43,9 +44,15 @@ class Event:
         arguments: of the step, as shortened text.
         detail: what came of it, as shortened text: the result, the exception, what interrupted
             it, where the run resumes, ``file:line`` of the checkpoint.
-        duration: seconds that the step took.
+        duration: seconds that the step took, or had taken if it is answered; of a run that resumes,
+            what the steps before the place where it resumes had taken.
+        lost: seconds that an earlier attempt had worked for nothing at a step that starts: exactly
+            if it failed, at least if its process died.
         executed: steps that this attempt has executed so far.
         skipped: steps that it did not execute, since they were done.
+        usage: of a completed or answered model request, what is known of ``model``, ``provider``
+            (texts), ``input_tokens``, ``output_tokens``, ``cached_input_tokens`` (counts) and
+            ``cost_usd`` (US dollars).
         at: when it happened, in seconds since 1970.
     """
 
@@ -57,8 +64,10 @@ class Event:
     arguments: str = ""
     detail: str = ""
     duration: float | None = None
+    lost: float = 0.0
     executed: int = 0
     skipped: int = 0
+    usage: Mapping[str, Any] = field(default_factory=dict)
     at: float = field(default_factory=time.time)
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, live_runs, scope_va
 from stepwise._execution.other_tasks import tasks_of
 from stepwise._execution.outside import carrier
 from stepwise._journal.records import Interrupted
-from stepwise._runtime import asyncio_state
+from stepwise._runtime import asyncio_state, tracing
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._workflows.opening import OpenedRun
@@ -61,8 +61,11 @@ class _Ownership:
 
     def enter_scope(self) -> None:
         self._token = scope_variable.set(Scope(self.active))
+        self._leave = tracing.enter(self.active.run_id)
 
     def leave_scope(self) -> None:
+        if self._leave is not None:
+            tracing.leave(self._leave)
         scope_variable.reset(self._token)
 
 
@@ -118,12 +121,14 @@ async def _inline(opened: OpenedRun) -> Any:
     active = opened.active
     active.task = asyncio_state.current()
     active.unwinding.enter()
-    token = scope_variable.set(Scope(active))
+    token, left = scope_variable.set(Scope(active)), tracing.enter(active.run_id)
     try:
         value = await opened.arun()
         check_awaited(active, value)
         return value
     finally:
+        if left is not None:
+            tracing.leave(left)
         scope_variable.reset(token)
 
 

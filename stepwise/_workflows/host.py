@@ -190,6 +190,8 @@ class HostedRun(opening.OpenedRun):
     async def arun(self) -> Any:
         """Await the body."""
         self.active.begun = True
+        if self.is_new:
+            self.active.tell("run_started", detail=self.active.facts.arguments)
         return await self._body()
 
     def changed_arguments(self) -> dict[str, str]:
@@ -241,6 +243,7 @@ class HostedRun(opening.OpenedRun):
         if if_changed and self.active.facts.code != code:
             notice(f"{self.run_id}: {if_changed}")
         record_resumed(self.active, told, step, code=code)
+        self.active.tell("run_resumed", detail=told, duration=self.active.progress.seconds)
         notice(f"{self.run_id} {told}")
 
     def forget_failures(self) -> None:

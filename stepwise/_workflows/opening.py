@@ -33,6 +33,7 @@ from stepwise._journal.projection import facts_at_start
 from stepwise._journal.records import RunFacts, Started
 from stepwise._journal.seal import Seal
 from stepwise._rewrite import Points, Rewritten
+from stepwise._runtime import tracing
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import notice, shell_word, warn
 from stepwise._values.buffers import Data
@@ -369,6 +370,9 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, byt
         facts, began = _start(call, journal, secrets)
     node = callee.workflow.source.node()
     function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
+    if not is_new:
+        trace = tracing.begin(facts, facts.trace, current_scope())
+        facts = facts._replace(trace=trace)
     active = ActiveRun(
         lease=lease,
         journal=journal,
@@ -425,6 +429,8 @@ def _start(
         tell_of_unfinished(call.store, journal.seal, facts, module, callee.parts)
     if secrets.found_in(payload):
         payload = b""
+    trace = tracing.begin(facts, facts.trace, current_scope())
+    started, facts = started._replace(trace=trace), facts._replace(trace=trace)
     # Usually not durable: losing it costs nothing, and the first step's commit includes it.
     journal.append((started, payload), durable=callee.promised, head=facts)
     return facts, (started, payload)

@@ -162,7 +162,8 @@ class RunPieces:
         if first and not run.is_new:
             skipped = self.progress.resumed_from = self.progress.skipped
             told = f"resumes after {count(skipped, f'skipped {self._noun}')}"
-            resumed.append((Resumed(active.journal.epoch, told, skipped, at=now), b""))
+            record = Resumed(active.journal.epoch, told, skipped, at=now, trace=active.facts.trace)
+            resumed.append((record, b""))
         active.write(*resumed, durable=False, head=active.facts)
         active.progress = self.progress
 

@@ -42,6 +42,7 @@ def state_of(active: ActiveRun, **place: Any) -> State:
             at=time.time(),
             state=sorted(map(list, active.subjects.state)),
             serial=active.subjects.last,
+            seconds=round(active.progress.seconds, 3),
             **place,
         )
 
@@ -79,7 +80,7 @@ def go_on_at_newest(
     return None
 
 
-def _go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None:
+def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     journal = active.journal
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
     flags = {entry.number: known for entry, known in earlier}
@@ -92,11 +93,12 @@ def _go_on_at(active: ActiveRun, state: State, entries: Iterable[Entry]) -> None
     )
     active.subjects.go_on_after(max(state.serial, active.pool.highest))
     active.ordinals = Ordinals(state.ordinals, children)
-    active.progress = Progress(skipped=state.step, resumed_from=state.step)
+    active.progress = Progress(skipped=state.step, resumed_from=state.step, seconds=state.seconds)
+    active.alive = max([state.at, *map(_at, entries[-1:])])
     journal.calls = max(journal.calls, state.calls)
 
 
-def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None) -> int:
+def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) -> int:
     """Continue from the top; all records answer the calls that follow.
 
     Args:
@@ -112,7 +114,14 @@ def go_on_from_the_top(active: ActiveRun, entries: Iterable[Entry] | None = None
     active.subjects.go_on_after(active.pool.highest)
     active.ordinals = Ordinals()
     active.progress = Progress(resumed_from=0)
+    active.alive = max(map(_at, entries[-1:]), default=0.0)
     return sum(each.answers for each in active.pool.all)
+
+
+def _at(entry: Entry) -> float:
+    """Return when a record was written, in seconds since 1970; 0 if it does not tell."""
+    at: float = getattr(entry.record, "at", 0.0) or (entry.call.at if entry.call else 0.0)
+    return at
 
 
 def record_resumed(
@@ -133,5 +142,6 @@ def record_resumed(
         void=void,
         command=command,
         cwd=cwd,
+        trace=active.facts.trace,
     )
     active.write((resumed, b""), durable=False, head=active.facts)

@@ -16,7 +16,7 @@ import click
 
 from stepwise import Run, StepRecord
 from stepwise._display import terminal
-from stepwise._display.render import duration_text, printable, shell_word
+from stepwise._display.render import duration_text, printable, shell_word, usage_text
 from stepwise._display.terminal import Below, Column, Terminal, Word, shown_value
 from stepwise._runs.stops import StoppedCall
 
@@ -176,7 +176,7 @@ def step_row(step: StepRecord) -> list[Any]:
         step.number,
         f"{step.name}({step.arguments})",
         Word(step.status),
-        step.preview,
+        " · ".join(filter(None, (step.preview, usage_text(step.usage)))),
         step.attempts,
         duration_text(step.duration),
         step.site,

@@ -26,23 +26,25 @@ from stepwise.cli._display import (
     show_table,
     step_row,
 )
+from stepwise.integrations._model_calls import model_calls
 
 __all__: list[str] = []
 
 
 @command(
     "Keep",
-    "stepwise export trip-0573 -o run.html\nstepwise export trip-0573 --json > run.json",
+    "stepwise export trip-0573 -o run.html\nstepwise export trip-0573 --json > run.json\n"
+    "stepwise export trip-0573 --format model-calls -o tests/run.json",
     short_help="Write a RUN as one HTML page, or as JSON.",
 )
 @run_argument()
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["json", "html"]),
+    type=click.Choice(["json", "html", "model-calls"]),
     default="html",
     show_default=True,
-    help="A page to look at, or data.",
+    help="A page to look at, data, or the recorded model calls alone, for tests.",
 )
 @click.option(
     "-o",
@@ -54,14 +56,27 @@ __all__: list[str] = []
 def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
     """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON.
 
+    The recorded model calls alone are a file for tests: stepwise.testing.recorded() answers the
+    model calls of a program from it.
+
     A file is readable by its owner only, as the store is.
     """
     run = find_run(run_id)
-    page = "" if as_json or form == "json" else html_page(run)  # before a file is opened
+    only_calls = model_calls(run) if form == "model-calls" else None
+    if only_calls == []:
+        fail(
+            stepwise.ConfigurationError(
+                f"run {run.id} has no recorded model calls: call stepwise.instrument() in the "
+                "program, and run it again"
+            )
+        )
+    page = html_page(run) if form == "html" and not as_json else ""  # before a file is opened
     out: Any = click.open_file("-", "w", "utf-8") if output == "-" else _private(output)
     with out as file:
         if page:
             click.echo(page, file=file, nl=False)
+        elif only_calls is not None:
+            echo_json({"model_calls": only_calls}, file)
         else:
             _write_json(run, file)
 
@@ -95,6 +110,7 @@ def _write_json(run: Run, file: TextIO) -> None:
         "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
         "checkpoints": [each.to_dict() for each in run.checkpoints],
         "locals": _variables(run),
+        "model_calls": model_calls(run),
     }
     echo_json(facts, file)
 

@@ -1,1 +1,18 @@
-"""For users of agent frameworks: their own classes, on the journal of a run."""
+"""For users of agent frameworks: their own classes, on the journal of a run.
+
+``stepwise.instrument`` records the model calls of any framework, below the SDKs that it uses.
+Modules, each importing only those before it::
+
+    _supported           the libraries, with the oldest supported version of each
+    _request_masks       secrets in URLs and bodies, masked
+    _model_requests      the identity of a request to a model, and which answers are outcomes
+    _model_answers       what an answer says of its model, its tokens and its price
+    _recorded_responses  a response of httpx as a recorded value, and back
+    _request_bodies      bodies, each stored as what it adds to earlier ones
+    _requests            a request that is a recorded step
+    instrument           the clients whose requests are
+    _model_calls         the model calls of a run, for a file
+    _hive_store          the checkpoint store of hive
+    _hive_execution      the graphs of hive
+    hive                 for users of hive
+"""

@@ -1,4 +1,4 @@
-"""The libraries that the integrations serve: the oldest supported version of each, and its extra."""
+"""The libraries that the integrations serve, with the oldest supported version of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIBRARIES = {
     "langgraph.checkpoint": Library("langgraph-checkpoint", (3, 0), "langgraph"),
     "pydantic_ai": Library("pydantic-ai-slim", (2, 38), "pydantic-ai"),
     "agents": Library("openai-agents", (0, 6), "openai-agents"),
-    "opentelemetry": Library("opentelemetry-api", (1, 28), "otel"),
+    "opentelemetry": Library("opentelemetry-api", (1, 30), "otel"),
 }
 """By the name of the module that is imported."""
 

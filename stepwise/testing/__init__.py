@@ -19,18 +19,27 @@ process of the test::
 
     def test_the_agent_survives_anything(crash_everywhere):
         crash_everywhere(agent, "invite the team")
+
+The model calls of a run that was recorded answer those of a test, without key and network::
+
+    def test_the_agent_invites_the_team():
+        with recorded("run.json"):      # stepwise export RUN --format model-calls -o run.json
+            assert agent("invite the team") == "done"
 """
 
 from stepwise.testing.contract import StoreContract
 from stepwise.testing.crashes import SimulatedCrash, crash_at
 from stepwise.testing.everywhere import CrashReport, crash_everywhere
 from stepwise.testing.fresh import fresh_store
+from stepwise.testing.recorded import RequestNotRecorded, recorded
 
 __all__ = [
     "CrashReport",
+    "RequestNotRecorded",
     "SimulatedCrash",
     "StoreContract",
     "crash_at",
     "crash_everywhere",
     "fresh_store",
+    "recorded",
 ]

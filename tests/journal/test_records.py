@@ -69,8 +69,16 @@ calls = st.builds(
 
 
 records = st.one_of(
-    st.builds(Started, *[texts] * 6, pythons, seconds, parts=st.none() | changes, tags=changes),
-    st.builds(Resumed, whole, texts, whole, texts, seconds),
+    st.builds(
+        Started,
+        *[texts] * 6,
+        pythons,
+        seconds,
+        parts=st.none() | changes,
+        tags=changes,
+        trace=changes,
+    ),
+    st.builds(Resumed, whole, texts, whole, texts, seconds, trace=changes),
     st.builds(Intent, calls),
     st.builds(
         Outcome,
@@ -84,6 +92,7 @@ records = st.one_of(
         changed=changes,
         form=pythons,
         at=seconds,
+        usage=st.dictionaries(texts, texts | whole | seconds, max_size=3),
     ),
     st.builds(Handled, numbers, seconds),
     st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),

@@ -1,0 +1,130 @@
+"""The one tracer of the process: which spans are current while code of a run executes.
+
+Events report what happened.  A tracer is called around it, too: in the thread or task that executes
+a run or a body, so that spans that the user's code makes there nest below.  Without a tracer, each
+hook is one comparison.  What a tracer raises never reaches the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from stepwise._runtime.messages import reports
+
+__all__ = ["Tracer", "begin", "end", "enter", "enter_attempt", "leave", "set_tracer", "trace"]
+
+Leave = Callable[[BaseException | None], object]
+
+AttemptT = TypeVar("AttemptT")
+ResultT = TypeVar("ResultT")
+
+
+class Tracer(Protocol):
+    """The hooks of a tracer."""
+
+    def begin(self, run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
+        """Called when a run is about to be executed.
+
+        Args:
+            run: id, full name and label, as ``run_id``, ``workflow``, ``label``.
+            previous: what this returned for the attempt before, in whichever process.
+            scope: the scope that calls it as a child run, or ``None``.
+
+        Returns:
+            texts by name, which are recorded with the attempt.
+        """
+
+    def enter(self, run_id: str) -> Leave:
+        """Called where code of a run's function is entered.
+
+        Returns:
+            a function that is called where it is left.
+        """
+
+    def enter_attempt(self, attempt: Any) -> Leave:
+        """Called where the body of a step is entered: twice if it returns an awaitable.
+
+        Returns:
+            a function that is called with its exception, or ``None``, where it is left.
+        """
+
+    def end(self, run_id: str) -> None:
+        """Called when the process has given a run up."""
+
+
+_tracer: Tracer | None = None
+
+
+def set_tracer(tracer: Tracer | None) -> None:
+    """Set the tracer of the process; ``None`` ends tracing."""
+    global _tracer  # noqa: PLW0603
+    _tracer = tracer
+
+
+def begin(run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
+    """Have a run traced that is about to be executed; return what to record."""
+    if _tracer is None:
+        return previous
+    begun = _begin(_tracer, run, previous, scope)
+    return begun if begun is not None else previous
+
+
+def enter(run_id: str) -> Leave | None:
+    """Enter the function of a run; see :func:`leave`."""
+    return _enter(_tracer, run_id) if _tracer is not None else None
+
+
+def enter_attempt(attempt: Any) -> Leave | None:
+    """Enter the body of a step; see :func:`leave`."""
+    if _tracer is None or attempt.scope is None:
+        return None
+    return _enter_attempt(_tracer, attempt)
+
+
+@reports
+def leave(left: Leave, error: BaseException | None = None) -> None:
+    """Leave what was entered; ``error`` is the exception of an attempt."""
+    left(error)
+
+
+def trace(execute: Callable[[AttemptT], ResultT], attempt: AttemptT) -> ResultT:
+    """Execute an attempt, whose result holds its exception, while its span is current."""
+    left, error = enter_attempt(attempt), None
+    try:
+        result = execute(attempt)
+        error = getattr(result, "error", None)
+        return result
+    except BaseException as interrupt:
+        error = interrupt
+        raise
+    finally:
+        if left is not None:
+            leave(left, error)
+        del error  # no cycle through its traceback
+
+
+def end(run_id: str) -> None:
+    """Tell the tracer that a run is over here."""
+    if _tracer is not None:
+        _end(_tracer, run_id)
+
+
+@reports
+def _begin(tracer: Tracer, run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
+    return tracer.begin(run, previous, scope)
+
+
+@reports
+def _enter(tracer: Tracer, run_id: str) -> Leave:
+    return tracer.enter(run_id)
+
+
+@reports
+def _enter_attempt(tracer: Tracer, attempt: Any) -> Leave:
+    return tracer.enter_attempt(attempt)
+
+
+@reports
+def _end(tracer: Tracer, run_id: str) -> None:
+    tracer.end(run_id)

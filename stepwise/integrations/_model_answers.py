@@ -1,0 +1,339 @@
+"""Answers of model endpoints, JSON or a stream of events: their token usage, cost and text.
+
+Four forms are read, each alone and in pieces: chat completions (which most servers speak), the
+responses of OpenAI, the messages of Anthropic, and those of Gemini.  The form is known by the keys
+of an answer and not by its endpoint, since a gateway serves one protocol under the path of another.
+An answer in another form has no usage, and a preview of its beginning.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["preview_of", "usage_of"]
+
+
+def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> dict[str, Any]:
+    """Return what an answer says of its model and its costs, as far as it is known.
+
+    Args:
+        endpoint: as :func:`~stepwise.integrations._model_requests.endpoint_of` returns it.
+        content_type: of the answer.
+        body: of the answer, decoded.
+        url: of the request.  It tells the provider; with the URL of an unknown server, no cost is
+            computed, as its prices are its own.
+
+    Returns:
+        ``model``, ``provider``, ``input_tokens`` (with the cached ones), ``cached_input_tokens``,
+        ``output_tokens`` and ``cost_usd``: what the answer itself says, or the price that the
+        library ``genai-prices`` knows, if it is installed.
+    """
+    model, counts = "", _Counts()
+    for part in _parts(content_type, body):
+        model = _model_of(part) or model
+        counts.add(part)
+    facts: dict[str, Any] = {}
+    if model:
+        facts["model"] = model
+    provider = _provider_of(endpoint, url)
+    if provider:
+        facts["provider"] = provider
+    facts.update(counts.facts())
+    cost = _number(counts.raw.get("cost"))
+    if cost is None and model and "input_tokens" in facts and counts.usual_tier:
+        cost = _price(model, url, facts, counts.written)
+    if cost is not None:
+        facts["cost_usd"] = cost
+    return facts
+
+
+def preview_of(endpoint: str, content_type: str, body: bytes, limit: int = 300) -> str:
+    """Return the text of an answer, or its tool calls as ``get_weather(city='Bern')``, in a line.
+
+    Args:
+        endpoint: as :func:`~stepwise.integrations._model_requests.endpoint_of` returns it.
+        content_type: of the answer.
+        body: of the answer, decoded.
+        limit: characters, at most.
+    """
+    wording = _Wording()
+    try:
+        for part in _parts(content_type, body):
+            wording.add(part)
+        line = wording.line() or _error_of(content_type, body)
+    except RecursionError:  # an argument nested too deeply
+        line = ""
+    if not line and body and endpoint.startswith(("embeddings", "images", "audio")):
+        line = f"{len(body)} bytes of {content_type.partition(';')[0] or 'data'}"
+    line = " ".join(line[: 4 * limit].split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+# -- the JSON values of an answer ----------------------------------------------------------------
+
+
+def _parts(content_type: str, body: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of an answer: one, or the data of each event of a stream."""
+    texts: Iterable[bytes] = [body]
+    if "event-stream" in content_type:
+        texts = _event_data(body)
+    for text in texts:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue  # "[DONE]", a stream that was cut, or another format
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                yield each
+
+
+def _event_data(body: bytes) -> Iterator[bytes]:
+    for event in body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+        lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+        if lines:
+            yield b"\n".join(lines)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float | None:
+    right = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if right and 0 <= value < 1e18 else None
+
+
+def _model_of(part: dict[str, Any]) -> str:
+    for holder in (part, _dict(part.get("response")), _dict(part.get("message"))):
+        found = _text(holder.get("model")) or _text(holder.get("modelVersion"))
+        if found:
+            return found
+    return ""
+
+
+# -- usage ---------------------------------------------------------------------------------------
+
+
+class _Counts:
+    """The token counts of an answer; in a stream, a later count replaces an earlier one."""
+
+    def __init__(self) -> None:
+        self.raw: dict[str, Any] = {}
+
+    @property
+    def written(self) -> int:
+        """The tokens of the input that a cache now holds, which cost more."""
+        return self._first("cache_creation_input_tokens") or 0
+
+    @property
+    def usual_tier(self) -> bool:
+        """Whether the usual prices apply (not those of ``flex``, ``priority`` or ``batch``)."""
+        return self.raw.get("service_tier") in (None, "auto", "default", "standard")
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Take the counts of a part: of an answer, or of an event."""
+        for holder in (part, _dict(part.get("response")), _dict(part.get("message"))):
+            if holder.get("service_tier") is not None:
+                self.raw["service_tier"] = holder["service_tier"]
+            for name in ("usage", "usageMetadata"):
+                known = _dict(holder.get(name)).items()
+                self.raw.update((key, value) for key, value in known if value is not None)
+
+    def facts(self) -> dict[str, int]:
+        """Return the counts that are known; those of the input include the cached tokens."""
+        found = {
+            "input_tokens": self._first("input_tokens", "prompt_tokens", "promptTokenCount"),
+            "cached_input_tokens": self._first(
+                "cache_read_input_tokens", "cachedContentTokenCount"
+            ),
+            "output_tokens": self._first("output_tokens", "completion_tokens"),
+        }
+        if found["input_tokens"] is not None:  # Anthropic counts these apart
+            found["input_tokens"] += self.written + (self._first("cache_read_input_tokens") or 0)
+        for name in ("prompt_tokens_details", "input_tokens_details"):
+            if found["cached_input_tokens"] is None:
+                cached = _number(_dict(self.raw.get(name)).get("cached_tokens"))
+                found["cached_input_tokens"] = None if cached is None else int(cached)
+        if found["output_tokens"] is None:  # Gemini
+            counts = (self._first("candidatesTokenCount"), self._first("thoughtsTokenCount"))
+            if counts != (None, None):
+                found["output_tokens"] = sum(each or 0 for each in counts)
+        return {name: count for name, count in found.items() if count is not None}
+
+    def _first(self, *names: str) -> int | None:
+        for name in names:
+            count = _number(self.raw.get(name))
+            if count is not None:
+                return int(count)
+        return None
+
+
+_PROVIDERS = {
+    "api.openai.com": "openai",
+    "api.anthropic.com": "anthropic",
+    ".openai.azure.com": "azure",
+    ".cognitiveservices.azure.com": "azure",
+    ".services.ai.azure.com": "azure",
+    ".amazonaws.com": "aws",
+    ".googleapis.com": "google",
+    "openrouter.ai": "openrouter",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral",
+    "api.deepseek.com": "deepseek",
+    "api.together.xyz": "together",
+    "api.x.ai": "x-ai",
+}
+
+
+def _provider_of(endpoint: str, url: str) -> str:
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+    for known, provider in _PROVIDERS.items():
+        if host == known or (known.startswith(".") and host.endswith(known)):
+            return provider
+    return "anthropic" if not url and endpoint.startswith("messages") else ""
+
+
+@functools.cache  # a failed import searches each time
+def _prices() -> Any:
+    """Return the library that knows the prices of models, if it is installed."""
+    try:
+        return importlib.import_module("genai_prices")
+    except ImportError:
+        return None
+
+
+def _price(model: str, url: str, facts: dict[str, Any], written: int) -> float | None:
+    prices = _prices()
+    if prices is None:
+        return None
+    usage = prices.Usage(
+        input_tokens=facts["input_tokens"],
+        cache_read_tokens=facts.get("cached_input_tokens", 0),
+        cache_write_tokens=written,
+        output_tokens=facts.get("output_tokens", 0),
+    )
+    try:
+        found = prices.calc_price(usage, model, provider_api_url=url or None)
+    except (LookupError, ValueError):  # an unknown server or model; counts that contradict
+        return None
+    return float(found.total_price)
+
+
+# -- previews ------------------------------------------------------------------------------------
+
+
+class _Wording:
+    """The text and the tool calls of an answer, put together from its parts."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._calls: dict[str, list[str]] = {}  # name and pieces of the arguments, by place
+
+    def line(self) -> str:
+        """Return the text; without one, the calls."""
+        calls = [_call(name, "".join(pieces)) for name, *pieces in self._calls.values()]
+        return "".join(self._texts).strip() or ", ".join(calls)
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Take what a part says."""
+        kind = _text(part.get("type"))
+        if kind.startswith(("response.", "content_block", "message_")):
+            self._add_event(kind, part)
+            return
+        for choice in _dicts(part.get("choices")):  # chat.completions, completions
+            if choice.get("index", 0) != 0:
+                continue
+            self._add_message(_dict(choice.get("message") or choice.get("delta")))
+            self._texts.append(_text(choice.get("text")))
+        for item in _dicts(part.get("output")):  # responses
+            self._add_item(item)
+        self._add_blocks(part.get("content"))  # messages
+        for candidate in _dicts(part.get("candidates"))[:1]:  # Gemini
+            for piece in _dicts(_dict(candidate.get("content")).get("parts")):
+                self._texts.append(_text(piece.get("text")))
+                call = _dict(piece.get("functionCall"))
+                if call:
+                    self._add_call(len(self._calls), call.get("name"), call.get("args"))
+        if not self._texts:
+            self._texts.append(_text(part.get("text")))  # transcriptions
+
+    def _add_message(self, message: dict[str, Any]) -> None:
+        self._texts.append(_text(message.get("content")) or _text(message.get("refusal")))
+        for number, call in enumerate(_dicts(message.get("tool_calls"))):
+            function = _dict(call.get("function") or call.get("custom"))
+            arguments = function.get("arguments") or function.get("input")
+            self._add_call(call.get("index", number), function.get("name"), arguments)
+
+    def _add_blocks(self, blocks: Any) -> None:
+        for block in _dicts(blocks):
+            if block.get("type") in ("text", "output_text"):
+                self._texts.append(_text(block.get("text")))
+            elif block.get("type") == "refusal":
+                self._texts.append(_text(block.get("refusal")))
+            elif str(block.get("type")).endswith("tool_use"):
+                self._add_call(len(self._calls), block.get("name"), block.get("input"))
+
+    def _add_item(self, item: dict[str, Any]) -> None:
+        if item.get("type") == "message":
+            self._add_blocks(item.get("content"))
+        elif str(item.get("type")).endswith("_call"):
+            arguments = item.get("arguments") or item.get("input") or item.get("action")
+            self._add_call(len(self._calls), item.get("name") or item.get("type"), arguments)
+
+    def _add_event(self, kind: str, event: dict[str, Any]) -> None:
+        delta = event.get("delta")
+        if kind == "response.output_text.delta":
+            self._texts.append(_text(delta))
+        elif kind == "response.output_item.done":
+            item = _dict(event.get("item"))
+            if item.get("type") != "message":  # its text has come in deltas
+                self._add_item(item)
+        elif kind == "content_block_start":
+            block = _dict(event.get("content_block"))
+            self._texts.append(_text(block.get("text")))
+            if str(block.get("type")).endswith("tool_use"):
+                self._add_call(event.get("index"), block.get("name"), block.get("input") or "")
+        elif kind == "content_block_delta":
+            self._texts.append(_text(_dict(delta).get("text")))
+            if str(event.get("index")) in self._calls:
+                self._add_call(event["index"], "", _text(_dict(delta).get("partial_json")))
+
+    def _add_call(self, place: Any, name: Any, arguments: Any) -> None:
+        written = (
+            json.dumps(arguments) if arguments and not isinstance(arguments, str) else arguments
+        )
+        self._calls.setdefault(str(place), [_text(name) or "?"]).append(written or "")
+
+
+def _call(name: str, arguments: str) -> str:
+    try:
+        values = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return f"{name}({arguments})"
+    if not isinstance(values, dict):
+        return f"{name}({arguments})"
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+
+
+def _error_of(content_type: str, body: bytes) -> str:
+    for part in _parts(content_type, body):
+        error = part.get("error") or _dict(part.get("response")).get("error")
+        if error:
+            return _text(_dict(error).get("message")) or str(error)
+    return ""

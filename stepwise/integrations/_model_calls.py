@@ -1,0 +1,114 @@
+"""The recorded model calls of a run, as data for a file that people read, compare and keep."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from stepwise._runs.run import Run
+from stepwise.errors import RunNotFoundError
+from stepwise.integrations._model_requests import ModelRequest
+from stepwise.integrations._recorded_responses import body_of
+from stepwise.integrations._request_bodies import Bodies, canonical, whole_bodies
+
+__all__ = ["calls_in", "canonical", "model_calls"]
+
+_SDKS = ("openai", "anthropic", "litellm")
+_EVENTS = re.compile(r"(?<=\n\n)|(?<=\r\n\r\n)")
+"""Where an event of a stream ends."""
+
+
+def model_calls(run: Run) -> list[dict[str, Any]]:
+    """Return the recorded model calls of a run and of its child runs, in their order.
+
+    Each has an ``id``, what identifies the request (``method``, ``url``, ``headers``, ``body``) and
+    the ``answer``: its status, headers and content (``json``, ``events``, ``text`` or ``base64``).
+    A body says with ``$like`` what it has in common with an earlier one.
+    """
+    forms = [*_forms(run, set())]
+    whole = whole_bodies((None, form["request"].get("body")) for form in forms)
+    bodies, calls = Bodies(), []
+    for number, (form, body) in enumerate(zip(forms, whole, strict=True), 1):
+        request = form["request"]
+        facts = {"id": number, **{name: request[name] for name in ("endpoint", "method", "url")}}
+        if request.get("headers"):
+            facts["headers"] = request["headers"]
+        calls.append({**facts, "body": bodies.shortened(body, number), "answer": _answer(form)})
+    return calls
+
+
+def _forms(run: Run, met: set[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the recorded answers of a run, child runs included."""
+    met.add(run.id)
+    for step in run._each_step(run._seen(1)):
+        if step.child and step.child not in met:
+            with contextlib.suppress(RunNotFoundError):  # it was deleted
+                yield from _forms(Run(run.store, step.child, run._seal), met)
+        call = step._entry.call
+        if step.status == "completed" and call is not None and call.module in _SDKS:
+            form = step.result
+            if isinstance(form, Mapping) and _dict(form.get("request")).get("endpoint"):
+                yield form
+
+
+def _dict(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def _answer(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded answer as a person reads it."""
+    answer: dict[str, Any] = {"status": form["status"], "headers": dict(form["headers"])}
+    if "left" in form:
+        answer["left"] = True
+    if "base64" in form:
+        return {**answer, "base64": form["base64"]}
+    text, kind = form["body"], form["headers"].get("content-type", "")
+    if "event-stream" in kind:
+        return {**answer, "events": [each for each in re.split(_EVENTS, text) if each]}
+    if "json" in kind:
+        try:
+            return {**answer, "json": json.loads(text)}
+        except (ValueError, RecursionError):
+            return {**answer, "text": text}
+    return {**answer, "text": text}
+
+
+def calls_in(calls: Iterable[Mapping[str, Any]]) -> list[tuple[str, ModelRequest, dict[str, Any]]]:
+    """Return what :func:`model_calls` wrote: names, identities, and the recorded form of answers.
+
+    Raises:
+        LookupError, TypeError, ValueError: a call is not as it was written.
+    """
+    calls = [*calls]
+    found = []
+    for call, body in zip(
+        calls, whole_bodies((each["id"], each["body"]) for each in calls), strict=True
+    ):
+        if body is None:
+            raise LookupError(f"call {call['id']} refers to a call that is missing")
+        headers = dict(call.get("headers") or {})
+        request = ModelRequest(call["method"], call["url"], headers, body, streamed=False)
+        found.append((f"call {call['id']}", request, _form(call["answer"])))
+    return found
+
+
+def _form(answer: Mapping[str, Any]) -> dict[str, Any]:
+    form = {"status": int(answer["status"]), "headers": dict(answer["headers"])}
+    if answer.get("left"):
+        form["left"] = 1
+    if "base64" in answer:
+        base64.b64decode(answer["base64"], validate=True)  # a binascii.Error is a ValueError
+        return {**form, "base64": answer["base64"]}
+    if "events" in answer:
+        sizes = [len(event.encode()) for event in answer["events"]]
+        return {**form, "body": "".join(answer["events"]), "sizes": sizes}
+    text = answer["text"] if "text" in answer else json.dumps(answer["json"])
+    body_of({"body": text})
+    return {**form, "body": text}

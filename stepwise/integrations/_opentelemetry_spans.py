@@ -1,0 +1,370 @@
+"""Spans of runs and steps.
+
+A run's span begins before its first record, which holds its place in the trace.  Where code of the
+run or a body is executed, the hooks of :mod:`stepwise._runtime.tracing` make the span current.
+How things ended is taken from the events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from stepwise._runtime.event import Event
+from stepwise._values.codec import traceback_text
+from stepwise._values.preview import error_text
+from stepwise.integrations._opentelemetry_metrics import Metrics, operation_of
+
+__all__ = ["MODEL_REQUEST", "Spans"]
+
+MODEL_REQUEST = "model request"
+"""The kind of a step that is a request to a model."""
+
+_FIRST = "first"
+"""The key under which an attempt that resumes records the ``traceparent`` of the first attempt."""
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+_USAGE = {
+    "provider": "gen_ai.provider.name",
+    "model": "gen_ai.request.model",
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "cost_usd": "stepwise.cost_usd",
+}
+
+
+class _TracedStep:
+    """A step that is being executed.
+
+    Attributes:
+        span: of the step.
+        attempt: number of the attempt.
+        current: the span of the attempt; that of the step for the first one.
+        began, left: when the attempt's body was entered and left the last time, in ns since 1970.
+        failed: the attempt raised.
+    """
+
+    def __init__(self, span: Span, name: str, *, effect: bool) -> None:
+        self.span = self.current = span
+        self.name = name
+        self.effect = effect
+        self.attempt = 1
+        self.began = self.left = time.time_ns()
+        self.failed = False
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the attempt has taken."""
+        return (self.left - self.began) / 1e9
+
+    def end_attempt(self) -> None:
+        """End the span of a retry, where its body was left."""
+        if self.current is not self.span:
+            self.current.end(max(self.left, self.began))
+
+
+class _TracedRun:
+    """A run that is being executed, and the steps in progress in it, by number."""
+
+    def __init__(self, span: Span, label: str) -> None:
+        self.span = span
+        self.label = label
+        self.steps: dict[int, _TracedStep] = {}
+        self.doubts: set[int] = set()
+        self.lost: dict[int, float] = {}
+
+
+class Spans:
+    """The tracer of the process; see :class:`stepwise._runtime.tracing.Tracer`.
+
+    Args:
+        tracer: of OpenTelemetry.
+        metrics: are given the seconds that failed attempts took.
+        content: arguments and results are shown, as shortened and masked texts.
+    """
+
+    def __init__(self, tracer: trace.Tracer, metrics: Metrics, *, content: bool) -> None:
+        self._tracer = tracer
+        self._metrics = metrics
+        self._content = content
+        self._runs: dict[str, _TracedRun] = {}
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    def begin(self, run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
+        """Begin the span of a run; one that resumes continues the trace of its first attempt."""
+        parent, links = self._around(scope), list[Link]()
+        earlier = _place(previous.get("traceparent", ""), previous.get("tracestate", ""))
+        if earlier is not None:
+            links.append(Link(earlier, {"stepwise.link": "previous attempt"}))
+            caller = trace.get_current_span(parent).get_span_context()
+            first = _place(previous.get(_FIRST, ""), "") or earlier
+            if caller.trace_id != first.trace_id:
+                if caller.is_valid:
+                    links.append(Link(caller, {"stepwise.link": "caller"}))
+                parent = trace.set_span_in_context(NonRecordingSpan(first), parent)
+        span = self._tracer.start_span(
+            f"invoke_workflow {run.label}",
+            parent,
+            attributes={
+                "gen_ai.operation.name": "invoke_workflow",
+                "gen_ai.workflow.name": run.label,
+                "stepwise.run.id": run.run_id,
+                "stepwise.workflow": run.workflow,
+                "stepwise.run.resumed": earlier is not None,
+            },
+            links=links,
+        )
+        place: dict[str, str] = {}
+        _PROPAGATOR.inject(place, trace.set_span_in_context(span, Context()))
+        if not place:  # there is no SDK, so nothing is to be done for the run's steps
+            return previous
+        self._runs[run.run_id] = _TracedRun(span, run.label)
+        if earlier is not None:
+            place[_FIRST] = previous.get(_FIRST) or previous["traceparent"]
+        return place
+
+    def enter(self, run_id: str) -> Callable[[BaseException | None], object]:
+        """Make the span of a run current."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return _nothing
+        return partial(_detach, otel_context.attach(trace.set_span_in_context(run.span)))
+
+    def end(self, run_id: str) -> None:
+        """End the span of a run, and those of the steps that it left unfinished."""
+        run = self._runs.pop(run_id, None)
+        if run is None:
+            return
+        for step in list(run.steps.values()):
+            step.end_attempt()
+            if step.effect:
+                step.span.set_attribute("stepwise.step.in_doubt", True)
+            step.span.set_status(StatusCode.ERROR, "the run stopped before the step had ended")
+            step.span.end()
+        run.span.end()
+
+    def end_all(self) -> None:
+        """End everything, since nothing is traced any more."""
+        for run_id in list(self._runs):
+            self.end(run_id)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def enter_attempt(self, attempt: Any) -> Callable[[BaseException | None], object]:
+        """Make the span of a step current, or that of its retry; begin it, if it is new."""
+        scope = attempt.scope
+        run, call = self._runs.get(scope.run.run_id), scope.call
+        if run is None or call.child:  # a child run has a span of its own
+            return _nothing
+        step = run.steps.get(call.number)
+        if step is None:
+            step = run.steps[call.number] = self._begin_step(run, attempt)
+        elif scope.attempt > step.attempt:
+            self._retry(run, step, scope.attempt)
+        token = otel_context.attach(trace.set_span_in_context(step.current))
+        return partial(_left, token, step, step.current, scope)
+
+    def _begin_step(self, run: _TracedRun, attempt: Any) -> _TracedStep:
+        scope, call = attempt.scope, attempt.scope.call
+        kind = attempt.kind or "step"
+        attributes: dict[str, Any] = {
+            "stepwise.run.id": scope.run.run_id,
+            "stepwise.step.number": call.number,
+            "stepwise.step.name": call.name,
+            "stepwise.step.kind": kind,
+            "stepwise.step.side_effect": call.effect,
+            "stepwise.step.site": call.site,
+        }
+        name, span_kind = f"{kind} {call.name}", SpanKind.INTERNAL
+        if kind == "tool":
+            name = f"execute_tool {call.name}"
+            attributes["gen_ai.operation.name"] = "execute_tool"
+            attributes["gen_ai.tool.name"] = call.name
+            attributes["gen_ai.tool.type"] = "function"
+        elif kind == MODEL_REQUEST:
+            name, span_kind = "chat", SpanKind.CLIENT
+            attributes["gen_ai.operation.name"] = "chat"
+        if self._content and call.arguments:
+            attributes[_ARGUMENTS[kind == "tool"]] = call.arguments
+        if call.number in run.doubts:
+            run.doubts.discard(call.number)
+            attributes["stepwise.step.in_doubt"] = True
+        lost = run.lost.pop(call.number, 0.0)
+        if lost:
+            attributes["stepwise.step.seconds_lost"] = lost
+        parent = self._around(scope, scope.around[:-1])
+        span = self._tracer.start_span(name, parent, span_kind, attributes)
+        return _TracedStep(span, call.name, effect=call.effect)
+
+    def _retry(self, run: _TracedRun, step: _TracedStep, attempt: int) -> None:
+        self._metrics.lost(run.label, step.name, step.seconds, "retry")
+        step.end_attempt()
+        step.attempt, step.failed = attempt, False
+        step.current = self._tracer.start_span(
+            f"retry {step.name}",
+            trace.set_span_in_context(step.span),
+            attributes={"stepwise.step.name": step.name, "stepwise.attempt": attempt},
+        )
+        step.began = time.time_ns()
+
+    def _around(self, scope: Any, numbers: Iterable[int] | None = None) -> Context:
+        """Return the context below which something begins that is called in a scope.
+
+        It is the current one, if that belongs to the run: spans of the user's own may lie between.
+        A thread without it gets that of the step that it works for.
+        """
+        here = otel_context.get_current()
+        run = self._runs.get(scope.run.run_id) if scope is not None else None
+        if run is None:
+            return here
+        around = [*(scope.around if numbers is None else numbers)]
+        steps = (run.steps.get(number) for number in reversed(around))
+        span = next((step.current for step in steps if step is not None), run.span)
+        current = trace.get_current_span(here).get_span_context()
+        if current.trace_id == span.get_span_context().trace_id:
+            return here
+        return trace.set_span_in_context(span, here)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def on_event(self, event: Event) -> None:
+        """Mark on the spans what happened."""
+        run = self._runs.get(event.run_id)
+        if run is None:
+            return
+        if event.kind == "step_answered":
+            run.doubts.discard(event.step)
+            self._add(run, "stepwise.step.answered", event)
+        elif event.kind == "step_in_doubt":
+            run.doubts.add(event.step)
+            self._add(run, "stepwise.step.in_doubt", event)
+        elif event.kind == "step_started":
+            if event.lost:
+                run.lost[event.step] = event.lost
+        elif event.kind.startswith("step_"):
+            step = run.steps.pop(event.step, None)
+            if step is not None:
+                self._end_step(step, event)
+        elif event.kind.startswith("run_"):
+            self._mark_run(run, event)
+
+    def _add(self, run: _TracedRun, name: str, event: Event) -> None:
+        facts: dict[str, Any] = {
+            "stepwise.step.number": event.step,
+            "stepwise.step.name": event.name,
+        }
+        if event.duration is not None:
+            facts["stepwise.seconds_saved"] = event.duration
+        if self._content:
+            facts[_ARGUMENTS[False]] = event.arguments
+            facts[_RESULT[False]] = event.detail
+        facts.update(_usage_of(event))
+        run.span.add_event(name, facts)
+
+    def _end_step(self, step: _TracedStep, event: Event) -> None:
+        span, usage = step.span, getattr(event, "usage", {})
+        if usage:
+            operation = operation_of(usage)
+            span.update_name(f"{operation} {usage.get('model', '')}".strip())
+            span.set_attributes({"gen_ai.operation.name": operation, **_usage_of(event)})
+        span.set_attribute("stepwise.step.status", event.kind.removeprefix("step_"))
+        span.set_attribute("stepwise.step.attempts", step.attempt)
+        if event.kind == "step_completed":
+            if self._content:
+                is_tool = getattr(span, "name", "").startswith("execute_tool")
+                span.set_attribute(_RESULT[is_tool], event.detail)
+        else:
+            span.set_attribute("error.type", _error_type(event.detail))
+            span.set_status(StatusCode.ERROR, event.detail)
+            if step.current is not span:
+                step.current.set_status(StatusCode.ERROR, event.detail)
+        step.end_attempt()
+        span.end()
+
+    def _mark_run(self, run: _TracedRun, event: Event) -> None:
+        span = run.span
+        if event.kind in ("run_started", "run_resumed"):
+            if self._content and event.kind == "run_started":
+                span.set_attribute(_ARGUMENTS[False], event.detail)
+            if event.kind == "run_resumed":
+                span.add_event("stepwise.run.resumed", {"stepwise.detail": event.detail})
+            return
+        span.set_attributes(
+            {
+                "stepwise.run.status": event.kind.removeprefix("run_"),
+                "stepwise.steps.executed": event.executed,
+                "stepwise.steps.skipped": event.skipped,
+            }
+        )
+        if event.kind == "run_completed":
+            if self._content:
+                span.set_attribute(_RESULT[False], event.detail)
+            return
+        if run.doubts:
+            span.set_attribute("stepwise.run.in_doubt", True)
+        span.set_attribute("error.type", _error_type(event.detail))
+        span.set_status(StatusCode.ERROR, event.detail)
+
+
+_ARGUMENTS = {True: "gen_ai.tool.call.arguments", False: "stepwise.arguments"}
+_RESULT = {True: "gen_ai.tool.call.result", False: "stepwise.result"}
+"""Where arguments and results are shown, by whether it is a tool's."""
+
+
+def _place(traceparent: str, tracestate: str) -> SpanContext | None:
+    """Return the span context that was recorded, or ``None``."""
+    found = _PROPAGATOR.extract({"traceparent": traceparent, "tracestate": tracestate}, Context())
+    place = trace.get_current_span(found).get_span_context()
+    return place if place.is_valid else None
+
+
+def _usage_of(event: Event) -> dict[str, Any]:
+    usage = getattr(event, "usage", {})
+    return {name: usage[key] for key, name in _USAGE.items() if usage.get(key) is not None}
+
+
+def _error_type(detail: str) -> str:
+    """Return the class of an exception that is shown as ``ValueError('no')``."""
+    name = detail.partition("(")[0]
+    return name if name.isidentifier() else "_OTHER"
+
+
+def _nothing(_: BaseException | None) -> None:
+    """Leave what was not entered."""
+
+
+def _detach(token: Any, _: BaseException | None) -> None:
+    otel_context.detach(token)
+
+
+def _left(
+    token: Any, step: _TracedStep, span: Span, scope: Any, error: BaseException | None
+) -> None:
+    """Leave the body of a step, whose exception is recorded with secrets masked."""
+    otel_context.detach(token)
+    step.left = time.time_ns()
+    if error is None or not span.is_recording():
+        return
+    mask = scope.run.secrets.mask
+    text = mask(error_text(error))
+    span.add_event(
+        "exception",
+        {
+            "exception.type": f"{type(error).__module__}.{type(error).__qualname__}",
+            "exception.message": text,
+            "exception.stacktrace": traceback_text(error, mask),
+            "stepwise.attempt": scope.attempt,
+        },
+    )
+    if span is not step.span:
+        span.set_status(StatusCode.ERROR, text)

@@ -1,0 +1,404 @@
+"""An HTTP request that is a step: recorded when its answer is there, answered from the journal.
+
+Below the SDKs: what is recorded is the request that the client library sends, and the bytes of the
+answer; so each form in which a framework asks for it (parsed, raw, streamed) is made of the same
+record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
+from stepwise._calls.driver import Core, Result, drive, in_thread_of, resume, until_body
+from stepwise._calls.perform import ShownValue
+from stepwise._calls.steps import Step
+from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
+from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._values.hidden_arguments import Hiding
+from stepwise._values.preview import preview_arguments
+from stepwise._values.secrets import Secrets
+from stepwise.errors import StreamChangedError
+from stepwise.integrations._model_answers import preview_of, usage_of
+from stepwise.integrations._model_requests import (
+    endpoint_of,
+    is_final,
+    keep_headers,
+    read_request,
+)
+from stepwise.integrations._recorded_responses import (
+    body_of,
+    decompressed,
+    is_finishing,
+    is_whole,
+    library_of,
+    pieces_of,
+    recorded_form,
+    response_from,
+    stream_class,
+)
+from stepwise.integrations._request_bodies import Bodies
+
+__all__ = ["RequestKind", "asend", "send"]
+
+_CONNECTION = (
+    "connection",
+    "content-encoding",
+    "content-length",
+    "keep-alive",
+    "set-cookie",
+    "transfer-encoding",
+)
+
+
+class RequestKind(NamedTuple):
+    """The kind of recorded request that a client sends.
+
+    Args:
+        sdk: whose client it is (``openai``), or the name that the user gave a client of httpx.
+        named: it is such a client: each request is recorded, not only those to model endpoints.
+        reads: for it, the methods that change nothing; a request of any other is a side effect.
+    """
+
+    sdk: str
+    named: bool = False
+    reads: frozenset[str] = frozenset()
+
+
+class NotFinal(Exception):  # noqa: N818 -- it carries an answer past the journal
+    """An answer that is no outcome, but a failed attempt."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"{response.status_code} {response.reason_phrase}")
+        self.response = response
+
+
+class RequestStep(Step):
+    """The requests to one endpoint.
+
+    Args:
+        name: of the step.
+        sdk: whose client sends them.
+        effect: they have side effects.
+    """
+
+    def __init__(self, name: str, sdk: str, *, effect: bool) -> None:
+        def request(  # its arguments are the identity of a request
+            url: str,  # noqa: ARG001
+            body: str,  # noqa: ARG001
+            method: str,  # noqa: ARG001
+            headers: Mapping[str, str],  # noqa: ARG001
+            exchange: Exchange,
+        ) -> Any:
+            return exchange.body()
+
+        request.__module__, request.__qualname__ = sdk, name
+        super().__init__(
+            request,
+            kind="tool" if effect else "step",
+            name=name,
+            ignore=("exchange",),
+            side_effect=effect,
+        )
+        self.hiding = _RequestHiding(self.hiding)
+        # A request that failed (no connection, a limit) says nothing of the answer; but whether it
+        # reached the server is not known, which matters if it has side effects.
+        self.keeps_failures = effect
+
+    def shown_value(self, value: Any) -> ShownValue:
+        """Return the text of an answer, and the tokens that it took."""
+        endpoint, kind = value["request"]["endpoint"], value["headers"].get("content-type", "")
+        body = body_of(value)
+        text = preview_of(endpoint, kind, body) or f"{value['status']}, {len(body)} bytes"
+        return ShownValue(text, usage_of(endpoint, kind, body, value["request"]["url"]))
+
+
+class _RequestHiding(Hiding):
+    """Shows the model and the last message of a request, and of another one its URL."""
+
+    def __init__(self, hiding: Hiding) -> None:
+        self.__dict__.update(hiding.__dict__)
+
+    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
+        """Return the text of a request."""
+        exchange: Exchange = bound["exchange"]
+        read, body = exchange.read, exchange.read.body
+        if exchange.kind.named or not isinstance(body, dict):
+            shown = {"url": read.url, **({"body": body} if body is not None else {})}
+            return preview_arguments(shown, mask=secrets.mask)
+        model = {"model": body["model"]} if "model" in body else {"url": read.url}
+        asked = next((name for name in ("messages", "input", "prompt") if name in body), "")
+        last = body.get(asked)
+        if isinstance(last, list) and last:
+            asked, last = f"{asked}[{len(last) - 1}]", last[-1]
+        return preview_arguments({**model, **({asked: last} if asked else {})}, mask=secrets.mask)
+
+
+_bodies: WeakKeyDictionary[ActiveRun, Bodies] = WeakKeyDictionary()
+"""The requests of live runs, of which only what is new is stored with the next one."""
+
+
+def _bodies_of(run: ActiveRun) -> Bodies:
+    return _bodies.setdefault(run, Bodies())
+
+
+@cache
+def _step(name: str, sdk: str, effect: bool) -> RequestStep:
+    return RequestStep(name, sdk, effect=effect)
+
+
+class Exchange:
+    """One request, and its answer once it is there.
+
+    Args:
+        kind: of the client.
+        request: of httpx; its body has been read.
+        forward: sends it, as the client would have.
+        streamed: the answer is to be read by the caller.
+    """
+
+    def __init__(
+        self, kind: RequestKind, request: Any, forward: Callable[[], Any], *, streamed: bool
+    ) -> None:
+        self.kind = kind
+        self.request = request
+        self.forward = forward
+        self.streamed = streamed
+        self.response: Any = None
+        self.run: ActiveRun | None = None
+        self.body: Callable[[], Any] = forward
+        self.library = library_of(request)
+        endpoint = endpoint_of(request.method, request.url.path)
+        self.endpoint = endpoint or ""
+        self.read = read_request(
+            request.method,
+            str(request.url),
+            {name.lower(): value for name, value in request.headers.items()},
+            request.content,
+        )
+
+    def core(self, scope: Scope, body: Callable[[], Any]) -> Core:
+        """Return the core of the recorded call.
+
+        Args:
+            body: makes the request.
+        """
+        kind, read, self.body, self.run = self.kind, self.read, body, scope.run
+        effect = kind.named and read.method not in kind.reads
+        name = f"{kind.sdk} {read.method}" if kind.named else self.endpoint
+        text = json.dumps(read.body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        arguments = {
+            "url": read.url,
+            "body": text,
+            "method": read.method,
+            "headers": read.headers,
+            "exchange": self,
+        }
+        return _step(name, kind.sdk, effect).core(scope, (), arguments)
+
+    def judged(self, response: Any) -> Any:
+        """Return an answer that is an outcome; raise any other.
+
+        The answer to a side effect is always one: the server has acted, or has said that it did
+        not, and the program goes on from it.
+        """
+        self.response = response
+        effect = self.kind.named and self.read.method not in self.kind.reads
+        if not effect and not is_final(response.status_code):
+            raise NotFinal(response)
+        return response
+
+    def at_once(self, opened: Result) -> Result:
+        """Return the result of a request that failed, or whose answer a transport has read."""
+        return opened if opened.error is not None else Result(self.form([opened.value.content]))
+
+    def streamed_form(self, pieces: list[bytes], left: int) -> dict[str, Any]:
+        """Return the answer of which these pieces were read."""
+        return self.form(decompressed(self.response, pieces), left)
+
+    def form(self, pieces: list[bytes], left: int = 0) -> dict[str, Any]:
+        """Return the answer as it is recorded."""
+        read, headers = self.read, dict(self.response.headers)
+        kept = (
+            {name: value for name, value in headers.items() if name not in _CONNECTION}
+            if self.kind.named
+            else keep_headers(headers)
+        )
+        request: dict[str, Any] = {
+            "method": read.method,
+            "url": read.url,
+            "endpoint": self.endpoint,
+        }
+        if self.endpoint and self.run is not None:  # so that an export can answer it
+            body = self.run.secrets.masked(read.body)
+            request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
+        return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
+
+    def answer(self, result: Result) -> Any:
+        """Return the response to hand out, when the call is over."""
+        if isinstance(result.error, NotFinal):
+            return result.error.response
+        form = result.unwrap()
+        return self.response if self.response is not None else response_from(form, self.request)
+
+
+# -- synchronous clients -------------------------------------------------------------------------
+
+
+def send(scope: Scope, exchange: Exchange) -> Any:
+    """Answer a request from the journal, or send and record it."""
+    if exchange.streamed:
+        return _send_streamed(scope, exchange)
+
+    def body() -> Any:
+        return exchange.form([exchange.judged(exchange.forward()).content])
+
+    return exchange.answer(drive(exchange.core(scope, body)))
+
+
+def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
+    core = exchange.core(scope, lambda: exchange.judged(exchange.forward()))
+    attempt = until_body(core)
+    cls = stream_class(exchange.library, "SyncByteStream")
+    if isinstance(attempt, Result):
+        form = attempt.unwrap()
+        return response_from(form, exchange.request, cls(lambda: _replayed(scope, exchange, form)))
+    opened = in_thread_of(attempt)
+    if opened.error is not None or opened.value.is_closed:
+        return exchange.answer(resume(core, attempt, done=exchange.at_once(opened)))
+    response = opened.value
+    source = response.stream
+    pieces = Streamed(
+        core,
+        attempt,
+        exchange.streamed_form,
+        iter(source),
+        complete=lambda pieces: is_whole(response, pieces),
+        finishing=lambda pieces: is_finishing(response, pieces),
+    )
+
+    def close() -> None:
+        try:
+            pieces.close()
+        finally:
+            source.close()
+
+    response.stream = cls(lambda: iter(pieces), close)
+    return response
+
+
+def _replayed(scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> Iterator[bytes]:
+    yield from pieces_of(form)
+    if "left" not in form:
+        return
+    beginning = _Beginning(scope, exchange, form)
+    response = _send_streamed(scope, exchange)
+    try:
+        for piece in response.iter_bytes():
+            yield from beginning.rest(piece)
+    finally:
+        response.close()
+
+
+class _Beginning:
+    """The beginning of a stream, which its reader has had already.
+
+    It left then, and reads on now: the request is made again, and must begin in the same way.
+    """
+
+    def __init__(self, scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> None:
+        self._scope = scope
+        self._exchange = exchange
+        self._number = form["left"]
+        self._left = body_of(form)
+
+    def rest(self, piece: bytes) -> Iterator[bytes]:
+        """Yield what a piece adds to the beginning.
+
+        Raises:
+            StreamChangedError: it differs from the beginning.
+        """
+        known = self._left[: len(piece)]
+        if piece[: len(known)] != known:
+            run = self._scope.run
+            forget_beginning(run, self._number)
+            raise StreamChangedError(
+                f"run {run.run_id!r}: the stream of {self._exchange.endpoint or 'a request'} was "
+                "left before its end, and recorded as far as it was read; the code now reads on. "
+                "It was requested again, and began in another way, which cannot be joined to what "
+                "was read. The old beginning is forgotten: run the program again",
+                run_id=run.run_id,
+            )
+        self._left = self._left[len(known) :]
+        if len(piece) > len(known):
+            yield piece[len(known) :]
+
+
+# -- asynchronous clients ------------------------------------------------------------------------
+
+
+async def asend(scope: Scope, exchange: Exchange) -> Any:
+    """Answer a request from the journal, or send and record it."""
+    if exchange.streamed:
+        return await _asend_streamed(scope, exchange)
+
+    async def body() -> Any:
+        return exchange.form([exchange.judged(await exchange.forward()).content])
+
+    return exchange.answer(await adrive(exchange.core(scope, body)))
+
+
+async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
+    async def body() -> Any:
+        return exchange.judged(await exchange.forward())
+
+    core = exchange.core(scope, body)
+    attempt = await auntil_body(core)
+    cls = stream_class(exchange.library, "AsyncByteStream")
+    if isinstance(attempt, Result):
+        form = attempt.unwrap()
+        stream = cls(lambda: _areplayed(scope, exchange, form))
+        return response_from(form, exchange.request, stream)
+    opened = await in_task_of(attempt)
+    if opened.error is not None or opened.value.is_closed:
+        return exchange.answer(await aresume(core, attempt, exchange.at_once(opened)))
+    response = opened.value
+    source = response.stream
+    pieces = AsyncStreamed(
+        core,
+        attempt,
+        exchange.streamed_form,
+        aiter(source),
+        complete=lambda pieces: is_whole(response, pieces),
+        finishing=lambda pieces: is_finishing(response, pieces),
+    )
+
+    async def close() -> None:
+        try:
+            await pieces.aclose()
+        finally:
+            await source.aclose()
+
+    response.stream = cls(lambda: aiter(pieces), close)
+    return response
+
+
+async def _areplayed(
+    scope: Scope, exchange: Exchange, form: Mapping[str, Any]
+) -> AsyncIterator[bytes]:
+    for piece in pieces_of(form):
+        yield piece
+    if "left" not in form:
+        return
+    beginning = _Beginning(scope, exchange, form)
+    response = await _asend_streamed(scope, exchange)
+    try:
+        async for piece in response.aiter_bytes():
+            for rest in beginning.rest(piece):
+                yield rest
+    finally:
+        await response.aclose()

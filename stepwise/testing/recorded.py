@@ -1,0 +1,279 @@
+"""A recorded run as a test: its model calls are answered from a file, without key and network."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from stepwise.errors import ConfigurationError
+from stepwise.integrations._model_calls import calls_in, canonical
+from stepwise.integrations._model_requests import ModelRequest, endpoint_of, read_request
+from stepwise.integrations._recorded_responses import (
+    library_of,
+    pieces_of,
+    response_from,
+    stream_class,
+)
+from stepwise.integrations.instrument import answering
+
+__all__ = ["RequestNotRecorded", "recorded"]
+
+_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")  # the SDKs make no client without one
+_SHOWN = 6  # differences in a message
+_ABOUT = 30  # characters around a difference
+
+
+class RequestNotRecorded(BaseException):
+    """A request was made that the recorded run has no answer for.
+
+    Not an ``Exception``: SDKs would repeat the request, and frameworks would show the error to the
+    model.
+    """
+
+
+@dataclass
+class _CallInFile:
+    """A call in the file.
+
+    Args:
+        name: ``call 3``.
+        request: its identity.
+        form: of its answer.
+        used: it has answered a request.
+    """
+
+    name: str
+    request: ModelRequest
+    form: dict[str, Any]
+    used: bool = False
+
+
+class recorded:  # noqa: N801
+    """Within the block, the recorded model calls of a run answer those of the program.
+
+    Every request that a client of openai, anthropic or litellm makes is answered, whichever
+    framework uses it, inside of runs and outside, and none is sent.  A request is answered by the
+    recorded one with the same identity (see ``stepwise.instrument``; another server counts as the
+    same).  Each recorded call answers once; equal ones answer in their order.  No API key is
+    needed: without one in the environment, the block sets a placeholder.
+
+    Example:
+        >>> with recorded("run.json"):  # stepwise export RUN --format model-calls -o run.json
+        ...     assert agent("invite the team") == "done"
+
+    Args:
+        path: of the file that ``stepwise export`` wrote.
+        strict: at the end of a block without errors, each recorded call must have been used.
+
+    Raises:
+        ConfigurationError: the file has no model calls.
+        RequestNotRecorded: no recorded call answers a request; says which is nearest.
+        AssertionError: strict, and some were not used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, strict: bool = False) -> None:
+        self._path = os.fspath(path)
+        self._strict = strict
+        self._calls = _read(self._path)
+        self._refused = False  # the reason for calls that are not used has been given
+        self._mutex = threading.Lock()
+        self._block = contextlib.ExitStack()
+
+    def __enter__(self) -> recorded:  # noqa: PYI034 -- it is no base class
+        for call in self._calls:
+            call.used = False
+        self._refused = False
+        with contextlib.ExitStack() as block:
+            for name in _KEYS:
+                if name not in os.environ:
+                    os.environ[name] = "recorded"
+                    block.callback(os.environ.pop, name, None)
+            block.enter_context(answering(self._answer))
+            self._block = block.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._block.close()
+        if kind is None and self._strict and self.unused and not self._refused:
+            raise AssertionError(f"{self._path}: not used: {', '.join(self.unused)}")
+
+    @property
+    def unused(self) -> list[str]:
+        """The recorded calls that have not been used yet, as ``call 3: chat.completions``."""
+        return [
+            f"{call.name}: {endpoint_of(call.request.method, urlsplit(call.request.url).path)}"
+            for call in self._calls
+            if not call.used
+        ]
+
+    def _answer(self, request: Any, *, streamed: bool, asynchronous: bool) -> Any:
+        """Return the response to a request of httpx, whose body has been read."""
+        asked = read_request(
+            request.method,
+            str(request.url),
+            {name.lower(): value for name, value in request.headers.items()},
+            request.content,
+        )
+        with self._mutex:
+            call = self._find(asked)
+            call.used = True
+        if not streamed:
+            return response_from(call.form, request)
+        cls = stream_class(
+            library_of(request), "AsyncByteStream" if asynchronous else "SyncByteStream"
+        )
+        give = self._agive if asynchronous else self._give
+        return response_from(call.form, request, cls(lambda: give(call)))
+
+    def _give(self, call: _CallInFile) -> Any:
+        yield from pieces_of(call.form)
+        self._ended(call)
+
+    async def _agive(self, call: _CallInFile) -> Any:
+        for piece in pieces_of(call.form):
+            yield piece
+        self._ended(call)
+
+    def _ended(self, call: _CallInFile) -> None:
+        if "left" in call.form:
+            raise RequestNotRecorded(
+                f"{self._path}: {call.name} is a stream that its reader left before the end when "
+                f"it was recorded; the program now reads on. {_anew(self._path)}"
+            )
+
+    # -- matching --------------------------------------------------------------------------------
+
+    def _find(self, asked: ModelRequest) -> _CallInFile:
+        free = [call for call in self._calls if not call.used]
+        for part in (_identity, _identity_elsewhere):
+            wanted = part(asked)
+            for call in free:
+                if part(call.request) == wanted:
+                    return call
+        self._refused = True
+        raise RequestNotRecorded(self._not_found(asked))
+
+    def _not_found(self, asked: ModelRequest) -> str:
+        endpoint = endpoint_of(asked.method, urlsplit(asked.url).path)
+        what = f"{asked.method} {asked.url}"
+        if endpoint is None:
+            return (
+                f"{what} is no request to a model, so no recorded run answers it. In a test, "
+                "replace the function that makes it, or make it a @step of its own and replace that"
+            )
+        wanted = _identity_elsewhere(asked)
+        equal = [call for call in self._calls if _identity_elsewhere(call.request) == wanted]
+        if equal:
+            times = "once" if len(equal) == 1 else f"{len(equal)} times"
+            return (
+                f"{what} is made again: {self._path} has this request {times} ("
+                f"{', '.join(call.name for call in equal)}), and that was used. {_anew(self._path)}"
+            )
+        ranked = [(_differences(call.request, asked), call) for call in self._calls]
+        differences, nearest = min(ranked, key=lambda each: (len(each[0]), each[1].used))
+        used = ", which was used already" if nearest.used else ""
+        lines = [f"  {line}" for line in differences[:_SHOWN]]
+        if len(differences) > _SHOWN:
+            lines.append(f"  and {len(differences) - _SHOWN} more")
+        first = (
+            f"{what}: none of the {len(self._calls)} recorded calls in {self._path} is this "
+            f"request. The nearest is {nearest.name}{used}:"
+        )
+        return "\n".join([first, *lines, _anew(self._path)])
+
+
+def _anew(path: str) -> str:
+    return (
+        "If the program is meant to ask this, record it anew: run it outside of the test, and "
+        f"`stepwise export RUN --format model-calls -o {path}`"
+    )
+
+
+def _identity(request: ModelRequest) -> str:
+    return canonical(request._replace(streamed=False))
+
+
+def _identity_elsewhere(request: ModelRequest) -> str:
+    """Return the identity, whatever the server: a proxy, a test server, another region."""
+    return _identity(request._replace(url=_path_of(request.url)))
+
+
+def _path_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.path}?{parts.query}" if parts.query else parts.path
+
+
+def _differences(known: ModelRequest, asked: ModelRequest) -> list[str]:
+    one, two = (
+        {**each._replace(url=_path_of(each.url))._asdict(), "streamed": None}
+        for each in (known, asked)
+    )
+    return [*_differing("", one, two)]
+
+
+def _differing(path: str, known: Any, asked: Any) -> Any:
+    """Yield a line for each value that differs."""
+    if isinstance(known, dict) and isinstance(asked, dict):
+        for name in dict.fromkeys([*known, *asked]):
+            inner = f"{path}.{name}".lstrip(".")
+            if name in known and name in asked:
+                yield from _differing(inner, known[name], asked[name])
+            elif name in known:
+                yield f"{inner}: recorded {_short(known[name])}, now missing"
+            else:
+                yield f"{inner}: not recorded, now {_short(asked[name])}"
+    elif isinstance(known, list) and isinstance(asked, list):
+        for at, (one, two) in enumerate(zip(known, asked)):  # noqa: B905
+            yield from _differing(f"{path}[{at}]", one, two)
+        if len(known) != len(asked):
+            yield f"{path}: recorded {len(known)} items, now {len(asked)}"
+    elif canonical(known) != canonical(asked):
+        one, two = _about(known, asked)
+        yield f"{path}: recorded {one}, now {two}"
+
+
+def _about(known: Any, asked: Any) -> tuple[str, str]:
+    """Return two values as text, those of long texts around the first difference."""
+    if not isinstance(known, str) or not isinstance(asked, str):
+        return _short(known), _short(asked)
+    pairs = enumerate(zip(known, asked))  # noqa: B905
+    at = next((at for at, (one, two) in pairs if one != two), min(len(known), len(asked)))
+    start = max(0, at - _ABOUT)
+    return _short(known, start), _short(asked, start)
+
+
+def _short(value: Any, start: int = 0) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    part = text[start : start + 2 * _ABOUT]
+    before = "..." if start else ""
+    after = "..." if start + len(part) < len(text) else ""
+    shown = repr(part) if isinstance(value, str) else part
+    return f"{before}{shown}{after}"
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> list[_CallInFile]:
+    try:
+        with open(path, "rb") as file:
+            calls = json.load(file)["model_calls"]
+        read = [_CallInFile(*each) for each in calls_in(calls)]
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}. {_anew(path)}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{path} is no export of a run with model calls ({type(error).__name__}: {error}). "
+            f"Make one: `stepwise export RUN --format model-calls -o {path}`"
+        ) from error
+    if not read:
+        raise ConfigurationError(
+            f"{path} has no model calls: was stepwise.instrument() called in the program that "
+            "made the run?"
+        )
+    return read

@@ -1,0 +1,759 @@
+"""Requests to models as recorded steps: what answers them, what is recorded, and what never is."""
+
+import asyncio
+import contextlib
+import json
+import sys
+
+import anthropic
+import httpx
+import openai
+import pytest
+from click.testing import CliRunner
+
+import stepwise
+from stepwise import (
+    ConfigurationError,
+    StepInDoubtError,
+    StreamChangedError,
+    cli,
+    step,
+    tool,
+    workflow,
+)
+from stepwise.testing import fresh_store
+
+
+@pytest.fixture(autouse=True)
+def store():
+    with fresh_store() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def instrumented():
+    stepwise.instrument()
+    yield
+    stepwise.uninstrument()
+
+
+class Server:
+    """Answers each request with its number, in the protocols of OpenAI and Anthropic."""
+
+    def __init__(self, *statuses):
+        self.requests = []
+        self.statuses = list(statuses)
+        self.pieces = ["a", "b", "c"]
+        self.read = 0  # pieces of streams that were fetched
+
+    def __call__(self, request):
+        library = sys.modules[type(request).__module__.partition(".")[0]]
+        self.requests.append(request)
+        number = len(self.requests)
+        status = self.statuses.pop(0) if self.statuses else 200
+        if status is None:
+            raise library.ConnectError("no route", request=request)
+        if status != 200:
+            error = {"error": {"message": "no"}}
+            return library.Response(status, json=error, headers={"retry-after-ms": "1"})
+        body = json.loads(request.content or b"null")
+        if isinstance(body, dict) and body.get("stream"):
+            return self._stream(library, request, number)
+        if request.url.path.endswith("/messages"):
+            return library.Response(200, json=message(f"answer {number}"))
+        if request.url.path.endswith("/chat/completions"):
+            return library.Response(200, json=completion(f"answer {number}"))
+        return library.Response(200, json={"number": number}, headers={"x-next": f"{number}"})
+
+    async def awaited(self, request):
+        return self(request)
+
+    def _stream(self, library, request, number):
+        outer = self
+
+        class Stream(library.SyncByteStream, library.AsyncByteStream):
+            def __iter__(self):
+                for each in [*outer.pieces, f"{number}"]:
+                    outer.read += 1
+                    yield event(chunk(each))
+                yield b"data: [DONE]\n\n"
+
+            async def __aiter__(self):
+                for each in self:
+                    yield each
+
+        headers = {"content-type": "text/event-stream"}
+        return library.Response(200, headers=headers, stream=Stream(), request=request)
+
+
+def completion(text):
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": text},
+    }
+    usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "gpt-4o",
+        "choices": [choice],
+        "usage": usage,
+    }
+
+
+def message(text):
+    return {
+        "id": "1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude",
+        "stop_reason": "x",
+        "content": [{"type": "text", "text": text}],
+        "usage": {"input_tokens": 3, "output_tokens": 4},
+    }
+
+
+def chunk(text):
+    delta = {"index": 0, "delta": {"content": text}}
+    kind = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4o"}
+    return {**kind, "choices": [delta]}
+
+
+def event(value):
+    return f"data: {json.dumps(value)}\n\n".encode()
+
+
+def transports(module):
+    """The library of HTTP that a SDK uses: httpx2 today, httpx before."""
+    return sys.modules[
+        module._base_client.SyncAPIClient.__init__.__globals__["URL"].__module__.partition(".")[0]
+    ]
+
+
+def chat(server, **options):
+    library = transports(openai)
+    http = library.Client(transport=library.MockTransport(server))
+    return openai.OpenAI(base_url="http://model/v1", api_key="k", http_client=http, **options)
+
+
+def achat(server, **options):
+    library = transports(openai)
+    http = library.AsyncClient(transport=library.MockTransport(server.awaited))
+    return openai.AsyncOpenAI(base_url="http://model/v1", api_key="k", http_client=http, **options)
+
+
+def ask(client, text="hello", **options):
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="gpt-4o", messages=messages, **options)
+
+
+def said(answer):
+    return answer.choices[0].message.content
+
+
+def run_twice(wf, *args):
+    """Call a workflow that fails the first time; return what it returns the second time."""
+    with pytest.raises(Broken):
+        wf(*args)
+    return wf(*args)
+
+
+class Broken(Exception):
+    """The workflow is cut off here, once."""
+
+
+class Once:
+    def __init__(self):
+        self.broken = False
+
+    def __call__(self):
+        if not self.broken:
+            self.broken = True
+            raise Broken
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def test_each_request_is_made_once():
+    """A statement that is executed again gets the recorded answers of the requests it had made."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        return [said(ask(client, text)) for text in ("one", "two", "one")] + [broken()]
+
+    assert run_twice(agent) == ["answer 1", "answer 2", "answer 3", None]
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("form", ["raw", "streamed", "parsed", "copied"])
+def test_every_form_of_an_answer_is_made_of_the_record(form):
+    """Raw and streamed responses, and copies of the client, are answered as plain calls are."""
+    server, broken = Server(), Once()
+    client = chat(server)
+    completions = client.chat.completions
+    request = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}]}
+
+    def answer():
+        if form == "raw":
+            raw = completions.with_raw_response.create(**request)
+            assert raw.status_code == 200
+            return raw.parse()
+        if form == "streamed":
+            with completions.with_streaming_response.create(**request) as response:
+                return response.parse()
+        if form == "copied":
+            return client.with_options(timeout=3).chat.completions.create(**request)
+        return completions.create(**request)
+
+    @workflow
+    def agent():
+        return [said(answer()), broken()]
+
+    assert run_twice(agent) == ["answer 1", None]
+    assert len(server.requests) == 1
+
+
+def test_clients_of_anthropic_are_recorded():
+    """The requests to ``messages`` are steps, with the model and the tokens of each."""
+    server, broken = Server(), Once()
+    library = transports(anthropic)
+    http = library.Client(transport=library.MockTransport(server))
+    client = anthropic.Anthropic(base_url="http://model", api_key="k", http_client=http)
+
+    @workflow
+    def agent():
+        asked = [{"role": "user", "content": "hello"}]
+        answer = client.messages.create(model="claude", max_tokens=9, messages=asked)
+        return [answer.content[0].text, broken()]
+
+    assert run_twice(agent) == ["answer 1", None]
+    (recorded,) = stepwise.runs()[0].steps
+    assert (recorded.name, recorded.preview) == ("messages", "answer 1")
+    assert recorded.usage["input_tokens"] == 3
+    assert recorded.usage["output_tokens"] == 4
+    assert recorded.usage["model"] == "claude"
+
+
+def test_asynchronous_requests_side_by_side():
+    """Requests of a gather are recorded each, and each gets its own answer back."""
+    server, broken = Server(), Once()
+    client = achat(server)
+
+    @workflow
+    async def agent():
+        async def one(text):
+            return said(await ask(client, text))
+
+        return [*await asyncio.gather(*map(one, "abc")), broken()]
+
+    with pytest.raises(Broken):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == ["answer 1", "answer 2", "answer 3", None]
+    assert len(server.requests) == 3
+
+
+def test_a_request_that_differs_is_made():
+    """An edited prompt is another request; its recorded answer is not given to it."""
+    server, broken, texts = Server(), Once(), ["one", "two"]
+    client = chat(server)
+
+    @workflow
+    def agent():
+        return [said(ask(client, texts[0])), broken()]
+
+    with pytest.raises(Broken):
+        agent()
+    texts.reverse()
+    assert agent.options(run_id=stepwise.runs()[0].id)() == ["answer 2", None]
+
+
+def test_json_codec():
+    """A run that is recorded as data only keeps the answers of models, too."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow(codec="json", trust="data")
+    def agent():
+        return [said(ask(client)), "".join(texts(ask(client, stream=True))), broken()]
+
+    assert run_twice(agent) == ["answer 1", "abc2", None]
+    assert len(server.requests) == 2
+
+
+def test_events_and_listing_say_model_and_tokens():
+    """Completed and answered requests carry their usage; the listing shows question and answer."""
+    server, broken, heard = Server(), Once(), []
+    client = chat(server)
+
+    @workflow
+    def agent():
+        return [said(ask(client)), broken()]
+
+    end = stepwise.on_event(heard.append)
+    try:
+        run_twice(agent)
+    finally:
+        end()
+    usages = {each.kind: each.usage for each in heard if each.step}
+    assert usages["step_completed"]["output_tokens"] == 7
+    assert usages["step_answered"]["model"] == "gpt-4o"
+    (recorded,) = stepwise.runs()[0].steps
+    assert "model='gpt-4o'" in recorded.arguments
+    assert "hello" in recorded.arguments
+    assert recorded.site.startswith("test_instrument.py:")
+    assert recorded.to_dict()["usage"]["input_tokens"] == 5
+    shown = CliRunner().invoke(cli.main, ["show", stepwise.runs()[0].id], env={"COLUMNS": "200"})
+    assert "answer 1 · gpt-4o, 5 + 7 tokens" in shown.output
+    assert "gpt-4o, 5 + 7 tokens" in stepwise.runs()[0]._repr_html_()
+
+
+# -- what is no outcome --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [None, 401, 403, 408, 409, 425, 429, 500, 503, 529])
+def test_an_answer_of_the_moment_is_an_attempt(status):
+    """A limit, a refused key, a failed server or connection is not recorded as the answer."""
+    server, broken = Server(status), Once()
+    client = chat(server, max_retries=0)
+
+    @workflow
+    def agent():
+        def asked():
+            with contextlib.suppress(openai.APIError):
+                return said(ask(client))
+
+        return [asked(), broken()]
+
+    assert run_twice(agent) == ["answer 2", None]
+
+
+def test_attempts_are_repeated_as_the_client_says():
+    """After two limits the SDK's third attempt answers; a rerun sends nothing more."""
+    server, broken, heard = Server(429, 429), Once(), []
+    client = chat(server, max_retries=2)
+
+    @workflow
+    def agent():
+        return [said(ask(client)), broken()]
+
+    end = stepwise.on_event(heard.append)
+    try:
+        assert run_twice(agent) == ["answer 3", None]
+    finally:
+        end()
+    assert len(server.requests) == 3
+    assert [each.kind for each in heard if each.step and "failed" in each.kind] == 2 * [
+        "step_failed"
+    ]
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+def test_a_refused_request_is_an_outcome(status):
+    """A request that the server refuses for what it is, is refused again without being sent."""
+    server, broken = Server(status), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        def code():
+            try:
+                ask(client)
+            except openai.APIStatusError as error:
+                return error.status_code
+
+        return [code(), broken()]
+
+    assert run_twice(agent) == [status, None]
+    assert len(server.requests) == 1
+
+
+# -- streams -------------------------------------------------------------------------------------
+
+
+def texts(stream):
+    for each in stream:
+        yield each.choices[0].delta.content or ""
+
+
+def test_a_stream_is_given_again_as_it_came():
+    """A recorded stream gives the same pieces, synchronous or not, and asks no server."""
+    server, broken = Server(), Once()
+    client, aclient = chat(server), achat(server)
+
+    @workflow
+    def agent():
+        return [list(texts(ask(client, stream=True))), broken()]
+
+    @workflow
+    async def aagent():
+        async def whole():
+            stream = await ask(aclient, stream=True)
+            return [each.choices[0].delta.content async for each in stream]
+
+        return [await whole(), broken()]
+
+    assert run_twice(agent) == [["a", "b", "c", "1"], None]
+    broken.broken = False
+    with pytest.raises(Broken):
+        asyncio.run(aagent())
+    assert asyncio.run(aagent()) == [["a", "b", "c", "2"], None]
+    assert len(server.requests) == 2
+
+
+def test_a_stream_that_an_error_cut_off_is_requested_again():
+    """A workflow that fails while it reads gets a whole stream at its next start."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        found = ""
+        for each in texts(ask(client, stream=True)):
+            found += each
+            if each == "b":
+                broken()
+        return found
+
+    assert run_twice(agent) == "abc2"
+
+
+def test_a_stream_that_was_left_is_recorded_as_its_beginning():
+    """A reader that closes a stream and goes on gets the same beginning, without a request."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        def first():
+            with ask(client, stream=True) as stream:
+                return next(texts(stream))
+
+        return [first(), said(ask(client, "after")), broken()]
+
+    assert run_twice(agent) == ["a", "answer 2", None]
+    assert len(server.requests) == 2
+    assert [each.preview for each in stepwise.runs()[0].steps] == ["a", "answer 2"]
+
+
+def left_and_read_on(server):
+    """A workflow that reads one piece of a stream, and all of it when it is called again."""
+    client, broken, whole = chat(server), Once(), []
+
+    @workflow
+    def agent():
+        def found():
+            stream = ask(client, stream=True)
+            if whole:
+                return list(texts(stream))
+            whole.append(True)
+            with stream:
+                return [next(texts(stream))]
+
+        return [found(), said(ask(client, "after")), broken()]
+
+    return agent
+
+
+def test_reading_on_requests_the_stream_again():
+    """Code that now reads behind the recorded beginning gets the rest of an equal stream."""
+    server = Server()
+    server._stream = same_stream(server._stream)
+    assert run_twice(left_and_read_on(server)) == [["a", "b", "c", "9"], "answer 2", None]
+    assert len(server.requests) == 3
+
+
+def same_stream(stream):
+    return lambda library, request, _: stream(library, request, 9)
+
+
+def test_a_stream_that_begins_otherwise_is_not_joined():
+    """A second stream that begins otherwise raises; the next start requests it as a whole."""
+    server = Server()
+    agent = left_and_read_on(server)
+    with pytest.raises(Broken):
+        agent()
+    server.pieces = ["x", "y"]
+    with pytest.raises(StreamChangedError, match="run the program again"):
+        agent()
+    assert agent() == [["x", "y", "4"], "answer 2", None]
+
+
+def test_a_side_effect_reads_open_streams_first():
+    """A stream is recorded to its end before a side effect is announced; its reader goes on."""
+    server, broken, sent = Server(), Once(), []
+    client = chat(server)
+
+    @tool(side_effect=True)
+    def send(text):
+        sent.append((text, server.read, [each.preview for each in stepwise.current_run().steps]))
+
+    @workflow
+    def agent():
+        def talk():
+            for each in texts(ask(client, stream=True)):
+                if each == "b":
+                    send(each)
+                yield each
+
+        return [*talk(), broken()]
+
+    assert run_twice(agent) == ["a", "b", "c", "1", None]
+    ((text, read, previews),) = sent
+    assert (text, read) == ("b", 4)
+    assert previews[0] == "abc1"
+    assert len(server.requests) == 1
+
+
+def test_an_asynchronous_side_effect_awaits_open_streams():
+    """What holds of a synchronous stream holds of an asynchronous one."""
+    server, broken, sent = Server(), Once(), []
+    client = achat(server)
+
+    @tool(side_effect=True)
+    async def send(text):
+        sent.append((text, server.read))
+
+    @workflow
+    async def agent():
+        async def talk():
+            found = []
+            async for each in await ask(client, stream=True):
+                found.append(each.choices[0].delta.content)
+                if found[-1] == "b":
+                    await send("b")
+            return found
+
+        return [*await talk(), broken()]
+
+    with pytest.raises(Broken):
+        asyncio.run(agent())
+    assert asyncio.run(agent()) == ["a", "b", "c", "1", None]
+    assert sent == [("b", 4)]
+    assert len(server.requests) == 1
+
+
+def test_a_plain_side_effect_beside_an_asynchronous_stream_warns():
+    """A plain function cannot await the rest of a stream, which a warning says."""
+    server = Server()
+    client = achat(server)
+
+    @tool(side_effect=True)
+    def send(text):
+        return text
+
+    @workflow
+    async def agent():
+        async for each in await ask(client, stream=True):
+            if each.choices[0].delta.content == "b":
+                send("b")
+
+    with pytest.warns(stepwise.RunWarning, match="send has side effects.*async def"):
+        asyncio.run(agent())
+
+
+# -- what is never recorded ----------------------------------------------------------------------
+
+
+def test_requests_inside_recorded_code_are_part_of_it():
+    """Requests of step bodies, of reconcile, of resources and of the background are not steps."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @step
+    def think():
+        return said(ask(client))
+
+    def reconcile(call):
+        return stepwise.Landed(said(ask(client, "did it happen?")))
+
+    @tool(side_effect=True, in_doubt=reconcile)
+    def send():
+        broken()
+
+    @stepwise.resource
+    def connection():
+        ask(client, "warm up")
+        return client
+
+    @workflow
+    def agent():
+        thought = think()
+        connection()
+        with stepwise.background():
+            ask(client, "trace")
+        return thought, send()
+
+    first, second = run_twice(agent)
+    assert (first, second[:6]) == ("answer 1", "answer")
+    assert {each.name.rpartition(".")[2] for each in stepwise.runs()[0].steps} == {"think", "send"}
+
+
+def test_other_endpoints_are_left_alone():
+    """A list of models, or a file, is the state of a provider, and asked for each time."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        return [client.get("/files/1", cast_to=object)["number"], broken()]
+
+    assert run_twice(agent)[0] == 2
+    assert stepwise.runs()[0].steps == []
+
+
+def test_outside_a_run_nothing_is_recorded():
+    """Outside of runs a client works as usual, and no store is opened."""
+    server = Server()
+    client = chat(server)
+    assert [said(ask(client)), said(ask(client))] == ["answer 1", "answer 2"]
+    assert stepwise.runs() == []
+
+
+def test_uninstrument():
+    """After uninstrument, requests are made as usual, and the classes are as before."""
+    server, broken = Server(), Once()
+    client = chat(server)
+    stepwise.uninstrument()
+
+    @workflow
+    def agent():
+        return [said(ask(client)), broken()]
+
+    assert run_twice(agent)[0] == "answer 2"
+    library = transports(openai)
+    assert not hasattr(library.Client.send, "__wrapped__")
+    assert not hasattr(openai._base_client.SyncAPIClient.request, "__wrapped__")
+
+
+def test_one_client_alone():
+    """A client that is given is instrumented, and no other."""
+    server, broken = Server(), Once()
+    recorded, plain = chat(server), chat(server)
+    stepwise.uninstrument()
+    stepwise.instrument(recorded)
+
+    @workflow
+    def agent():
+        return [said(ask(recorded)), said(ask(plain)), broken()]
+
+    assert run_twice(agent) == ["answer 1", "answer 3", None]
+    stepwise.uninstrument(recorded)
+    assert agent.options(fresh=True)()[0] == "answer 4"
+
+
+def test_secrets_are_not_stored(store):
+    """Neither keys in headers, URL and body nor a masked secret in the question reach the store."""
+    server, broken = Server(), Once()
+    client = chat(
+        server, default_headers={"x-key": "SECRET-1"}, default_query={"api-key": "SECRET-2"}
+    )
+
+    @workflow
+    def agent():
+        return [said(ask(client, extra_body={"api_key": "SECRET-3"})), broken()]
+
+    run_twice(agent)
+    assert len(server.requests) == 1
+    exported = json.dumps(stepwise.runs()[0].to_dict(), default=str)
+    (recorded,) = stepwise.runs()[0].steps
+    assert "SECRET" not in exported + f"{recorded.result}{recorded.arguments}"
+
+
+# -- clients of httpx ----------------------------------------------------------------------------
+
+
+def named(server, **options):
+    client = httpx.Client(transport=httpx.MockTransport(server), base_url="http://shop")
+    stepwise.instrument(client, name="shop", **options)
+    return client
+
+
+def test_a_named_client_records_reads_and_announces_the_rest():
+    """GET is a step; POST is a side effect, in doubt if the connection fails."""
+    server, broken = Server(), Once()
+    client = named(server)
+
+    @workflow
+    def agent():
+        got = client.get("/orders", params={"page": 1})
+        put = client.post("/orders", json={"item": 1})
+        return [got.json()["number"], got.headers["x-next"], put.json()["number"], broken()]
+
+    assert run_twice(agent) == [1, "1", 2, None]
+    assert len(server.requests) == 2
+    kinds = {each.name: each.side_effect for each in stepwise.runs()[0].steps}
+    assert kinds == {"shop GET": False, "shop POST": True}
+
+
+def test_a_post_whose_connection_fails_is_in_doubt():
+    """Whether a request without an answer was carried out is not known: the next start asks."""
+    server = Server(None)
+    client = named(server)
+
+    @workflow
+    def agent():
+        return client.post("/orders", json={"item": 1}).json()
+
+    with pytest.raises(httpx.ConnectError):
+        agent()
+    with pytest.raises(StepInDoubtError, match="shop POST"):
+        agent()
+    assert len(server.requests) == 1
+
+
+def test_the_answer_to_a_post_is_its_outcome():
+    """A server that refused or failed has acted: its answer is given again."""
+    server, broken = Server(503), Once()
+    client = named(server)
+
+    @workflow
+    def agent():
+        return [client.post("/orders", json={"item": 1}).status_code, broken()]
+
+    assert run_twice(agent) == [503, None]
+    assert len(server.requests) == 1
+
+
+def test_reads_that_are_said_to_change_nothing():
+    """With reads=, a POST that changes nothing is a plain step, repeated after a failure."""
+    server, broken = Server(503), Once()
+    client = named(server, reads=["GET", "post"])
+
+    @workflow
+    def agent():
+        return [client.post("/search", json={"q": 1}).status_code, broken()]
+
+    assert run_twice(agent) == [200, None]
+
+
+# -- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (object(), {}, "takes a client of openai or anthropic"),
+        (httpx.Client(), {}, "needs a name="),
+        (None, {"name": "shop"}, "name= is for a client of httpx"),
+    ],
+    ids=["an object", "no name", "a name alone"],
+)
+def test_what_cannot_be_instrumented(given, options, message):
+    """A wrong argument is refused with what is accepted, and how."""
+    with pytest.raises(ConfigurationError, match=message):
+        stepwise.instrument(given, **options)
+
+
+def test_a_version_that_does_not_fit_is_refused(monkeypatch):
+    """A SDK without the place where requests are made is refused with the reason."""
+    stepwise.uninstrument()
+    monkeypatch.delattr(openai._base_client.AsyncAPIClient, "request")
+    with pytest.raises(
+        ConfigurationError, match=r"openai .* does not fit .*AsyncAPIClient.request"
+    ):
+        stepwise.instrument()

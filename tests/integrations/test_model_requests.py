@@ -1,0 +1,383 @@
+"""The identity of a request to a model endpoint: what counts, what does not, what is masked."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import anthropic
+import httpx2
+import openai
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stepwise.integrations._model_requests import (
+    ModelRequest,
+    endpoint_of,
+    is_final,
+    keep_headers,
+    read_request,
+)
+
+URL = "https://api.openai.com/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+SECRET_FIELDS = st.sampled_from(
+    ["api_key", "apiKey", "API-Key", "X-API-Key", "token", "access_token", "password", "cookie"]
+    + ["secret", "client_secret", "aws_secret_access_key", "private_key", "Authorization"]
+)
+SECRET_PARAMETERS = st.sampled_from(
+    ["api-key", "key", "token", "sig", "signature", "access_token", "code", "X-Amz-Signature"]
+)
+SECRETS = st.text("abcdefgXYZ0123456789", min_size=12).map("s3cr3t-".__add__)
+NAMES = st.text(min_size=1, max_size=8).map("f".__add__) | st.sampled_from(
+    ["max_tokens", "tokens", "properties", "type", "key", "signature"]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+BODIES = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+def read(body: object, **headers: str) -> ModelRequest:
+    return read_request("POST", URL, {**JSON, **headers}, json.dumps(body).encode())
+
+
+def written(request: ModelRequest) -> str:
+    return json.dumps(request, sort_keys=True)
+
+
+def spots(value: object, path: tuple = ()) -> list[tuple]:
+    """The places of a JSON value, from the outside in."""
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [path, *(spot for key, child in children for spot in spots(child, (*path, key)))]
+
+
+def replaced(value: object, path: tuple, new: object) -> object:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], new)
+    return copy
+
+
+@given(BODIES, st.randoms(use_true_random=False))
+def test_the_order_and_the_layout_of_json_do_not_count(body, random):
+    """Bodies with the same values are one, whatever the order of their keys and their layout."""
+
+    def shuffled(value):
+        if isinstance(value, list):
+            return [shuffled(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        items = list(value.items())
+        random.shuffle(items)
+        return {key: shuffled(each) for key, each in items}
+
+    content = json.dumps(shuffled(body), indent=2, ensure_ascii=random.random() < 0.5)
+    other = read_request("post", URL, JSON, content.encode("utf-8", "surrogatepass"))
+    assert written(other) == written(read(body))
+
+
+@given(BODIES, VALUES, st.data())
+def test_any_other_value_is_another_request(body, new, data):
+    """A body in which one value differs is another request."""
+    spot = data.draw(st.sampled_from(spots(body)[1:] or [("fnew",)]))
+    other = replaced(body, spot, new) if len(spots(body)) > 1 else {**body, "fnew": new}
+    differs = json.dumps(body, sort_keys=True) != json.dumps(other, sort_keys=True)
+    assert (written(read(body)) != written(read(other))) == differs
+
+
+@given(BODIES, SECRET_FIELDS, SECRETS, st.data())
+def test_no_secret_of_a_body_survives(body, name, secret, data):
+    """A field with the name of a secret is masked on any depth, in texts that are JSON, too."""
+    spot = data.draw(st.sampled_from(spots(body)))
+    form = data.draw(st.sampled_from(["plain", "list", "dict", "text"]))
+    holder = {
+        "plain": {name: secret},
+        "list": {name: [secret]},
+        "dict": {name: {"value": secret}},
+        "text": json.dumps({name: secret}),
+    }[form]
+    if not spot:
+        spot, body = ("fnew",), {**body, "fnew": None}
+    requests = [read(replaced(body, spot, holder))]
+    other = json.loads(json.dumps(holder).replace(secret, "another-secret"))
+    requests.append(read(replaced(body, spot, other)))
+    assert secret not in written(requests[0])
+    assert requests[0] == requests[1]
+
+
+@given(SECRET_PARAMETERS, SECRETS, SECRETS)
+def test_no_secret_of_a_url_survives(name, secret, user):
+    """The query and the user of a URL are masked, of the request and of links in its body."""
+    url = f"https://{user}:{secret}@example.com/v1/responses?api-version=2&{name}={secret}"
+    content = json.dumps({"image_url": {"url": url}}).encode()
+    request = read_request(
+        "POST", url, {**JSON, "authorization": secret, "api-key": secret}, content
+    )
+    assert secret not in written(request)
+    assert user not in written(request)
+    assert "api-version=2" in request.url
+    assert request.url.startswith("https://***@example.com/v1/responses?")
+
+
+@given(SECRET_FIELDS, st.sampled_from(["properties", "$defs", "definitions"]))
+def test_the_schema_of_a_parameter_with_such_a_name_survives(name, under):
+    """A tool with a parameter called ``password`` keeps its schema."""
+    schema = {
+        "type": "object",
+        under: {name: {"type": "string", "default": "x"}},
+        "required": [name],
+    }
+    body = {"tools": [{"function": {"name": name, "parameters": schema}}], "max_tokens": 5}
+    assert read(body).body == body
+
+
+@given(BODIES, SECRET_FIELDS)
+def test_masking_twice_changes_nothing(body, name):
+    """A request that was masked is read again as it is."""
+    once = read({**body, name: "hidden", "long": "A" * 5000})
+    assert read_request(once.method, once.url, {**JSON}, json.dumps(once.body).encode()) == once
+
+
+@given(
+    st.binary(),
+    st.sampled_from(
+        [
+            "",
+            "application/json",
+            "text/plain",
+            "multipart/form-data",
+            "multipart/form-data; boundary=x",
+            "application/x-www-form-urlencoded",
+        ]
+    ),
+)
+@example(b"[" * 100_000, "application/json")
+@example(b'{"a":' * 300 + b"1" + b"}" * 300, "application/json")
+@example(b"\xff\xfe", "application/x-www-form-urlencoded")
+def test_any_body_can_be_read(content, kind):
+    """A body in any form has an identity."""
+    request = read_request("POST", URL, {"content-type": kind}, content)
+    assert read_request("POST", URL, {"content-type": kind}, content) == request
+    assert (request.body is None) == (content == b"" or content.strip() == b"null")
+
+
+@given(st.binary(min_size=1), st.binary(min_size=1))
+def test_what_cannot_be_read_counts_by_its_digest(one, two):
+    """Bodies in an unknown form are one if their bytes are."""
+    requests = [
+        read_request("POST", URL, {"content-type": "audio/wav"}, b"\xff" + b) for b in (one, two)
+    ]
+    assert (requests[0] == requests[1]) == (one == two)
+
+
+def test_a_secret_in_a_form_does_not_survive():
+    """The fields of both kinds of forms are masked by their names."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    request = read_request("POST", URL, form, b"client_secret=hunter2&grant=a&grant=b")
+    assert request.body == {"form": [["client_secret", "***"], ["grant", "a"], ["grant", "b"]]}
+    parts = b'--B\r\nContent-Disposition: form-data; name="token"\r\n\r\nhunter2\r\n--B--\r\n'
+    request = read_request("POST", URL, {"content-type": "multipart/form-data; boundary=B"}, parts)
+    assert request.body == {"multipart": [{"name": "token", "value": "***"}]}
+
+
+def test_an_image_counts_by_its_digest():
+    """Megabytes in base64 are neither kept nor forgotten."""
+    images = [f"data:image/png;base64,{'A' * 2_000_000}{end}" for end in "AB"]
+    one, two = [read({"image_url": {"url": image}}) for image in images]
+    assert one != two
+    assert len(written(one)) < 400
+
+
+def test_the_ids_of_tool_calls_count_by_their_order():
+    """New ids at each start make no other request; results that are swapped do."""
+
+    def conversation(a: str, b: str, first: str, second: str) -> dict:
+        calls = [{"id": each, "type": "function", "function": {"name": "f"}} for each in (a, b)]
+        results = [
+            {"role": "tool", "tool_call_id": each, "content": each == a} for each in (first, second)
+        ]
+        results = [{**each, "content": str(n)} for n, each in enumerate(results)]
+        return {"messages": [{"role": "assistant", "tool_calls": calls}, *results]}
+
+    same = read(conversation("x", "y", "x", "y"))
+    assert read(conversation("p", "q", "p", "q")) == same
+    assert read(conversation("p", "q", "q", "p")) != same
+
+
+def test_a_call_id_among_the_arguments_of_a_tool_is_data():
+    """What a tool calls ``call_id`` is as much a value as any other."""
+
+    def asked(call_id: str) -> ModelRequest:
+        block = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"call_id": call_id}}
+        return read({"messages": [{"role": "assistant", "content": [block]}]})
+
+    assert asked("one") != asked("two")
+
+
+def test_betas_count_in_any_order():
+    """The headers on which an answer depends count; keys, platforms and retries do not."""
+    one = read(
+        {}, **{"anthropic-beta": "a,b", "authorization": "k", "x-stainless-retry-count": "0"}
+    )
+    two = read(
+        {}, **{"anthropic-beta": "b, a", "authorization": "l", "x-stainless-retry-count": "1"}
+    )
+    assert one == two
+    assert one.headers == {"anthropic-beta": "a,b"}
+    assert read({}, **{"anthropic-beta": "a"}) != one
+
+
+# -- what the SDKs send --------------------------------------------------------------------------
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CALLS = {
+    "chat": lambda c: c.chat.completions.create(model="m", messages=MESSAGES),
+    "chat, streamed": lambda c: c.chat.completions.create(
+        model="m", messages=MESSAGES, stream=True
+    ),
+    "chat, raw": lambda c: c.chat.completions.with_raw_response.create(
+        model="m", messages=MESSAGES
+    ),
+    "responses": lambda c: c.responses.create(model="m", input="hi"),
+    "embeddings": lambda c: c.embeddings.create(model="m", input=["hi"]),
+    "transcriptions": lambda c: c.audio.transcriptions.create(
+        model="m", file=("a.mp3", b"\x00\r\n--x")
+    ),
+    "edits": lambda c: c.images.edit(
+        model="m", prompt="p", image=[("a.png", io.BytesIO(b"a")), ("b.png", io.BytesIO(b"b"))]
+    ),
+    "files": lambda c: c.files.create(file=("a.txt", b"hello"), purpose="batch"),
+}
+OF_ANTHROPIC = {
+    "messages": lambda c: c.messages.create(model="m", max_tokens=9, messages=MESSAGES),
+    "messages, streamed": lambda c: c.messages.create(
+        model="m", max_tokens=9, messages=MESSAGES, stream=True
+    ),
+    "betas": lambda c: c.beta.messages.create(
+        model="m", max_tokens=9, messages=MESSAGES, betas=["x"]
+    ),
+    "count_tokens": lambda c: c.messages.count_tokens(model="m", messages=MESSAGES),
+}
+ENDPOINTS = {
+    "chat": "chat.completions",
+    "responses": "responses",
+    "embeddings": "embeddings",
+    "transcriptions": "audio.transcriptions",
+    "edits": "images.edits",
+    "files": None,
+    "messages": "messages",
+    "betas": "messages",
+    "count_tokens": "messages.count_tokens",
+}
+
+
+@pytest.mark.parametrize("name", [*CALLS, *OF_ANTHROPIC])
+def test_attempts_and_repetitions_of_an_sdk_are_one_request(name):
+    """What an SDK sends again, as a retry or at the next start, is the same request."""
+    seen = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        seen.append((request.method, str(request.url), headers, request.read()))
+        status = 500 if len(seen) == 1 else 200
+        body = {
+            "id": "x",
+            "data": [{"embedding": [0.5]}],
+            "choices": [],
+            "content": [],
+            "output": [],
+            "input_tokens": 1,
+        }
+        return httpx2.Response(status, json=body, headers={"retry-after-ms": "1"})
+
+    http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    for key in ("sk-first-key", "sk-second-key"):
+        if name in CALLS:
+            CALLS[name](openai.OpenAI(api_key=key, http_client=http_client, max_retries=1))
+        else:
+            OF_ANTHROPIC[name](
+                anthropic.Anthropic(api_key=key, http_client=http_client, max_retries=1)
+            )
+    assert len(seen) == 3
+    requests = [read_request(*each) for each in seen]
+    assert requests[0] == requests[1] == requests[2]
+    assert "sk-" not in written(requests[0])
+    assert requests[0].streamed == ("streamed" in name)
+    assert endpoint_of(seen[0][0], httpx2.URL(seen[0][1]).path) == ENDPOINTS[name.partition(",")[0]]
+
+
+# -- endpoints, statuses, headers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint"),
+    [
+        ("/v1/chat/completions", "chat.completions"),
+        ("/openai/deployments/gpt/chat/completions", "chat.completions"),
+        ("/v1/completions", "completions"),
+        ("/v1/responses", "responses"),
+        ("/v1/responses/compact", "responses.compact"),
+        ("/anthropic/v1/messages?beta=true", "messages"),
+        ("/model/anthropic.claude-v2:1/invoke", "messages"),
+        ("/model/arn:aws:bedrock:eu:1:inference-profile/x/invoke-with-response-stream", "messages"),
+        ("/v1/projects/p/locations/l/publishers/anthropic/models/m:streamRawPredict", "messages"),
+        ("/v1/publishers/anthropic/models/count-tokens:rawPredict", "messages.count_tokens"),
+        ("/v1beta/models/gemini:streamGenerateContent", "generate_content"),
+        ("/v1/audio/speech", "audio.speech"),
+        ("/v1/images/generations", "images.generations"),
+        ("/v1/moderations", "moderations"),
+        ("/v1/files", None),
+        ("/v1/messages/batches", None),
+        ("/v1/batches", None),
+        ("/v1/fine_tuning/jobs", None),
+        ("/v1/threads/thread_1/messages", None),
+        ("/v1/responses/resp_1/cancel", None),
+        ("/v1/chat/completions/chatcmpl_1", None),
+        ("/v1/conversations/c/items", None),
+        ("/v1/videos", None),
+        ("/oauth2/v2.0/token", None),
+    ],
+)
+def test_the_endpoint_of_a_path(path, endpoint):
+    """A POST to a model endpoint asks a model; whatever is about state on the server does not."""
+    assert endpoint_of("post", path) == endpoint
+    assert endpoint_of("GET", path) is None
+
+
+@pytest.mark.parametrize("status", range(100, 600))
+def test_only_final_answers_are_outcomes(status):
+    """Statuses that are about the moment or the key are failed attempts."""
+    passing = {401, 403, 408, 409, 425, 429}
+    assert is_final(status) == (
+        status // 100 == 2 or (status // 100 == 4 and status not in passing)
+    )
+
+
+def test_the_headers_of_an_answer_that_are_kept():
+    """Those of the answer are kept; of the connection, the moment and the account none is."""
+    headers = {
+        "Content-Type": "application/json",
+        "X-Request-Id": "req_1",
+        "Set-Cookie": "session=1",
+        "Content-Encoding": "gzip",
+        "Date": "now",
+        "x-ratelimit-remaining-requests": "1",
+        "openai-organization": "acme",
+    }
+    assert keep_headers(headers) == {"content-type": "application/json", "x-request-id": "req_1"}
