@@ -96,7 +96,7 @@ KILLS = {
 def test_an_agent_is_killed(program, plainly, scenario):
     """Killed at one place after the other, an agent repeats what was open there, and no more."""
     if scenario == "servers":
-        pytest.importorskip("fastmcp.server")
+        pytest.importorskip("pydantic_ai.mcp")
     expected, once = plainly(scenario)
     killed, places = program(scenario), KILLS[scenario]
     for place in places:

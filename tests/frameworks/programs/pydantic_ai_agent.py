@@ -245,12 +245,12 @@ def ways_out():
 
 def servers():
     """A tool of an MCP server in this process."""
-    from fastmcp import FastMCP
+    from mcp.server import MCPServer
     from pydantic_ai.mcp import MCPToolset
 
-    server = FastMCP("weather")
+    server = MCPServer("weather")
 
-    @server.tool
+    @server.tool()
     def weather(city: str) -> str:
         note(f"weather {city}")
         return "rain"
