@@ -170,11 +170,11 @@ def test_the_modules_of_a_room(room):
 
 
 def test_the_tests_lie_in_the_same_rooms():
-    """A folder of tests is called like a room, or holds the crashes or the pages."""
+    """A folder of tests is called like a room, or holds crashes, pages or agent frameworks."""
     rooms = {name.removeprefix("stepwise.").strip("_") for row in layers() for name in row}
     tests = ROOT.parent / "tests"
     folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
-    assert folders - {"."} <= rooms | {"crash", "docs"}
+    assert folders - {"."} <= rooms | {"crash", "docs", "frameworks"}
 
 
 def test_no_cycles():

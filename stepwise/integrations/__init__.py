@@ -13,6 +13,7 @@ Modules, each importing only those before it::
     instrument           the clients whose requests are
     _model_calls         the model calls of a run, for a file
     openai_agents        conversations of the OpenAI Agents SDK
+    pydantic_ai          for users of pydantic-ai: an engine for durable execution
     _hive_store          the checkpoint store of hive
     _hive_execution      the graphs of hive
     hive                 for users of hive
