@@ -44,6 +44,8 @@ ONLY_IN = {
     "fcntl": {"stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
+    "langchain_core": {"stepwise.integrations"},
+    "langgraph": {"stepwise.integrations"},
     "numpy": {"stepwise._values.digest_types"},
     "opentelemetry": {"stepwise.integrations"},
     "pandas": {"stepwise._values.digest_types"},

@@ -124,11 +124,11 @@ class Spans:
             },
             links=links,
         )
-        self._runs[run.run_id] = _TracedRun(span, run.label)
         place: dict[str, str] = {}
         _PROPAGATOR.inject(place, trace.set_span_in_context(span, Context()))
-        if not place:  # there is no SDK
+        if not place:  # there is no SDK, so nothing is to be done for the run's steps
             return previous
+        self._runs[run.run_id] = _TracedRun(span, run.label)
         if earlier is not None:
             place[_FIRST] = previous.get(_FIRST) or previous["traceparent"]
         return place

@@ -2,8 +2,13 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import functools
 import json
+import os
+import pathlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -468,6 +473,79 @@ def test_a_started_run(seen):
     assert seen.tree() == [("request", [("invoke_workflow agent", steps)])]
 
 
+def test_runs_side_by_side(seen):
+    """Runs in several threads at once are traces of their own, each with its steps."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert len([*pool.map(agent, "abcd")]) == 4
+    steps = [("step think", []), ("execute_tool send", [])]
+    assert seen.tree() == [("invoke_workflow agent", steps)] * 4
+    assert len({span.context.trace_id for span in seen.spans}) == 4
+
+
+def test_coroutines_that_fail(seen):
+    """A coroutine step that takes too long is retried below its span; a cancelled one is marked."""
+    tries = []
+
+    @step(timeout=0.5, retries=1, backoff=0)
+    async def slow():
+        tries.append(1)
+        with seen.own.start_as_current_span(f"try {len(tries)}"):
+            if len(tries) == 1:
+                await asyncio.sleep(60)
+
+    @step
+    async def endless():
+        await asyncio.sleep(60)
+
+    @workflow
+    async def patient():
+        await slow()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(endless(), 0.01)
+
+    asyncio.run(patient())
+    slow_ = ("step slow", [("try 1", []), ("retry slow", [("try 2", [])])])
+    assert seen.tree() == [("invoke_workflow patient", [slow_, ("step endless", [])])]
+    (event,) = seen.span("step slow").events
+    assert event.attributes["exception.type"].endswith("StepTimeoutError")
+    cut = seen.span("step endless")
+    assert cut.attributes["stepwise.step.status"] == "cancelled"
+    assert cut.attributes["error.type"] == "CancelledError"
+
+
+CELL = """
+    import json, sys
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+    from stepwise.integrations.opentelemetry import instrument
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(
+        out=open("spans", "a"), formatter=lambda span: span.to_json(indent=None) + "\\n"
+    )))
+    instrument(provider)
+    fetch = stepwise.step(lambda n: n, name="fetch")
+"""
+
+
+def test_a_notebook(notebook):
+    """A cell is a step, and its steps lie below it; a restarted kernel continues the trace."""
+    for number in range(2):
+        kernel = notebook.start()
+        kernel.run(CELL)
+        kernel.run("%%step one\nfetch(1)")
+        kernel.run(f"%%step cell{number}\nfetch(2)")
+    spans = [*map(json.loads, (notebook.folder / "spans").read_text().splitlines())]
+    assert len({span["context"]["trace_id"] for span in spans}) == 1
+    names = {span["context"]["span_id"]: span["name"] for span in spans}
+    below = [(span["name"], names.get(span["parent_id"])) for span in spans]
+    steps = [pair for pair in below if not pair[0].startswith("invoke")]
+    runs = [pair[0] for pair in below if pair[0].startswith("invoke")]
+    assert (len(runs), len(set(runs))) == (3, 1)
+    cells = [f"cell {name}" for name in ("one", "cell0", "cell1")]
+    assert steps[::2] == [("step fetch", cell) for cell in cells]
+    assert steps[1::2] == [(cell, runs[0]) for cell in cells]
+
+
 # -- resuming ------------------------------------------------------------------------------------
 
 
@@ -635,6 +713,50 @@ def test_killed_and_resumed(tmp_path):
     for span in (agent_, inner):
         names = [event["attributes"].get("stepwise.step.name") for event in span["events"]]
         assert names == [None, "fetch", "send"]
+
+
+def test_a_head_that_is_lost(seen, tmp_path):
+    """The place in the trace is derived from the records, if the row of the listing is lost."""
+    store = f"sqlite:{tmp_path / 'store'}"
+    broken.add("tides")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="tides"):
+            agent.options(store=store, run_id="run")("tides")
+    damaged = sqlite3.connect(tmp_path / "store" / "stepwise.db")
+    with contextlib.closing(damaged), damaged:
+        damaged.execute("UPDATE runs SET head = zeroblob(80)")
+    broken.clear()
+    agent.options(store=store, run_id="run")("tides")
+    first, second, third = (s for s in seen.spans if s.name == "invoke_workflow agent")
+    assert third.parent.span_id == first.context.span_id
+    assert [link.context.span_id for link in third.links] == [second.context.span_id]
+
+
+def test_the_example(tmp_path, monkeypatch):
+    """The example, killed in its side effect and settled, prints all attempts as one tree."""
+    monkeypatch.setenv("STEPWISE_HOME", f"{tmp_path}/home")
+    example = pathlib.Path(__file__).parents[2] / "examples" / "traced_agent.py"
+    command = [sys.executable, "-u", example, "--latency", "0"]
+    started = functools.partial(subprocess.Popen, command, cwd=tmp_path, text=True)
+    os.mkfifo(tmp_path / "outbox.txt")  # opened for writing, it blocks
+    with started(stdout=subprocess.PIPE) as killed:
+        for line in killed.stdout:
+            if line.startswith("[append]"):
+                killed.kill()
+    (tmp_path / "outbox.txt").unlink()
+    with started(stderr=subprocess.PIPE) as stopped:
+        assert "StepInDoubtError" in stopped.stderr.read()
+    (run,) = stepwise.runs()
+    run.resolve("append", did_not_happen=True)
+    with started(stdout=subprocess.PIPE) as done:
+        shown = done.stdout.read().partition("2 lines in outbox.txt\n")[2].splitlines()
+    assert [line for line in shown if "invoke_workflow" in line or "append" in line] == [
+        "invoke_workflow news, killed",
+        "  invoke_workflow news",
+        "  invoke_workflow news",
+        "    execute_tool append",
+    ]
+    assert "    retry search" in shown
 
 
 # -- metrics -------------------------------------------------------------------------------------
