@@ -69,8 +69,8 @@ MAY_IMPORT = {
     "graph": "_runtime _values _workflows.host",
     "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
     "integrations": (
-        "_calls _checkpoints.resources _execution.active_run _execution.outside _runs.run _runtime "
-        "_values _workflows.host stores._files stores._locks"
+        "_calls _checkpoints.resources _execution.active_run _execution.outside _identity.clients "
+        "_runs.current _runs.run _runtime _values _workflows.host stores._files stores._locks"
     ),
     "cli": "_display _runs integrations._model_calls",
     "testing": (
