@@ -141,15 +141,25 @@ def response_from(form: Mapping[str, Any], request: Any, stream: Any = None) -> 
 def stream_class(library: Any, base: str) -> Any:
     """Return a class of streams, ``SyncByteStream`` or ``AsyncByteStream``, of a library.
 
-    Its instances are made of a function that returns an iterator, and of one that closes.
+    Its instances are made of a function that returns an iterator, of one that closes, and of the
+    stream of the response that they stand for.
     """
 
     class PieceStream(getattr(library, base)):  # type: ignore[misc]
         def __init__(
-            self, pieces: Callable[[], Any], closing: Callable[[], Any] | None = None
+            self,
+            pieces: Callable[[], Any],
+            closing: Callable[[], Any] | None = None,
+            source: Any = None,
         ) -> None:
             self._pieces = pieces
             self._closing = closing
+            self._source = source
+
+        @property
+        def elapsed(self) -> timedelta | None:  # where httpx2 keeps that of a response
+            elapsed: timedelta | None = getattr(self._source, "elapsed", None)
+            return elapsed
 
         def __iter__(self) -> Iterator[bytes]:
             pieces: Iterator[bytes] = self._pieces()

@@ -298,7 +298,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             source.close()
 
-    response.stream = cls(lambda: iter(pieces), close)
+    response.stream = cls(lambda: iter(pieces), close, source)
     return response
 
 
@@ -394,7 +394,7 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             await source.aclose()
 
-    response.stream = cls(lambda: aiter(pieces), close)
+    response.stream = cls(lambda: aiter(pieces), close, source)
     return response
 
 

@@ -567,9 +567,11 @@ def test_a_stream_that_its_reader_dropped_is_recorded_as_its_beginning():
     @workflow
     def agent():
         def first():
+            found = []
             for each in texts(ask(client, stream=True)):
+                found.append(each)
                 break
-            return each
+            return found[0]
 
         return [first(), bool(gc.collect()), said(ask(client, "after")), broken()]
 
@@ -619,16 +621,20 @@ def test_a_stream_that_fails_in_one_task_is_not_left_by_another():
             async with await ask(client, stream=True) as stream:
                 async for each in stream:
                     found.append(each.choices[0].delta.content)
+                    gone.set()
                     broken()
             return found
 
         async def others():
+            await gone.wait()
             return [await think(each) for each in range(3)]
 
+        gone = asyncio.Event()
         return await asyncio.gather(read(), others())
 
     with pytest.raises(Broken):
         asyncio.run(agent())
+    assert {each.name for each in stepwise.runs()[0].steps} == {"think"}
     assert asyncio.run(agent()) == [["a", "b", "c", "2"], [0, 1, 2]]
 
 
@@ -652,6 +658,24 @@ def test_a_stream_that_is_read_after_its_run_is_whole():
     agent()
     assert list(texts(streams[0])) == ["a", "b", "c", "1"]
     assert asyncio.run(read()) == ["a", "b", "c", "2"]
+
+
+def test_a_streamed_response_says_how_long_it_took():
+    """What the library notes when a stream is closed is there, recorded or not."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        def took():
+            streaming = client.chat.completions.with_streaming_response
+            with streaming.create(model="m", messages=[], stream=True) as response:
+                assert b"".join(response.iter_bytes()).endswith(b"[DONE]\n\n")
+            return response.elapsed.total_seconds() >= 0
+
+        return [took(), broken()]
+
+    assert run_twice(agent) == [True, None]
 
 
 class Slow:
