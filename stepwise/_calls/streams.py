@@ -22,7 +22,7 @@ from stepwise._journal.records import Forgotten
 
 __all__ = ["AsyncStreamed", "Streamed", "forget_beginning"]
 
-Value = Callable[[list[bytes], int], Any]
+Value = Callable[[list[bytes], int], Result]
 
 
 class _StreamedCall:
@@ -31,7 +31,7 @@ class _StreamedCall:
     Args:
         core: of the call, which waits for the result of its body.
         body: the attempt that opened the stream.
-        value: makes the call's value of the pieces, and of the call's number if the reader left.
+        value: makes the call's result of the pieces, and of the call's number if the reader left.
     """
 
     def __init__(self, core: Core, body: Attempt, value: Value) -> None:
@@ -62,7 +62,7 @@ class _StreamedCall:
 
     def leave(self) -> None:
         """Record the stream as far as it was read."""
-        self._end(lambda: Result(self._value([*self.pieces], self._number)))
+        self._end(lambda: self._value([*self.pieces], self._number))
 
     def drop(self) -> None:
         """End the call without an outcome."""
@@ -91,7 +91,7 @@ class _StreamedCall:
             raise
 
     def _whole(self) -> Result:
-        return Result(self._value(self.pieces, 0))
+        return self._value(self.pieces, 0)
 
     def _closed(self, *, complete: bool) -> bool:
         """Note that the reader closed the stream; return whether it is to be recorded now."""
