@@ -369,13 +369,44 @@ def _surviving(error: BaseException, secrets: Secrets) -> tuple[bytes | None, st
 
 
 def _without_keys(error: BaseException) -> BaseException:
-    """Return an error of httpx whose request is without headers and query, which hold keys."""
-    request: Any = getattr(error, "_request", None)
-    if type(request).__module__.partition(".")[0] not in ("httpx", "httpx2"):
+    """Return an error without the keys that a request or response of httpx in it holds.
+
+    Errors of the clients of models have them: in headers, cookies, and the query of the URL.
+    """
+    held = {name: _of_httpx(value) for name, value in vars(error).items()}
+    if not any(held.values()):
         return error
-    error, url = copy.copy(error), request.url.copy_with(query=None, userinfo=b"")
-    vars(error)["_request"] = type(request)(request.method, url)
-    return error
+    bare = type(error).__new__(type(error), *error.args)
+    bare.args = error.args
+    vars(bare).update(
+        (name, _bare(value, held[name]) if held[name] else value)
+        for name, value in vars(error).items()
+    )
+    return bare
+
+
+def _of_httpx(value: Any) -> str:
+    """Return ``Request`` or ``Response`` for such an object of httpx or httpx2."""
+    for cls in type(value).__mro__:
+        library = cls.__module__.partition(".")[0]
+        if library in ("httpx", "httpx2") and cls.__name__ in ("Request", "Response"):
+            return cls.__name__
+    return ""
+
+
+def _bare(value: Any, kind: str) -> Any:
+    if kind == "Request":
+        return type(value)(value.method, value.url.copy_with(query=None, userinfo=b""))
+    value = copy.copy(value)
+    vars(value).update((name, _bare(each, "Request")) for name, each in _requests_of(value))
+    value.history = []
+    value.headers = value.headers.copy()
+    value.headers.pop("set-cookie", None)
+    return value
+
+
+def _requests_of(response: Any) -> list[tuple[str, Any]]:
+    return [each for each in vars(response).items() if _of_httpx(each[1]) == "Request"]
 
 
 def decode_error(data: bytes, form: str | None = None, *, whole: bool = False) -> BaseException:

@@ -982,6 +982,30 @@ def test_a_failed_request_is_recorded_without_its_keys():
     assert b"SECRET" not in recorded._entry.payload
 
 
+@pytest.mark.parametrize("make", ["httpx", "openai"])
+def test_an_error_of_a_status_is_recorded_without_its_keys(make):
+    """Errors that hold a response, as those of the SDKs do, leave no key behind either."""
+    server = Server(404)
+    client, asked = chat(server, default_headers={"x-key": "SECRET"}), named(server)
+    asked.headers["authorization"] = "SECRET"
+
+    @step
+    def find():
+        if make == "openai":
+            return ask(client)
+        return asked.get("/").raise_for_status()
+
+    @workflow
+    def agent():
+        with contextlib.suppress(openai.NotFoundError, httpx.HTTPStatusError):
+            return find()
+
+    agent()
+    (recorded,) = stepwise.runs()[0].steps
+    assert b"SECRET" not in recorded._entry.payload
+    assert recorded.error.response.status_code == 404
+
+
 def test_answers_keep_their_length_and_encoding():
     """HEAD answers its content-length again, and a body without charset its client's encoding."""
     broken, found = Once(), []
