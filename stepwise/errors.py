@@ -14,6 +14,7 @@
     ├── NotRecordableError (TypeError)   a value that cannot be written to the journal
     ├── UnreadableValueError             a recorded value that cannot be loaded here
     ├── OutsideRunError                  a step called where its run is not visible
+    ├── StreamChangedError               a stream that was left does not go on as it began
     ├── StepFailedError                  the summary of an exception that could not be recorded
     └── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
 
