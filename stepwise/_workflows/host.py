@@ -243,7 +243,10 @@ class HostedRun(opening.OpenedRun):
         if if_changed and self.active.facts.code != code:
             notice(f"{self.run_id}: {if_changed}")
         record_resumed(self.active, told, step, code=code)
-        self.active.tell("run_resumed", detail=told, duration=self.active.progress.seconds)
+        progress = self.active.progress
+        self.active.tell(
+            "run_resumed", detail=told, duration=progress.seconds, usage=progress.usage
+        )
         notice(f"{self.run_id} {told}")
 
     def forget_failures(self) -> None:

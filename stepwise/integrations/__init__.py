@@ -12,6 +12,9 @@ Modules, each importing only those before it::
     _requests            a request that is a recorded step
     instrument           the clients whose requests are
     _model_calls         the model calls of a run, for a file
+    _opentelemetry_metrics   what is counted for OpenTelemetry
+    _opentelemetry_spans     the spans of runs and steps
+    opentelemetry            for users of OpenTelemetry
     _hive_store          the checkpoint store of hive
     _hive_execution      the graphs of hive
     hive                 for users of hive

@@ -92,6 +92,7 @@ records = st.one_of(
         changed=changes,
         form=pythons,
         at=seconds,
+        usage=changes,
     ),
     st.builds(Handled, numbers, seconds),
     st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),
