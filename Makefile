@@ -7,7 +7,11 @@ JOBS ?= 2
 # Interpreters that the tests start are to find compiled modules, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install test test-fast test-all sweeps mutants map lint format types wheel examples demo clean
+# The agent frameworks in their newest and oldest versions, each set in an environment of its own.
+FRAMEWORKS := .venv-frameworks
+VERSIONS := newest oldest oldest-sdks oldest-pydantic-ai
+
+.PHONY: help install test test-fast test-all test-frameworks frameworks-table sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page pictures screenshots docs
 
 help:  ## show this
@@ -29,6 +33,24 @@ test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kern
 
 test-all: install  ## run the tests; sweeps are complete, or 20 times as large (hours)
 	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
+
+$(FRAMEWORKS)/uv/bin/uv:
+	$(PYTHON) -m venv $(FRAMEWORKS)/uv
+	$(FRAMEWORKS)/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+# With pip alone, this takes 20 minutes.
+$(FRAMEWORKS)/%/installed: tests/frameworks/environments/%.txt setup.cfg | $(FRAMEWORKS)/uv/bin/uv
+	$(FRAMEWORKS)/uv/bin/uv venv --quiet --clear --python $(PYTHON) $(FRAMEWORKS)/$*
+	$(FRAMEWORKS)/uv/bin/uv pip install --quiet --python $(FRAMEWORKS)/$*/bin/python --requirement $< --editable .
+	@touch $@
+
+test-frameworks: $(VERSIONS:%=$(FRAMEWORKS)/%/installed)  ## run the tests of agent frameworks: newest versions, and fewer with the oldest
+	$(FRAMEWORKS)/newest/bin/python -m pytest -n $(JOBS) --dist=loadgroup -q tests/frameworks
+	set -e; for each in $(filter-out newest,$(VERSIONS)); do echo "$$each:"; STEPWISE_SCALE=0.6 STEPWISE_SEED=0 \
+		$(FRAMEWORKS)/$$each/bin/python -m pytest -n $(JOBS) --dist=loadgroup -q tests/frameworks; done
+
+frameworks-table: $(FRAMEWORKS)/newest/installed  ## the same, and what came of it into docs/reference/frameworks.md (STEPWISE_WHOLE=1)
+	$(FRAMEWORKS)/newest/bin/python tests/frameworks/table.py -n $(JOBS)
 
 sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STEPWISE_SCALE=5)
 	$(BIN)/python tests/sweeps.py -n $(JOBS)
@@ -84,4 +106,4 @@ pictures: install  ## draw the pictures of the pages: docs/pictures/*.svg
 	$(BIN)/python docs/pictures.py
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -41,7 +41,15 @@ from stepwise.errors import OutsideRunError, RunStopped
 if TYPE_CHECKING:
     from stepwise._runtime.event import Kind
 
-__all__ = ["ActiveRun", "OpenStream", "Scope", "current_scope", "live_runs", "scope_variable"]
+__all__ = [
+    "ActiveRun",
+    "OpenStream",
+    "Scope",
+    "branches",
+    "current_scope",
+    "live_runs",
+    "scope_variable",
+]
 
 
 class Scope(NamedTuple):
@@ -95,6 +103,20 @@ class OpenStream(Protocol):
 
     def drop(self) -> None:
         """End it without an outcome."""
+
+
+class Branches:
+    """Names the branch that executes the code, where a framework has branches of its own.
+
+    Attributes:
+        name: gives the name; empty for code outside of any branch.
+    """
+
+    name: Callable[[], str] | None = None
+
+
+branches = Branches()
+"""That of this process."""
 
 
 class ActiveRun:
@@ -245,6 +267,8 @@ class ActiveRun:
         """A call is about to be made: its identity, as yet without a number."""
         self.note_handled()
         around, branch = scope.call, scope.branch
+        if not branch and branches.name is not None:
+            branch = branches.name()
         helped = around is None and self.frame is not None
         origin = self._locator.origin(effect=effect, helped=helped)
         counted = counted_as(name, branch)

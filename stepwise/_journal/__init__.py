@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    seal records projection heads lease chain journal summary counters
+    seal records projection heads lease chain log journal summary counters
 """

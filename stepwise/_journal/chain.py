@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from stepwise._journal import records
 from stepwise._journal.heads import read_head
 from stepwise._journal.projection import start_of
 from stepwise._journal.records import ANNOUNCES, Entry, RunFacts, Started
-from stepwise._journal.seal import NO_LINK, DamagedError, ForeignKeyError, Seal
+from stepwise._journal.seal import NO_LINK, DamagedError, Envelope, ForeignKeyError, Seal
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store
 
@@ -36,6 +36,7 @@ __all__ = [
     "read_entries",
     "read_one",
     "read_start",
+    "verified",
 ]
 
 _MARK = struct.Struct("<QQ8s")
@@ -64,32 +65,54 @@ def read(
     Raises:
         ConfigurationError: they were written with another key.
     """
-    at, stray = start or Position(), 0
-    for number, data in store.read(run_id, after=at.last):
+    at = start or Position()
+    rows = store.read(run_id, after=at.last)
+    for number, opened, _ in verified(store, seal, run_id, rows, at):
+        if number > at.last + 1:
+            yield Lost(number), at  # at the end: the number itself may be damaged
+        elif opened is None:
+            at = Position(number, None, at.effects)
+            yield Lost(number), at
+        else:
+            record = records.from_header(opened.header)
+            at = Position(number, opened.link, opened.effects + isinstance(record, ANNOUNCES))
+            yield Entry(number, record, opened.payload), at
+
+
+def verified(
+    store: Store, seal: Seal, run_id: str, rows: Iterable[tuple[int, bytes]], start: Position
+) -> Iterator[tuple[int, Envelope | None, bytes]]:
+    """Open the rows after a position: number, envelope and row of each.
+
+    The envelope is ``None`` for a row that does not verify or does not follow the one before it,
+    and for each missing row.  Damaged rows at the end that follow a gap come as the last of them.
+
+    Raises:
+        ConfigurationError: they were written with another key.
+    """
+    last, link, stray = start.last, start.link, 0
+    for number, data in rows:
         try:
-            opened = seal.open(identity(run_id, number), data)
+            opened: Envelope | None = seal.open(identity(run_id, number), data)
         except ForeignKeyError:
             if not _knows(store, seal, run_id):
                 raise _foreign(store, run_id) from None
             opened = None
         except DamagedError:
             opened = None
-        if opened is None and number > at.last + 1:
+        if opened is None and number > last + 1:
             stray = number  # the number itself may be damaged, so it does not prove a gap
             continue
         stray = 0
-        for missing in range(at.last + 1, number):
-            at = Position(missing, None, at.effects)
-            yield Lost(missing), at
-        if opened is None or (at.link is not None and opened.previous != at.link):
-            at = Position(number, None, at.effects)
-            yield Lost(number), at
-            continue
-        record = records.from_header(opened.header)
-        at = Position(number, opened.link, opened.effects + isinstance(record, ANNOUNCES))
-        yield Entry(number, record, opened.payload), at
+        for missing in range(last + 1, number):
+            link = None
+            yield missing, None, b""
+        if opened is not None and link is not None and opened.previous != link:
+            opened = None
+        last, link = number, opened.link if opened is not None else None
+        yield number, opened, data
     if stray:
-        yield Lost(stray), at
+        yield stray, None, b""
 
 
 def read_entries(

@@ -95,6 +95,7 @@ class Pool:
         self._covered: dict[int, int] = {}
         self.taken: set[tuple[str, str, int]] = set()  # names as counted, digests and ordinals
         self.children: set[str] = set()  # ids of child runs
+        self.done: set[str] = set()  # beginnings of the names of branches that a host continues
         for recorded in self._unused.values():
             self._index(recorded)
             call = recorded.call
@@ -115,12 +116,15 @@ class Pool:
     def unused(self) -> list[RecordedCall]:
         """The unused records, in order; calls inside an unused completed one are left out.
 
-        So are those of a clean-up that is over: that nobody meets them is no wonder.
+        So are those of a clean-up that is over, and completed ones of a branch that a host
+        continues where it was: that nobody meets them is no wonder.
         """
+        done = tuple(self.done)
         return [
             each
             for number, each in self._unused.items()
             if number not in self._covered and not each.over
+            if not (done and each.answers and each.call.branch.startswith(done))
         ]
 
     @property

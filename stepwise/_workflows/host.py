@@ -19,7 +19,7 @@ from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
-from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._execution.active_run import ActiveRun, branches, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.process_memory import memory
@@ -30,6 +30,7 @@ from stepwise._identity.parts import uncounted
 from stepwise._journal.chain import is_of_file
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease, describe_owner
+from stepwise._journal.log import LogEnd, SealedLog
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Forgotten, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
@@ -56,19 +57,23 @@ __all__ = [
     "HostProgram",
     "HostStore",
     "HostedRun",
+    "LogEnd",
     "Recall",
     "Retention",
+    "SealedLog",
     "State",
     "Step",
     "call",
     "call_number",
     "completed_here",
+    "continue_branches",
     "count_completed",
     "derived_id",
     "describe_owner",
     "is_in_run",
     "label_of",
     "live_run",
+    "name_branches",
     "open_run",
     "place_of",
     "program_of",
@@ -332,6 +337,22 @@ async def call(
     return (await aresume(core, operation)).unwrap()
 
 
+def name_branches(name: Callable[[], str]) -> None:
+    """Ask a function for the branch of each call of a run, empty for none.
+
+    Calls of branches are matched apart, so that branches may run side by side, or not again.
+    """
+    branches.name = name
+
+
+def continue_branches(prefix: str) -> None:
+    """Note that branches whose names begin so need not repeat their completed calls."""
+    scope = current_scope()
+    if scope is not None:
+        with scope.run.lock:
+            scope.run.pool.done.add(prefix)
+
+
 def call_number() -> int:
     """The number of the call that is being executed here; 0 if none is."""
     scope = current_scope()
@@ -357,17 +378,18 @@ class HostStore:
         self.store = store
 
     @cached
-    def _seal(self) -> Seal:
+    def seal(self) -> Seal:
+        """What it is sealed with."""
         # At first use, which also creates the key of a persistent store.
         return seal_for(self.store)
 
     def facts(self, run_id: str) -> RunFacts | None:
         """The facts about a run; ``None`` if there is no such run."""
-        return facts_of(self.store, self._seal, run_id)
+        return facts_of(self.store, self.seal, run_id)
 
     def is_of_file(self, facts: RunFacts, names: Sequence[str], file: str) -> bool:
         """Return whether a run's program is defined in a file, by one of these full names."""
-        return is_of_file(self.store, self._seal, facts, names, file)
+        return is_of_file(self.store, self.seal, facts, names, file)
 
     def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
         """An object beside the records of a run: its header and its data.
@@ -375,7 +397,7 @@ class HostStore:
         Raises:
             DamagedError: it does not verify, or is not there.
         """
-        opened = self._seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
+        opened = self.seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
         return opened.header, opened.payload
 
     @contextmanager
@@ -397,7 +419,7 @@ class HostStore:
             lease = Lease(self.store, run_id)
             try:
                 lease.acquire()
-                yield Journal(self.store, self._seal, run_id, lease.epoch, fsync=True)
+                yield Journal(self.store, self.seal, run_id, lease.epoch, fsync=True)
             finally:
                 lease.release()
 

@@ -12,9 +12,15 @@ Modules, each importing only those before it::
     _requests            a request that is a recorded step
     instrument           the clients whose requests are
     _model_calls         the model calls of a run, for a file
-    _opentelemetry_metrics   what is counted for OpenTelemetry
-    _opentelemetry_spans     the spans of runs and steps
-    opentelemetry            for users of OpenTelemetry
+    openai_agents        conversations of the OpenAI Agents SDK
+    pydantic_ai          for users of pydantic-ai: an engine for durable execution
+    _langgraph_threads   the checkpoints of one thread, as records of a log
+    _langgraph_store     the logs of all threads in a store
+    _langgraph_runs      graphs that a workflow invokes
+    langgraph            for users of LangGraph: a checkpointer
+    _opentelemetry_metrics  counts of runs, steps and tokens as metrics
+    _opentelemetry_spans    runs, steps and retries as spans
+    opentelemetry        for users of OpenTelemetry
     _hive_store          the checkpoint store of hive
     _hive_execution      the graphs of hive
     hive                 for users of hive

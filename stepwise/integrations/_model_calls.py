@@ -17,6 +17,10 @@ from stepwise.integrations._request_bodies import Bodies, canonical, whole_bodie
 
 __all__ = ["calls_in", "canonical", "model_calls"]
 
+_SDKS = ("openai", "anthropic", "litellm")
+_EVENTS = re.compile(r"(?<=\n\n)|(?<=\r\n\r\n)")
+"""Where an event of a stream ends."""
+
 
 def model_calls(run: Run) -> list[dict[str, Any]]:
     """Return the recorded model calls of a run and of its child runs, in their order.
@@ -51,9 +55,6 @@ def _forms(run: Run, met: set[str]) -> Iterator[Mapping[str, Any]]:
                 yield form
 
 
-_SDKS = ("openai", "anthropic", "litellm")
-
-
 def _dict(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -70,29 +71,13 @@ def _answer(form: Mapping[str, Any]) -> dict[str, Any]:
         return {**answer, "base64": form["base64"]}
     text, kind = form["body"], form["headers"].get("content-type", "")
     if "event-stream" in kind:
-        return {**answer, "events": [_event(each) for each in re.split(_EVENTS, text) if each]}
+        return {**answer, "events": [each for each in re.split(_EVENTS, text) if each]}
     if "json" in kind:
         try:
             return {**answer, "json": json.loads(text)}
         except (ValueError, RecursionError):
             return {**answer, "text": text}
     return {**answer, "text": text}
-
-
-_EVENTS = re.compile(r"(?<=\n\n)|(?<=\r\n\r\n)")
-
-
-def _event(text: str) -> dict[str, Any]:
-    """Return an event: its name and data, or the text of one in another form."""
-    found = re.fullmatch(r"(?:event: ?(?P<event>[^\r\n]*)\r?\n)?data: ?([^\r\n]*)\r?\n\r?\n", text)
-    if found is None:
-        return {"text": text}
-    event = {"event": found["event"]} if found["event"] else {}
-    try:
-        data = json.loads(found[2])
-    except (ValueError, RecursionError):
-        data = None
-    return {**event, "data": data if isinstance(data, (dict, list)) else found[2]}
 
 
 def calls_in(calls: Iterable[Mapping[str, Any]]) -> list[tuple[str, ModelRequest, dict[str, Any]]]:
@@ -122,17 +107,8 @@ def _form(answer: Mapping[str, Any]) -> dict[str, Any]:
         base64.b64decode(answer["base64"], validate=True)  # a binascii.Error is a ValueError
         return {**form, "base64": answer["base64"]}
     if "events" in answer:
-        pieces = [_piece(event) for event in answer["events"]]
-        sizes = [len(piece.encode()) for piece in pieces]
-        return {**form, "body": "".join(pieces), "sizes": sizes}
+        sizes = [len(event.encode()) for event in answer["events"]]
+        return {**form, "body": "".join(answer["events"]), "sizes": sizes}
     text = answer["text"] if "text" in answer else json.dumps(answer["json"])
     body_of({"body": text})
     return {**form, "body": text}
-
-
-def _piece(event: Mapping[str, Any]) -> str:
-    if "text" in event:
-        return str(event["text"])
-    data = event["data"] if isinstance(event["data"], str) else json.dumps(event["data"])
-    name = f"event: {event['event']}\n" if "event" in event else ""
-    return f"{name}data: {data}\n\n"

@@ -68,10 +68,7 @@ class recorded:  # noqa: N801
 
     Args:
         path: of the file that ``stepwise export`` wrote.
-        strict: at the end of the block, each recorded call must have been used.
-
-    Attributes:
-        unused: the recorded calls that have not been used yet, as ``call 3: chat.completions``.
+        strict: at the end of a block without errors, each recorded call must have been used.
 
     Raises:
         ConfigurationError: the file has no model calls.
@@ -83,12 +80,14 @@ class recorded:  # noqa: N801
         self._path = os.fspath(path)
         self._strict = strict
         self._calls = _read(self._path)
+        self._refused = False  # the reason for calls that are not used has been given
         self._mutex = threading.Lock()
         self._block = contextlib.ExitStack()
 
     def __enter__(self) -> recorded:  # noqa: PYI034 -- it is no base class
         for call in self._calls:
             call.used = False
+        self._refused = False
         with contextlib.ExitStack() as block:
             for name in _KEYS:
                 if name not in os.environ:
@@ -100,12 +99,12 @@ class recorded:  # noqa: N801
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._block.close()
-        if kind is None and self._strict and self.unused:
+        if kind is None and self._strict and self.unused and not self._refused:
             raise AssertionError(f"{self._path}: not used: {', '.join(self.unused)}")
 
     @property
     def unused(self) -> list[str]:
-        """The recorded calls that have not been used yet."""
+        """The recorded calls that have not been used yet, as ``call 3: chat.completions``."""
         return [
             f"{call.name}: {endpoint_of(call.request.method, urlsplit(call.request.url).path)}"
             for call in self._calls
@@ -156,6 +155,7 @@ class recorded:  # noqa: N801
             for call in free:
                 if part(call.request) == wanted:
                     return call
+        self._refused = True
         raise RequestNotRecorded(self._not_found(asked))
 
     def _not_found(self, asked: ModelRequest) -> str:

@@ -3,9 +3,9 @@
 It follows a script: turn ``k`` of a conversation calls tools, the last turn is a text.  The turn is
 read from the request itself (each call id names its turn), so a program that was killed may ask for
 any turn again.  Every request is numbered and logged to a file before it is answered.  A plan says
-for single requests: kill the program (before the answer, in the middle of it, after it), answer 429
-or 500, or close the connection (number 0: all other requests).  A ``numbered`` server is a model whose answers differ: each text,
-each argument and each id has the number of its request in it.
+for single requests (number 0: for all others): kill the program (before the answer, in the middle
+of it, after it), answer 429 or 500, or close the connection.  A ``numbered`` server is a model that
+never answers twice the same: each text, argument and id has the number of its request in it.
 
 This module needs nothing but the standard library.  The server lives outside of the killed program
 and outlives it, so the address is the same at each start.
@@ -107,7 +107,7 @@ class ScriptedServer:
         turns = [int(turn) for turn in re.findall(r"call_(\d+)_\d+", body)]
         with self._lock:
             number = next(self._numbers)
-            planned = self.plan.get(number) or self.plan.get(0, "")
+            planned = self.plan.get(number, self.plan.get(0, ""))
             received = Received(
                 number, path, max(turns, default=-1) + 1, bool(asked.get("stream")), body, planned
             )

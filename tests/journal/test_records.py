@@ -92,7 +92,7 @@ records = st.one_of(
         changed=changes,
         form=pythons,
         at=seconds,
-        usage=changes,
+        usage=st.dictionaries(texts, texts | whole | seconds, max_size=3),
     ),
     st.builds(Handled, numbers, seconds),
     st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),

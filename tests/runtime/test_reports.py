@@ -100,6 +100,8 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
     """Each function that only reports is met by a scenario, or has a test that is named here."""
     elsewhere = {
         "stepwise._calls.perform._tell_waiting": "test_which_call.py",
+        "stepwise._calls.perform._tell_open": "test_instrument.py",
+        "stepwise._calls.perform._tell_failure": "test_instrument.py",
         "stepwise._workflows.complaints.Complaints.no_memory": "test_limits.py",
         "stepwise._runtime.events._tell_once": "test_what_reports_are_made_with_fails",
         "stepwise._workflows.starts.Starting.warn_of_another": "test_starts.py",

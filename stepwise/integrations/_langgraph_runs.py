@@ -1,0 +1,195 @@
+"""A graph that code of a run invokes: which invocation it is, and where that continues.
+
+The beginning of each invocation is a recorded step, whose answer is the invocation's id; the saver
+puts the id on all that the invocation stores.  When the run resumes and its code invokes the graph
+once more, the journal answers with the same id: so the saver knows what that very invocation has
+stored, and the graph continues there instead of starting over from its input.
+
+Calls of steps and tools made by nodes are matched by node: each node of a superstep is a branch.
+The names of branches do not depend on ids of checkpoints and tasks, which are new if a kill came
+before the checkpoint was stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from stepwise._workflows.host import (
+    Step,
+    call,
+    continue_branches,
+    is_in_run,
+    name_branches,
+)
+from stepwise.integrations._langgraph_threads import Stored, Thread
+
+__all__ = [
+    "NULL_TASK",
+    "Whence",
+    "abegin",
+    "begin",
+    "continued",
+    "current",
+    "is_begun",
+    "note_nested",
+]
+
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""LangGraph's task of writes that come with the input: those of a ``Command``."""
+
+_PREFIX = "graph "
+_current: ContextVar[str] = ContextVar("stepwise_graph_invocation", default="")
+_around: ContextVar[tuple[str, str]] = ContextVar("stepwise_graph_around", default=("", ""))
+_addressed: ContextVar[str] = ContextVar("stepwise_graph_addressed", default="")
+_made: set[str] = set()  # ids that were made up in this process
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+current = _current.get
+
+
+class Whence(NamedTuple):
+    """Where an invocation continues that a crash cut off.
+
+    Args:
+        stored: the checkpoint; ``None`` for the newest of the thread.
+        goes_on: the graph continues there; else it gets its input again.
+        invocation: of whom writes count; empty for all.
+    """
+
+    stored: Stored | None
+    goes_on: bool
+    invocation: str
+
+
+def _invoked(thread_id: str) -> str:  # noqa: ARG001 -- it distinguishes the calls
+    """Make up the id of an invocation."""
+    made = uuid4().hex
+    _made.add(made)
+    return made
+
+
+async def _ainvoked(thread_id: str) -> str:
+    return _invoked(thread_id)
+
+
+_step = Step(_invoked, kind="step", name="langgraph")
+_astep = Step(_ainvoked, kind="step", name="langgraph")
+
+
+def is_begun(config: Mapping[str, Any]) -> bool:
+    """Return whether a graph's loop asks for its checkpoint, as part of a run.
+
+    Everything else that asks belongs to no invocation.
+    """
+    facts = config["configurable"]
+    if "__pregel_runtime" not in facts:
+        if not facts.get("checkpoint_ns"):
+            _current.set("")
+        return False
+    if facts.get("checkpoint_ns") or "__pregel_task_id" in facts:
+        return False
+    if facts.get("checkpoint_id"):
+        _addressed.set(str(facts["thread_id"]))
+    elif "checkpoint_id" in facts and _addressed.get() == str(facts["thread_id"]):
+        _addressed.set("")  # the loop looks whether the checkpoint is the newest one
+        return False
+    if not is_in_run():
+        _current.set("")
+    return is_in_run()
+
+
+def begin(thread_id: str) -> bool:
+    """Begin an invocation; return whether it began before a crash."""
+    return _begun(_step(thread_id))
+
+
+async def abegin(thread_id: str) -> bool:
+    """Begin an invocation; return whether it began before a crash."""
+    return _begun(await call(_astep, (thread_id,)))
+
+
+def _begun(invocation: str) -> bool:
+    name_branches(_branch)
+    _current.set(invocation)
+    _around.set(("", ""))
+    if invocation in _made:
+        _made.discard(invocation)
+        return False
+    continue_branches(f"{_PREFIX}{invocation}/")
+    return True
+
+
+def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
+    """Return where the current invocation continues."""
+    invocation = _current.get()
+    own = [
+        each
+        for each in thread.checkpoints.values()
+        if each.invocation == invocation and not each.ns
+    ]
+    bases = {
+        place
+        for place, writes in thread.writes.items()
+        if not place[0] and any(each.invocation == invocation for each in writes.values())
+    }
+    with_input = [
+        place
+        for place in bases
+        if any(
+            task == NULL_TASK and each.invocation == invocation
+            for (task, _), each in thread.writes[place].items()
+        )
+    ]
+    if config["configurable"].get("checkpoint_id"):
+        return Whence(None, goes_on=False, invocation="")  # it replays a branch of its own
+    if own and not with_input:
+        newest = max(own, key=lambda each: each.number)
+        return Whence(newest, goes_on=True, invocation=invocation)
+    # A Command is applied anew, where it was: to a later checkpoint it would be another answer.
+    first = min(
+        (thread.checkpoints[each].number for each in bases if each in thread.checkpoints), default=0
+    )
+    found = [each for each in thread.checkpoints.values() if each.number == first]
+    return Whence(found[0] if found else None, goes_on=False, invocation=invocation)
+
+
+def note_nested(config: Mapping[str, Any]) -> None:
+    """Note that a node invokes a graph: the branches of that graph's nodes are inside its own."""
+    namespace = config["configurable"].get("checkpoint_ns", "")
+    if namespace and _current.get():
+        _around.set((namespace, _name(config)))
+
+
+def _branch() -> str:
+    """Return the name of the branch that executes this code."""
+    if not _current.get():
+        return ""
+    from langchain_core.runnables.config import var_child_runnable_config
+
+    config = var_child_runnable_config.get()
+    if config is None or "__pregel_task_id" not in config.get("configurable", {}):
+        return ""
+    return _name(config)
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    facts, place = config.get("metadata") or {}, config["configurable"].get("checkpoint_ns", "")
+    around, prefix = _around.get()
+    if not around or not place.startswith(f"{around}|"):
+        names = [_UUID.sub("", each).rstrip(":") for each in place.split("|")[:-1]]
+        prefix = f"{_PREFIX}{_current.get()}/" + "".join(f"{each}/" for each in names)
+    path = ",".join(_parts(facts.get("langgraph_path", ())))
+    return f"{prefix}{facts.get('langgraph_step', '')}:{path}/"
+
+
+def _parts(path: Any) -> list[str]:
+    """Return the names and numbers of a task's path; ids differ from one attempt to the next."""
+    if isinstance(path, (tuple, list)):
+        return [part for each in path for part in _parts(each)]
+    if isinstance(path, bool) or not isinstance(path, (str, int)) or _UUID.search(str(path)):
+        return []
+    return [str(path).removeprefix("__pregel_")]

@@ -1,0 +1,617 @@
+"""``StepwiseSaver``: LangGraph's checkpoints in a store of stepwise.
+
+    from stepwise.integrations.langgraph import StepwiseSaver
+
+    graph = builder.compile(checkpointer=StepwiseSaver())
+
+Everything is sealed and verified before it is deserialized, and stored once: a checkpoint of a long
+conversation adds its new messages.  A graph that a ``@workflow`` invokes continues, after a kill,
+at its last checkpoint, and the steps and tools that its nodes call are answered by the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from stepwise._runtime.messages import notice
+from stepwise.errors import ConfigurationError, CorruptStoreError
+from stepwise.integrations import _langgraph_runs as _runs
+from stepwise.integrations._langgraph_store import ThreadStore
+from stepwise.integrations._langgraph_threads import (
+    About,
+    Blob,
+    Place,
+    Raw,
+    Stored,
+    StoredWrite,
+    Thread,
+)
+from stepwise.integrations._supported import require
+
+require("langgraph.checkpoint")
+
+from langgraph.checkpoint.base import (  # noqa: E402 -- its version is checked first
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    CheckpointTuple,
+    get_checkpoint_metadata,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["StepwiseSaver"]
+
+Config = Mapping[str, Any]
+T = TypeVar("T")
+_Tuples = builtins.list  # the class below has a method called list
+_FACTS = ("v", "ts", "updated_channels")
+_KNOWN = {*_FACTS, "id", "channel_values", "channel_versions", "versions_seen"}
+
+
+class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
+    """A checkpointer for LangGraph on a store of stepwise.
+
+    Threads and processes may share a store; writers of one thread take turns.  Each write is
+    durable when its method returns.  The async methods work in threads.
+
+    Args:
+        store: a URL (``"disk:/path"``, ``"sqlite:/path"``, ``"memory:"``), a path or a store
+            object; by default the configured store.
+        serde: LangGraph's serializer; by default ``JsonPlusSerializer``.
+        on_corrupt: what happens where the newest checkpoint, or a record that it needs, is damaged
+            or lost: ``"raise"``: ``CorruptStoreError``; ``"fallback"``: the newest intact
+            checkpoint before it, with a notice.
+
+    Raises:
+        ConfigurationError: langgraph-checkpoint is missing or too old, or there is no such
+            ``on_corrupt``.
+    """
+
+    def __init__(
+        self,
+        store: Any = None,
+        *,
+        serde: Any = None,
+        on_corrupt: Literal["raise", "fallback"] = "raise",
+    ) -> None:
+        super().__init__(serde=serde)
+        if on_corrupt not in ("raise", "fallback"):
+            raise ConfigurationError(f"on_corrupt={on_corrupt!r}: use 'raise' or 'fallback'")
+        self._threads = ThreadStore(store)
+        self._on_corrupt = on_corrupt
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what was read; the store stays open for others that use it."""
+        self._threads.forget()
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def get_tuple(self, config: Config) -> Any:
+        """Return a checkpoint with its writes: that of the config's id, else the newest.
+
+        Returns:
+            LangGraph's ``CheckpointTuple``, or ``None`` if there is none.
+
+        Raises:
+            CorruptStoreError: the checkpoint, or a record that it needs, is damaged or lost.
+            ConfigurationError: the thread was written with another key.
+        """
+        again = _runs.is_begun(config) and _runs.begin(_thread_of(config))
+        _runs.note_nested(config)
+        return self._get(config, again=again)
+
+    async def aget_tuple(self, config: Config) -> Any:
+        """Return a checkpoint; see :meth:`get_tuple`."""
+        again = _runs.is_begun(config) and await _runs.abegin(_thread_of(config))
+        _runs.note_nested(config)
+        return await asyncio.to_thread(self._get, config, again=again)
+
+    def list(
+        self,
+        config: Config | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 -- LangGraph's name
+        before: Config | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Any]:
+        """Yield checkpoints with their writes, the newest first.  Damaged ones are left out.
+
+        Args:
+            config: only those of its thread, namespace and checkpoint id, where it has these.
+            filter: only those whose metadata has these values.
+            before: only those with a smaller id than that of this config.
+            limit: how many at most.
+        """
+        facts = config["configurable"] if config else {}
+        only, ns = facts.get("checkpoint_id"), facts.get("checkpoint_ns")
+        until = before["configurable"].get("checkpoint_id") if before else None
+        ids = [_thread_of(config)] if config else self._threads.thread_ids()
+        found = [
+            (stored.id, thread_id, thread, stored)
+            for thread_id in ids
+            for thread in [self._threads.read(thread_id)]
+            for stored in thread.newest_first(ns)
+            if (not only or stored.id == only) and (not until or stored.id < until)
+        ]
+        found.sort(key=lambda each: each[0], reverse=True)
+        for _, thread_id, thread, stored in found:
+            if limit is not None and limit <= 0:
+                return
+            if not thread.is_certain(stored):
+                notice(f"{self._named(thread_id)}: {_when(stored)} is damaged; left out of a list")
+                continue
+            metadata = self._loads(thread.blob(stored.metadata))
+            if filter and any(metadata.get(key) != value for key, value in filter.items()):
+                continue
+            limit = limit - 1 if limit is not None else None
+            yield self._tuple(thread_id, thread, stored, metadata)
+
+    async def alist(
+        self,
+        config: Config | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 -- LangGraph's name
+        before: Config | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Any]:
+        """Yield checkpoints; see :meth:`list`."""
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (each := await asyncio.to_thread(next, found, None)) is not None:
+            yield each
+
+    def get_delta_channel_history(
+        self, *, config: Config, channels: Sequence[str]
+    ) -> Mapping[str, Any]:
+        """Return the writes of channels since their last stored value, oldest first, and that.
+
+        Args:
+            config: names the checkpoint; its own writes do not count.
+            channels: names of channels.
+        """
+        if not channels:
+            return {}
+        thread = self._threads.read(_thread_of(config))
+        stored = self._found(config, thread)
+        left, seeds = set(channels), dict[str, Any]()
+        writes: dict[str, _Tuples[Any]] = {channel: [] for channel in channels}
+        for each in _ancestors(thread, stored) if stored is not None else ():
+            if not left:
+                break
+            if not thread.is_certain(each):
+                raise self._damaged(_thread_of(config), each)
+            for (task, _), write in reversed(thread.pending(each)):
+                if write.channel in left:
+                    value = self._value(thread.raw(write.value))
+                    writes[write.channel].append((task, write.channel, value))
+            for channel in left & each.values.keys():
+                seeds[channel] = self._value(thread.raw(each.values[channel]))
+                left.discard(channel)
+        return {
+            channel: {
+                "writes": writes[channel][::-1],
+                **({"seed": seeds[channel]} if channel in seeds else {}),
+            }
+            for channel in channels
+        }
+
+    async def aget_delta_channel_history(
+        self, *, config: Config, channels: Sequence[str]
+    ) -> Mapping[str, Any]:
+        """Return the history of channels; see :meth:`get_delta_channel_history`."""
+        return await asyncio.to_thread(
+            self.get_delta_channel_history, config=config, channels=channels
+        )
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: Config,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        new_versions: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Store a checkpoint; return the config that names it.
+
+        Args:
+            config: names the thread, the namespace and the parent checkpoint.
+            new_versions: versions of the channels that changed since the parent.
+
+        Raises:
+            RunBusyError: another process has been writing to the thread for a minute.
+        """
+        thread_id, facts = _thread_of(config), config["configurable"]
+        ns, parent = facts.get("checkpoint_ns") or "", facts.get("checkpoint_id") or ""
+        versions, values = checkpoint["channel_versions"], checkpoint["channel_values"]
+        rest = {key: each for key, each in checkpoint.items() if key not in _KNOWN}
+        metadata_ = get_checkpoint_metadata(config, metadata)
+        stored_facts = [checkpoint.get(name) for name in _FACTS]
+        run_id = str(metadata_.get("run_id") or "")
+        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, _runs.current())
+        extra = self._dumps(metadata_), self._dumps(rest) if rest else None
+        raw = {each: self._raw(values[each]) for each in values if each in new_versions}
+        with self._threads.writing(thread_id) as writer:
+            base = writer.thread.base_of(ns, parent)
+            before = base.versions if base is not None else {}
+            same = base.values.keys() if base is not None else ()
+            all_raw: dict[str, Raw | None] = {}
+            for channel, value in values.items():
+                if channel in raw:
+                    all_raw[channel] = raw[channel]
+                elif channel in same and before.get(channel) == versions.get(channel):
+                    all_raw[channel] = None
+                else:
+                    all_raw[channel] = self._raw(value)
+            writer.append(
+                writer.thread.checkpoint_record(
+                    about, versions, checkpoint["versions_seen"], all_raw, extra
+                )
+            )
+        return _config(thread_id, ns, checkpoint["id"])
+
+    async def aput(
+        self,
+        config: Config,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        new_versions: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Store a checkpoint; see :meth:`put`."""
+        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
+
+    def put_writes(
+        self,
+        config: Config,
+        writes: Iterable[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task of a checkpoint wrote; what is stored of it already stays.
+
+        Args:
+            config: names the checkpoint, which need not be stored yet.
+            writes: channels and values.
+
+        Raises:
+            RunBusyError: another process has been writing to the thread for a minute.
+        """
+        facts = config["configurable"]
+        place = facts.get("checkpoint_ns") or "", facts["checkpoint_id"]
+        raw = [
+            (WRITES_IDX_MAP.get(channel, index), channel, self._raw(value))
+            for index, (channel, value) in enumerate(writes)
+        ]
+        with self._threads.writing(_thread_of(config)) as writer:
+            record = writer.thread.writes_record(place, (task_id, task_path), _runs.current(), raw)
+            if record is not None:
+                writer.append(record)
+
+    async def aput_writes(
+        self,
+        config: Config,
+        writes: Iterable[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote; see :meth:`put_writes`."""
+        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
+
+    def get_next_version(self, current: Any, channel: Any = None) -> Any:
+        """Return the version that follows one: whole numbers from 1."""
+        if isinstance(current, str):  # of a thread that another saver began
+            return f"{int(current.partition('.')[0]) + 1:032}.{0:016}"
+        return 1 if current is None else current + 1
+
+    # -- deleting and copying --------------------------------------------------------------------
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread."""
+        with self._threads.writing(str(thread_id)) as writer:
+            writer.delete()
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete a thread."""
+        await asyncio.to_thread(self.delete_thread, thread_id)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints, with their writes, that runs of LangGraph have made.
+
+        A checkpoint that a remaining one needs for its delta channels stays, with a notice.
+
+        Args:
+            run_ids: values of ``run_id`` in the metadata.
+        """
+        unwanted = set(map(str, run_ids)) - {""}
+        for thread_id in self._threads.thread_ids() if unwanted else ():
+            thread = self._threads.read(thread_id)
+            if any(each.graph_run in unwanted for each in thread.checkpoints.values()):
+                kept = {
+                    place
+                    for place, each in thread.checkpoints.items()
+                    if each.graph_run not in unwanted
+                }
+                self._keep(thread_id, kept.__contains__, told=True)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs; see :meth:`delete_for_runs`."""
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints and writes of a thread to another one, whose own ones stay.
+
+        Raises:
+            CorruptStoreError: a record of the thread is damaged or lost, and ``on_corrupt`` is
+                ``"raise"``.
+        """
+        source, target = str(source_thread_id), str(target_thread_id)
+        thread = self._threads.read(source)
+        self._check_all(source, thread)
+        places = {*thread.checkpoints, *thread.writes}
+        if source == target or not places:
+            return
+        with self._threads.writing(target) as writer:
+            into = Thread(writer.thread.last)
+            own = list(writer.thread.rewritten({*writer.thread.checkpoints}, into))
+            copied = list(thread.rewritten(places, into, of_runs=False))
+            writer.replace(own + copied, into)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread; see :meth:`copy_thread`."""
+        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete checkpoints that are not needed, and give back their space.
+
+        Args:
+            strategy: ``"keep_latest"``: the newest checkpoint of each namespace stays, and those
+                before it that its delta channels need; ``"delete"``: none stays.
+
+        Raises:
+            ConfigurationError: there is no such strategy.
+            CorruptStoreError: a record of a thread is damaged or lost, and ``on_corrupt`` is
+                ``"raise"``.
+        """
+        if strategy not in ("keep_latest", "delete"):
+            raise ConfigurationError(f"strategy={strategy!r}: use 'keep_latest' or 'delete'")
+        for thread_id in map(str, thread_ids):
+            if strategy == "delete":
+                self.delete_thread(thread_id)
+                continue
+            thread = self._threads.read(thread_id)
+            self._check_all(thread_id, thread)
+            newest: dict[str, str] = {}
+            for each in thread.newest_first():
+                if thread.is_certain(each):
+                    newest.setdefault(each.ns, each.id)
+            if thread.checkpoints.keys() - newest.items():
+                self._keep(thread_id, newest.items().__contains__)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete checkpoints that are not needed; see :meth:`prune`."""
+        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+
+    def _keep(self, thread_id: str, wanted: Callable[[Place], bool], *, told: bool = False) -> None:
+        """Delete the checkpoints that are not wanted, nor needed by those that are."""
+        with self._threads.writing(thread_id) as writer:
+            thread = writer.thread
+            kept = [each for place, each in thread.checkpoints.items() if wanted(place)]
+            places = {(each.ns, each.id) for each in kept}
+            needed = {place for each in kept for place in self._needed(thread, each)} - places
+            if told and needed:
+                notice(
+                    f"{self._named(thread_id)}: {len(needed)} checkpoints of deleted runs stay, "
+                    "since later ones need them for their delta channels"
+                )
+            writer.keep({*places, *needed})
+
+    def _needed(self, thread: Thread, stored: Stored) -> Iterator[Place]:
+        """Yield the ancestors that a checkpoint needs to rebuild its delta channels."""
+        metadata = self._loads(thread.blob(stored.metadata))
+        left = set(metadata.get("counters_since_delta_snapshot") or ()) - stored.values.keys()
+        for each in _ancestors(thread, stored):
+            if not left:
+                return
+            yield each.ns, each.id
+            left -= each.values.keys()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _get(self, config: Config, *, again: bool) -> Any:
+        thread_id = _thread_of(config)
+        thread = self._threads.read(thread_id)
+        if again:
+            place = _runs.continued(thread, config)
+            if place.stored is not None:
+                stored = self._certain(thread_id, thread, place.stored)
+                metadata = self._loads(thread.blob(stored.metadata))
+                if place.goes_on:
+                    # LangGraph continues an invocation that has the run id of its checkpoint.
+                    metadata = {**metadata, "run_id": (config.get("metadata") or {}).get("run_id")}
+                return self._tuple(thread_id, thread, stored, metadata, place)
+        found = self._found(config, thread)
+        if found is None:
+            self._check_empty(config, thread)
+            return None
+        return self._tuple(thread_id, thread, self._certain(thread_id, thread, found, config))
+
+    def _found(self, config: Config, thread: Thread) -> Stored | None:
+        facts = config["configurable"]
+        ns, wanted = facts.get("checkpoint_ns") or "", facts.get("checkpoint_id")
+        if wanted:
+            return thread.checkpoints.get((ns, wanted))
+        return next(thread.newest_first(ns), None)
+
+    def _certain(
+        self, thread_id: str, thread: Thread, stored: Stored, config: Config | None = None
+    ) -> Stored:
+        """Return a checkpoint that is intact: this one, or the newest before it."""
+        if thread.is_certain(stored):
+            return stored
+        newest = config is not None and not config["configurable"].get("checkpoint_id")
+        if self._on_corrupt == "fallback" and newest:
+            for each in thread.newest_first(stored.ns):
+                if thread.is_certain(each):
+                    notice(
+                        f"{self._named(thread_id)}: {_when(stored)} is damaged; {_when(each)} "
+                        "takes its place"
+                    )
+                    return each
+        raise self._damaged(thread_id, stored)
+
+    def _check_empty(self, config: Config, thread: Thread) -> None:
+        """Raise if a thread seems to be empty because its records are lost."""
+        if (thread.lost or thread.gone) and not config["configurable"].get("checkpoint_ns"):
+            raise self._damaged(_thread_of(config), None)
+
+    def _check_all(self, thread_id: str, thread: Thread) -> None:
+        if thread.lost or thread.gone:
+            if self._on_corrupt == "raise":
+                raise self._damaged(thread_id, None)
+            notice(f"{self._named(thread_id)}: damaged records of it are left out")
+
+    def _damaged(self, thread_id: str, stored: Stored | None) -> CorruptStoreError:
+        thread = self._threads.read(thread_id)
+        lost = ", ".join(map(str, sorted(thread.lost)[:10]))
+        records = f"its records {lost} cannot be read" if lost else ""
+        gone = f"{thread.gone} acknowledged records are missing at its end" if thread.gone else ""
+        what = f"{_when(stored)} is damaged" if stored is not None else "it is damaged"
+        way = (
+            "continue at the newest intact checkpoint: StepwiseSaver(..., on_corrupt='fallback')"
+            if any(map(thread.is_certain, thread.checkpoints.values()))
+            else f"begin anew, since no checkpoint is intact: delete_thread({thread_id!r})"
+        )
+        return CorruptStoreError(
+            f"{self._named(thread_id)}: {what}: {' and '.join(filter(None, (records, gone)))}. "
+            f"Restore the store from a backup, or {way}",
+            path=self._threads.store.url,
+            errno=None,
+        )
+
+    def _named(self, thread_id: str) -> str:
+        return f"LangGraph thread {thread_id!r} in {self._threads.store.url}"
+
+    def _tuple(
+        self,
+        thread_id: str,
+        thread: Thread,
+        stored: Stored,
+        metadata: Any = None,
+        place: _runs.Whence | None = None,
+    ) -> Any:
+        facts = dict(zip(_FACTS, stored.facts, strict=True))
+        rest = self._loads(thread.blob(stored.rest)) if stored.rest is not None else {}
+        checkpoint = {
+            **facts,
+            "id": stored.id,
+            "channel_versions": dict(stored.versions),
+            "versions_seen": {key: dict(each) for key, each in stored.seen.items()},
+            "channel_values": {
+                key: self._value(thread.raw(each)) for key, each in stored.values.items()
+            },
+            **rest,
+        }
+        pending = thread.pending(stored)
+        if place is not None and place.invocation:
+            pending = [each for each in pending if _counts(*each, stored, place)]
+        return CheckpointTuple(
+            _config(thread_id, stored.ns, stored.id),
+            checkpoint,
+            self._loads(thread.blob(stored.metadata)) if metadata is None else metadata,
+            _config(thread_id, stored.ns, stored.parent) if stored.parent else None,
+            [
+                (task, each.channel, self._value(thread.raw(each.value)))
+                for (task, _), each in pending
+            ],
+        )
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def _raw(self, value: Any) -> Raw:
+        """Serialize a value: a list by item, a dictionary that holds lists by key."""
+        if type(value) is list and value:
+            return [self._dumps(each) for each in value]
+        if (
+            type(value) is dict
+            and all(type(key) is str for key in value)
+            and any(type(each) is list and each for each in value.values())
+        ):
+            return {
+                key: self._raw(each) if type(each) is list else self._dumps(each)
+                for key, each in value.items()
+            }
+        return self._dumps(value)
+
+    def _value(self, raw: Raw) -> Any:
+        if isinstance(raw, tuple):
+            return self._loads(raw)
+        if isinstance(raw, dict):
+            return {key: self._value(each) for key, each in raw.items()}
+        return [self._loads(each) for each in raw]
+
+    def _dumps(self, value: Any) -> Blob:
+        kind, data = self.serde.dumps_typed(value)
+        return kind, bytes(data)
+
+    def _loads(self, blob: Blob) -> Any:
+        return self.serde.loads_typed(blob)
+
+
+def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: _runs.Whence) -> bool:
+    """Return whether a write belongs to what an invocation sees that continues."""
+    if place.goes_on:
+        return write.invocation == place.invocation
+    # It began here, and gets its input again: later invocations do not count, nor what came of it.
+    if write.invocation == place.invocation:
+        return key[0] != _runs.NULL_TASK
+    return write.invocation == stored.invocation or not write.invocation
+
+
+def _ancestors(thread: Thread, stored: Stored) -> Iterator[Stored]:
+    """Yield the checkpoints before one, the nearest first; a loop of parents ends."""
+    seen = {stored.id}
+    parent = thread.checkpoints.get((stored.ns, stored.parent))
+    while parent is not None and parent.id not in seen:
+        seen.add(parent.id)
+        yield parent
+        parent = thread.checkpoints.get((parent.ns, parent.parent))
+
+
+def _thread_of(config: Config) -> str:
+    thread_id = config["configurable"].get("thread_id")
+    if thread_id is None:
+        raise ConfigurationError(
+            'the config names no thread: give the graph {"configurable": {"thread_id": "..."}}'
+        )
+    return str(thread_id)
+
+
+def _config(thread_id: str, ns: str, checkpoint_id: str) -> dict[str, Any]:
+    facts = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
+    return {"configurable": facts}
+
+
+def _when(stored: Stored) -> str:
+    return f"the checkpoint {stored.id} of {stored.facts[1]}"
