@@ -915,6 +915,16 @@ def test_without_an_sdk():
     assert tracing._tracer is None
 
 
+def test_without_the_library(monkeypatch):
+    """Without the API, or with one that is too old, an error names what to install."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.29.0")
+    with pytest.raises(stepwise.ConfigurationError, match=r"opentelemetry-api 1\.29\.0 is older"):
+        instrument()
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(stepwise.ConfigurationError, match=r"stepwise-agents\[otel\]"):
+        instrument()
+
+
 def test_turned_off(seen):
     """After ``uninstrument`` nothing is traced; a second ``instrument`` replaces the first."""
     other = Seen()
