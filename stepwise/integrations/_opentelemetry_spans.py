@@ -47,7 +47,6 @@ class _TracedStep:
         attempt: number of the attempt.
         current: the span of the attempt; that of the step for the first one.
         began, left: when the attempt's body was entered and left the last time, in ns since 1970.
-        failed: the attempt raised.
     """
 
     def __init__(self, span: Span, name: str, *, effect: bool) -> None:
@@ -56,7 +55,6 @@ class _TracedStep:
         self.effect = effect
         self.attempt = 1
         self.began = self.left = time.time_ns()
-        self.failed = False
 
     @property
     def seconds(self) -> float:
@@ -78,6 +76,7 @@ class _TracedRun:
         self.steps: dict[int, _TracedStep] = {}
         self.doubts: set[int] = set()
         self.lost: dict[int, float] = {}
+        self.over = False  # an event has said how the attempt ended
 
 
 class Spans:
@@ -146,13 +145,17 @@ class Spans:
             step.end_attempt()
             if step.effect:
                 step.span.set_attribute("stepwise.step.in_doubt", True)
-            step.span.set_status(StatusCode.ERROR, "the run stopped before the step had ended")
+            step.span.set_status(StatusCode.ERROR, "the step had not ended")
             step.span.end()
+        if not run.over:
+            run.span.set_attribute("stepwise.run.status", "stopped")
+            run.span.set_status(StatusCode.ERROR, "the attempt did not come to the run's code")
         run.span.end()
 
     def end_all(self) -> None:
         """End everything, since nothing is traced any more."""
-        for run_id in list(self._runs):
+        for run_id, run in list(self._runs.items()):
+            run.over = True
             self.end(run_id)
 
     # -- steps -----------------------------------------------------------------------------------
@@ -207,7 +210,7 @@ class Spans:
     def _retry(self, run: _TracedRun, step: _TracedStep, attempt: int) -> None:
         self._metrics.lost(run.label, step.name, step.seconds, "retry")
         step.end_attempt()
-        step.attempt, step.failed = attempt, False
+        step.attempt = attempt
         step.current = self._tracer.start_span(
             f"retry {step.name}",
             trace.set_span_in_context(step.span),
@@ -297,6 +300,7 @@ class Spans:
                 saved = {"stepwise.seconds_saved": event.duration or 0.0, **_counts(event)}
                 span.add_event("stepwise.run.resumed", {"stepwise.detail": event.detail, **saved})
             return
+        run.over = True
         span.set_attributes(
             {
                 "stepwise.run.status": event.kind.removeprefix("run_"),

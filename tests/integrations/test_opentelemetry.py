@@ -619,6 +619,19 @@ def test_a_resumed_run(seen):
     assert seen.metric("stepwise.seconds.lost").keys() == {("restart", "think")}
 
 
+def test_a_run_that_cannot_resume(seen, monkeypatch):
+    """An attempt that ends before the run's code is entered is a span with an error."""
+    broken.add("tides")
+    with pytest.raises(ValueError, match="tides"):
+        agent("tides")
+    monkeypatch.setattr("stepwise._workflows.resume.WorkflowRun._enter", fail)
+    with pytest.raises(RuntimeError, match="oops"):
+        agent("tides")
+    _, stopped = (s for s in seen.spans if s.name == "invoke_workflow agent")
+    assert stopped.status.status_code is StatusCode.ERROR
+    assert stopped.attributes["stepwise.run.status"] == "stopped"
+
+
 def test_a_fork_begins_a_trace(seen):
     """A fork is another run, and has a trace of its own."""
     agent.options(run_id="one")("tides")
@@ -946,3 +959,4 @@ def test_turned_off_in_the_middle(seen):
 
     assert agent() == "about winds"
     assert seen.tree() == [("invoke_workflow agent", [("step think", [])])]
+    assert {span.status.status_code for span in seen.spans} == {StatusCode.UNSET}
