@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from harness import Ended, Watched, python_path
 from scripted_server import FAULTS, FINAL, MOMENTS, REQUESTS, SCRIPT, ScriptedServer
+from sweeping import some
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent / "programs"
 STARTS = 4  # of a program that is killed once: more would be a loop
@@ -148,6 +149,18 @@ FAULTS_AND_KILLS = [
     for number in range(1, REQUESTS)
     for fault in FAULTS
 ]
+
+
+def disturbances(program: Program, label: str) -> list[Disturbance]:
+    """Return a sample of what can happen to a program, or all of it."""
+    # After a 429 that the client does not repeat, smolagents waits for minutes.
+    faults = [
+        each
+        for each in FAULTS_AND_KILLS
+        if program.framework != "smolagents" or "429" not in each.requests.values()
+    ]
+    kinds = (KILLS_AT_REQUESTS, KILLS_IN_TOOLS, faults)
+    return [each for kind in kinds for each in some(kind, 1, f"{program.framework} {label}")]
 
 
 class Trial:

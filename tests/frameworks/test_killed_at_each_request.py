@@ -8,9 +8,9 @@ import importlib.util
 import pytest
 
 pytest.importorskip("openai")
-from killing import ALL, FAULTS_AND_KILLS, KILLS_AT_REQUESTS, KILLS_IN_TOOLS, Disturbance, Trial
+from killing import ALL, Disturbance, Trial, disturbances
 from scripted_server import REQUESTS
-from sweeping import SCALE, WHOLE, some
+from sweeping import SCALE, WHOLE
 
 
 def cases(*, every=True, loop=None):
@@ -37,11 +37,7 @@ def test_each_request_is_made_once(program, variant, tmp_path, record_property):
     with Trial(program, variant, tmp_path / "undisturbed") as trial:
         assert trial.run() == []
         assert trial.requests == REQUESTS
-    killed = [
-        *some(KILLS_AT_REQUESTS, 1, program.framework + variant),
-        *some(KILLS_IN_TOOLS, 1, program.framework + variant),
-        *some(FAULTS_AND_KILLS, 1, program.framework + variant),
-    ]
+    killed = disturbances(program, variant)
     wrong, repeated = {}, 0
     for number, disturbance in enumerate(killed):
         # Where the answers of the model differ, all that follows shows a repeated request.
