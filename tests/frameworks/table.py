@@ -51,15 +51,14 @@ class Told:
         yield "|---|---|---:|---:|---|---|"
         for program in ALL:
             told = self.killed[program.framework]
-            trials, repeated = (
-                sum(each["trials"] for each in told),
-                max(e["repeated"] for e in told),
-            )
+            trials = sum(each["trials"] for each in told)
+            repeated = max(each["repeated"] for each in told)
             version = metadata.version(DISTRIBUTIONS.get(program.framework, program.framework))
             plain = self.control.get(program.framework)
+            without = "N + 1 (your own loop)" if plain is None else f"N + {plain}"
             yield (
-                f"| {program.framework} | {version} | {len(told)} | {trials:,} | N + {repeated} | "
-                f"{'N + 1 (your own loop)' if plain is None else f'N + {plain}'} |"
+                f"| {program.framework} | {version} | {len(told)} | {trials:,} | N + {repeated} "
+                f"| {without} |"
             )
         trials = sum(each["trials"] for told in self.killed.values() for each in told)
         today = dt.datetime.now(dt.timezone.utc).date()

@@ -360,13 +360,15 @@ def test_an_attempt_in_the_handler_of_the_last_one_is_answered():
     server, broken = Server(429), Once()
     client = chat(server, max_retries=0)
 
+    def asked():
+        try:
+            return ask(client)
+        except openai.RateLimitError:
+            return ask(client)
+
     @workflow
     def agent():
-        try:
-            answer = ask(client)
-        except openai.RateLimitError:
-            answer = ask(client)
-        return [said(answer), broken()]
+        return [said(asked()), broken()]
 
     assert run_twice(agent) == ["answer 2", None]
     assert len(server.requests) == 2
