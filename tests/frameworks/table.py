@@ -64,8 +64,8 @@ class Told:
         today = dt.datetime.now(dt.timezone.utc).date()
         yield ""
         yield (
-            f"{today}: {trials:,} programs were killed and run again; N is {REQUESTS}. No tool that "
-            "had completed ran twice, no side effect was repeated, and every text was right."
+            f"{today}: {trials:,} trials, N = {REQUESTS}. No tool that had completed ran twice, no "
+            "side effect was repeated, and every text was right."
         )
 
 
