@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -120,6 +121,7 @@ def main(turns: int, rounds: int) -> None:
             for _ in range(3):
                 each, _, content = child("load", name, path)
                 loads[name].append(each)
+            shutil.rmtree(path)
     print(f"{turns} turns, {rounds} rounds, {content / 1e6:.2f} MB of text in the messages")
     for name in SAVERS:
         print(

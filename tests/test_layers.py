@@ -69,8 +69,8 @@ MAY_IMPORT = {
     "graph": "_runtime _values _workflows.host",
     "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
     "integrations": (
-        "_calls _checkpoints.resources _execution.active_run _execution.outside _runs.run _runtime "
-        "_values _workflows.host stores._files stores._locks"
+        "_calls _checkpoints.resources _execution.active_run _execution.outside _identity.clients "
+        "_runs.current _runs.run _runtime _values _workflows.host stores._files stores._locks"
     ),
     "cli": "_display _runs integrations._model_calls",
     "testing": (
@@ -170,11 +170,11 @@ def test_the_modules_of_a_room(room):
 
 
 def test_the_tests_lie_in_the_same_rooms():
-    """A folder of tests is called like a room, or holds the crashes or the pages."""
+    """A folder of tests is called like a room, or holds crashes, pages or agent frameworks."""
     rooms = {name.removeprefix("stepwise.").strip("_") for row in layers() for name in row}
     tests = ROOT.parent / "tests"
     folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
-    assert folders - {"."} <= rooms | {"crash", "docs"}
+    assert folders - {"."} <= rooms | {"crash", "docs", "frameworks"}
 
 
 def test_no_cycles():
@@ -488,9 +488,19 @@ def test_classes_show_the_public_name():
     assert all(getattr(stepwise, cls.__qualname__) is cls for cls in classes)
 
 
+def imported(name):
+    """Import a module; ``None`` for an integration whose framework is not installed."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except stepwise.ConfigurationError as error:
+        assert "is not installed" in str(error)
+        return None
+
+
 def test_one_public_class_of_a_name():
     """No two classes that users meet have one name: in public modules, or listed by a run."""
-    import importlib
     import typing
 
     from stepwise._runs.run import Run
@@ -499,7 +509,7 @@ def test_one_public_class_of_a_name():
     classes = {listed}
     for name in MODULES:
         if not re.search(r"\._", name) and unit(name) != "stepwise.cli":
-            module = importlib.import_module(name)
+            module = imported(name)
             held = (getattr(module, each) for each in getattr(module, "__all__", []))
             classes |= {each for each in held if inspect.isclass(each)}
     own = {each for each in classes if each.__module__.startswith("stepwise")}
@@ -512,10 +522,8 @@ def test_every_module_says_what_is_public():
 
     ``import *`` from any module of stepwise gives no name that is not there.
     """
-    import importlib
-
     for name, path in MODULES.items():
-        module = importlib.import_module(name)
+        module = imported(name)
         exported = getattr(module, "__all__", [])
         assert all(hasattr(module, each) for each in exported), path
         assert len(set(exported)) == len(exported), path

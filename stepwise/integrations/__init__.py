@@ -12,6 +12,15 @@ Modules, each importing only those before it::
     _requests            a request that is a recorded step
     instrument           the clients whose requests are
     _model_calls         the model calls of a run, for a file
+    openai_agents        conversations of the OpenAI Agents SDK
+    pydantic_ai          for users of pydantic-ai: an engine for durable execution
+    _langgraph_threads   the checkpoints of one thread, as records of a log
+    _langgraph_store     the logs of all threads in a store
+    _langgraph_runs      graphs that a workflow invokes
+    langgraph            for users of LangGraph: a checkpointer
+    _opentelemetry_spans    runs, steps and attempts as spans
+    _opentelemetry_metrics  counts of them as metrics
+    opentelemetry        for users of OpenTelemetry
     _hive_store          the checkpoint store of hive
     _hive_execution      the graphs of hive
     hive                 for users of hive

@@ -51,6 +51,9 @@ class ThreadStore:
         self._mutex = threading.Lock()
         self._pid = os.getpid()
 
+    def __reduce__(self) -> tuple[type[ThreadStore], tuple[object]]:
+        return ThreadStore, (self._where,)  # so that a graph can be a variable of a run
+
     @cached
     def _host(self) -> HostStore:
         where = self._where if self._where is not None else settings.store()

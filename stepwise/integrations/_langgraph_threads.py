@@ -114,7 +114,7 @@ class About(NamedTuple):
     invocation: str = ""
 
 
-class _Checkpoint(NamedTuple):
+class _CheckpointFacts(NamedTuple):
     """The record of a checkpoint, as far as it differs from its base.
 
     Args:
@@ -200,7 +200,7 @@ class Thread:
         if self._known is not None:
             self._know(number)
         if kind == "c":
-            self._add_checkpoint(number, _Checkpoint(*facts))
+            self._add_checkpoint(number, _CheckpointFacts(*facts))
         else:
             self._add_writes(number, *facts)
 
@@ -209,7 +209,7 @@ class Thread:
             if self.has((number, index)):
                 self.known().setdefault(_digest(self.blob((number, index))), (number, index))
 
-    def _add_checkpoint(self, number: int, facts: _Checkpoint) -> None:
+    def _add_checkpoint(self, number: int, facts: _CheckpointFacts) -> None:
         base = self._by_number.get(facts.base)
         whole = not facts.base or (base is not None and not base.damaged)
         before = base.values if base is not None else {}
@@ -286,7 +286,7 @@ class Thread:
             if value is not None
         }
         metadata, rest = extra
-        facts = _Checkpoint(
+        facts = _CheckpointFacts(
             about.ns,
             about.id,
             about.parent if base is None else "",

@@ -483,11 +483,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
     def _check_empty(self, config: Config, thread: Thread) -> None:
         """Raise if a thread seems to be empty because its records are lost."""
-        thread_id = _thread_of(config)
         if (thread.lost or thread.gone) and not config["configurable"].get("checkpoint_ns"):
-            if self._on_corrupt == "raise":
-                raise self._damaged(thread_id, None)
-            notice(f"{self._named(thread_id)}: none of its checkpoints is intact; it begins anew")
+            raise self._damaged(_thread_of(config), None)
 
     def _check_all(self, thread_id: str, thread: Thread) -> None:
         if thread.lost or thread.gone:
@@ -501,10 +498,14 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         records = f"its records {lost} cannot be read" if lost else ""
         gone = f"{thread.gone} acknowledged records are missing at its end" if thread.gone else ""
         what = f"{_when(stored)} is damaged" if stored is not None else "it is damaged"
+        way = (
+            "continue at the newest intact checkpoint: StepwiseSaver(..., on_corrupt='fallback')"
+            if any(map(thread.is_certain, thread.checkpoints.values()))
+            else f"begin anew, since no checkpoint is intact: delete_thread({thread_id!r})"
+        )
         return CorruptStoreError(
             f"{self._named(thread_id)}: {what}: {' and '.join(filter(None, (records, gone)))}. "
-            "Restore the store from a backup, or continue at the newest intact checkpoint: "
-            "StepwiseSaver(..., on_corrupt='fallback')",
+            f"Restore the store from a backup, or {way}",
             path=self._threads.store.url,
             errno=None,
         )

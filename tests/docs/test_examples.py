@@ -61,7 +61,7 @@ def run(command: list[str], folder: pathlib.Path, *, until=lambda steps: False, 
     env = {**inherited, "STEPWISE_HOME": f"{folder}/home", "NO_PROXY": "*", **env}
     steps, result, errors = [], "", folder / "errors"
     errors.write_text("")
-    imports = IMPORTS if command[0] == "chat_agent.py" else ()
+    imports = IMPORTS if command[0].endswith("_agent.py") else ()
     script = EXAMPLES / command[0]
     ran = Watched(script, *command[1:], cwd=folder, env=env, err=errors, imports=imports)
     for line in ran.stdout:
@@ -116,6 +116,12 @@ def example(request, tmp_path_factory, history) -> Example:
             None,
         ),
         "chat_agent": (["chat_agent.py", "--latency", "0"], "save_note", "notes.txt", "saved"),
+        "instrumented_agent": (
+            ["instrumented_agent.py"],
+            "book",
+            "bookings.txt",
+            "a night in Bergen for 95",
+        ),
     }[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     undisturbed = run(command, folder)
@@ -146,9 +152,13 @@ def started_and_killed(example: Example, folder: pathlib.Path, count: int) -> Ra
 
 
 every_example = pytest.mark.parametrize(
-    "example", ["release_notes", "site_research", "chat_agent"], indirect=True
+    "example",
+    ["release_notes", "site_research", "chat_agent", "instrumented_agent"],
+    indirect=True,
 )
-those_that_ask = pytest.mark.parametrize("example", ["release_notes", "chat_agent"], indirect=True)
+those_that_ask = pytest.mark.parametrize(
+    "example", ["release_notes", "chat_agent", "instrumented_agent"], indirect=True
+)
 
 
 @every_example

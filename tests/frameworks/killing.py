@@ -96,7 +96,7 @@ ALL = (
         ("agents",),
         tuple(
             f"{variant}/{model}"
-            for variant in ("run", "run_streamed", "run_sync")
+            for variant in ("run", "run_streamed", "run_in_session", "run_sync")
             for model in ("chat", "responses")
         ),
     ),

@@ -282,10 +282,11 @@ def test_a_stream_that_was_left_is_answered_as_far_as_it_was_read(tmp_path):
         headers = {"content-type": "text/event-stream"}
         return httpx2.Response(200, headers=headers, stream=Slow(), request=request)
 
+    transport = httpx2.MockTransport(answer)
+    client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
+
     @workflow
     def first(count: int = 1) -> list[str]:
-        transport = httpx2.MockTransport(answer)
-        client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
         found = []
         with client.chat.completions.create(model="m", messages=[SYSTEM], stream=True) as stream:
             for chunk in stream:

@@ -14,6 +14,7 @@ from office import MODEL, TASK, book_room, look_up, send_email
 from openai import AsyncOpenAI
 
 import stepwise
+from stepwise.integrations.openai_agents import StepwiseSession
 
 stepwise.instrument()
 variant, _, protocol = sys.argv[1].partition("/")
@@ -36,6 +37,14 @@ async def run_streamed(task):
     result = Runner.run_streamed(secretary, task)
     async for _event in result.stream_events():
         pass
+    return result.final_output
+
+
+@stepwise.workflow
+async def run_in_session(task):
+    session = StepwiseSession("office")
+    result = await Runner.run(secretary, task, session=session)
+    assert len(await session.get_items()) == len(result.to_input_list())  # none lost, none twice
     return result.final_output
 
 

@@ -1,0 +1,246 @@
+"""``StepwiseSession``: the conversations of the OpenAI Agents SDK in a store of stepwise.
+
+    from stepwise.integrations.openai_agents import StepwiseSession
+
+    await Runner.run(agent, "hello", session=StepwiseSession("customer-7"))
+
+Inside a ``@workflow`` each operation is a step: a resumed run sees the conversation as it was when
+it asked, and adds nothing twice.  Model calls are recorded by :func:`stepwise.instrument`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from stepwise._calls.steps import step
+from stepwise._identity.clients import identity
+from stepwise._runs.current import current_step
+from stepwise._runtime import settings
+from stepwise._workflows.host import HostStore, LogEnd, SealedLog
+from stepwise.errors import ConfigurationError, CorruptStoreError
+from stepwise.stores import Store, open_store
+
+__all__ = ["StepwiseSession"]
+
+T = TypeVar("T")
+Item = dict[str, Any]
+
+
+class StepwiseSession:
+    """The history of one conversation, kept in a store.
+
+    Several processes may use one conversation.  Everything that is loaded is verified first.
+
+    Args:
+        session_id: of the conversation.
+        store: a URL, a path or a store; ``None`` for the configured store.
+
+    Attributes:
+        session_settings: of the SDK; its ``limit`` applies where ``get_items`` is given none.
+
+    Raises:
+        ConfigurationError: the id is no text, or empty.
+    """
+
+    def __init__(self, session_id: str, store: str | Store | None = None) -> None:
+        if not isinstance(session_id, str) or not session_id:
+            raise ConfigurationError(
+                f"session_id= is the name of a conversation, a text; not {session_id!r}"
+            )
+        self.session_id = session_id
+        self.session_settings: Any = None
+        self._where = store
+        self._conversation: _Conversation | None = None
+        self._mutex = threading.Lock()
+
+    async def get_items(self, limit: int | None = None) -> list[Item]:
+        """Return the newest items, the oldest of them first.
+
+        Args:
+            limit: how many at most; ``None`` for all, or what ``session_settings`` says.
+
+        Raises:
+            CorruptStoreError: the conversation is damaged, or its end is missing.
+        """
+        limit = limit if limit is not None else getattr(self.session_settings, "limit", None)
+        return await _get_items(self.session_id, limit, self)
+
+    async def add_items(self, items: list[Item]) -> None:
+        """Append items.
+
+        Raises:
+            ConfigurationError: an item is no JSON data.
+            CorruptStoreError: the conversation is damaged, or its end is missing.
+        """
+        if items:
+            await _add_items(self.session_id, items, self)
+
+    async def pop_item(self) -> Item | None:
+        """Remove the newest item, and return it; ``None`` if there is none.
+
+        Raises:
+            CorruptStoreError: the conversation is damaged, or its end is missing.
+        """
+        return await _pop_item(self.session_id, self)
+
+    async def clear_session(self) -> None:
+        """Delete all items, from the store too; also those of a damaged conversation."""
+        await _clear(self.session_id, self)
+
+    async def _do(self, act: Callable[[_Conversation], T]) -> T:
+        """Act on the conversation in another thread, since a store waits for the disk."""
+        return await asyncio.to_thread(self._locked, act)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A checkpoint of a workflow may hold it: where it is kept, not what was read."""
+        return {**self.__dict__, "_conversation": None, "_mutex": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _mutex=threading.Lock())
+
+    def _locked(self, act: Callable[[_Conversation], T]) -> T:
+        with self._mutex:
+            if self._conversation is None:
+                where = self._where if self._where is not None else settings.store()
+                host = HostStore(open_store(where))
+                log = SealedLog(host.store, host.seal, f"openai-agents:{self.session_id}")
+                self._conversation = _Conversation(log, self.session_id)
+            return act(self._conversation)
+
+
+identity(StepwiseSession, fields=("session_id",))
+
+# The parameter `session` is no part of the identity: a resumed program makes another object.
+
+
+@step(name="session.get_items", ignore=("session",))
+async def _get_items(session_id: str, limit: int | None, session: StepwiseSession) -> list[Item]:  # noqa: ARG001
+    items = await session._do(_Conversation.read)
+    return items if limit is None else items[max(0, len(items) - limit) :]
+
+
+@step(name="session.add_items", ignore=("session",))
+async def _add_items(session_id: str, items: list[Item], session: StepwiseSession) -> None:  # noqa: ARG001
+    key = current_step().idempotency_key
+    await session._do(lambda conversation: conversation.add(key, items))
+
+
+@step(name="session.pop_item", ignore=("session",))
+async def _pop_item(session_id: str, session: StepwiseSession) -> Item | None:  # noqa: ARG001
+    key = current_step().idempotency_key
+    return await session._do(lambda conversation: conversation.pop(key))
+
+
+@step(name="session.clear_session", ignore=("session",))
+async def _clear(session_id: str, session: StepwiseSession) -> None:  # noqa: ARG001
+    key = current_step().idempotency_key
+    await session._do(lambda conversation: conversation.clear(key))
+
+
+class _Conversation:
+    """The items of a conversation, as the records of its log say.
+
+    A record is ``add`` with items, ``pop`` with the item that went, or ``clear``, which takes the
+    place of all before it.  Each has the key of its operation: an operation that a kill cut off
+    after its record was written is not done again.
+    """
+
+    def __init__(self, log: SealedLog, name: str) -> None:
+        self._log = log
+        self._name = name
+        self._forget()
+
+    def _forget(self) -> None:
+        self._end = LogEnd()
+        self._items: list[Item] = []
+        self._done: dict[str, Item | None] = {}  # by the key of the operation, what it returned
+
+    def read(self) -> list[Item]:
+        """Return the items."""
+        self._refresh()
+        return json.loads(json.dumps(self._items))  # type: ignore[no-any-return]  # the SDK changes its own
+
+    def add(self, key: str, items: list[Item]) -> None:
+        """Append items."""
+        try:
+            data = json.dumps(items, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"an item for session {self._name!r} is no JSON data ({error}): the Agents SDK "
+                "gives dicts of texts, numbers, lists and dicts"
+            ) from error
+        self._write(lambda: (["add", key], data), key)
+
+    def pop(self, key: str) -> Item | None:
+        """Remove the newest item."""
+        self._write(
+            lambda: (["pop", key], json.dumps(self._items[-1]).encode()) if self._items else None,
+            key,
+        )
+        return self._done.get(key)
+
+    def clear(self, key: str) -> None:
+        """Delete all items."""
+        with self._log.owned() as epoch:
+            try:
+                self._refresh()
+            except CorruptStoreError:
+                self._log.delete(epoch)
+            if key not in self._done:
+                end = self._log.append(epoch, self._end, [(["clear", key], b"")], instead=True)
+                self._end = end
+                self._items, self._done = [], {key: None}
+
+    def _write(self, record: Callable[[], tuple[list[Any], bytes] | None], key: str) -> None:
+        with self._log.owned() as epoch:
+            self._refresh()
+            made = record() if key not in self._done else None
+            if made is None:
+                return
+            try:
+                self._end = self._log.append(epoch, self._end, [made])
+            except BaseException:
+                self._forget()  # it is not known whether the record was written
+                raise
+            self._apply(*made)
+
+    def _refresh(self) -> None:
+        """Read what was written since, here or by another process.
+
+        Raises:
+            CorruptStoreError: a record is damaged, or the last ones are missing.
+        """
+        found = self._log.read(self._end)
+        if found is None:
+            self._forget()
+            found = self._log.read(self._end)
+        entries, end = found if found is not None else ([], LogEnd())
+        lost = [each.number for each in entries if each.header is None]
+        if lost or self._log.missing(end):
+            self._forget()
+            where = f"record {lost[0]} is damaged" if lost else "its last records are missing"
+            raise CorruptStoreError(
+                f"the conversation {self._name!r} in {self._log.store.url} cannot be read: "
+                f"{where}. Put the store back from a backup, or delete the conversation with "
+                f"StepwiseSession({self._name!r}).clear_session()",
+                path=self._log.store.url,
+                errno=None,
+            )
+        self._end = end
+        for each in entries:
+            self._apply(each.header, each.payload)
+
+    def _apply(self, header: list[Any], payload: bytes) -> None:
+        kind, key = header
+        self._done[key] = None
+        if kind == "add":
+            self._items += json.loads(payload)
+        elif kind == "pop":
+            self._done[key] = json.loads(payload)
+            self._items = self._items[:-1]
+        else:
+            self._items = []

@@ -1,0 +1,489 @@
+"""LangGraph's checkpoints in our stores: complete, verified, small, and continued by runs."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import operator
+import os
+import pathlib
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from itertools import chain
+from typing import Annotated, TypedDict
+
+import pytest
+
+pytest.importorskip("langgraph.checkpoint.conformance")
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.conformance import checkpointer_test, validate
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+
+import stepwise
+from stepwise.errors import ConfigurationError, CorruptStoreError
+from stepwise.integrations.langgraph import StepwiseSaver
+from stepwise.stores.disk import DiskStore
+from stepwise.stores.memory import MemoryStore
+from stepwise.stores.sqlite import SqliteStore
+
+PROGRAM = pathlib.Path(__file__).parent / "programs" / "killed_graph.py"
+THREAD = {"configurable": {"thread_id": "a thread"}}
+OPENERS = {"disk": DiskStore, "sqlite": SqliteStore, "memory": None}
+METHODS = (
+    *("aput", "aput_writes", "aget_tuple", "adelete_thread", "adelete_for_runs"),
+    *("acopy_thread", "aprune"),
+)
+
+
+class Notes(TypedDict):
+    notes: Annotated[list, operator.add]
+
+
+# -- LangGraph's own suite -----------------------------------------------------------------------
+
+
+def reopened(path, kind):
+    """Make a saver that is closed, with its store, and opened again around each call."""
+
+    def opened():
+        return OPENERS[kind](path)
+
+    memory = MemoryStore("of the suite")
+
+    class Reopened(StepwiseSaver):
+        async def alist(self, *args, **kwargs):
+            store = opened() if kind != "memory" else memory
+            for each in [each async for each in StepwiseSaver(store).alist(*args, **kwargs)]:
+                yield each
+            if kind != "memory":
+                store.close()
+
+    def method(name):
+        async def called(self, *args, **kwargs):
+            store = opened() if kind != "memory" else memory
+            with StepwiseSaver(store) as saver:
+                found = await getattr(saver, name)(*args, **kwargs)
+            if kind != "memory":
+                store.close()
+            return found
+
+        return called
+
+    for name in METHODS:
+        setattr(Reopened, name, method(name))
+    return Reopened(memory)
+
+
+@pytest.mark.parametrize("kind", OPENERS)
+def test_conformance(kind, tmp_path):
+    """The saver passes LangGraph's suite, all of it, closed and opened again between any calls."""
+
+    @checkpointer_test(name=kind)
+    async def savers():
+        yield reopened(tmp_path / "store", kind)
+
+    report = asyncio.run(validate(savers))
+    assert {name: (each.passed, each.failures) for name, each in report.results.items()} == {
+        name: (True, []) for name in report.results
+    }
+    assert len(report.results) == 8
+
+
+# -- what graphs do ------------------------------------------------------------------------------
+
+
+def history_of(saver):
+    """Execute a graph in every way there is; return what it shows, without ids and times."""
+
+    def asks(state):
+        return {"notes": [f"answer: {interrupt('really?')}"]}
+
+    inner = StateGraph(Notes).add_node("asks", asks).add_edge(START, "asks").compile()
+    builder = StateGraph(Notes).add_node("a", lambda state: {"notes": ["a"]})
+    builder.add_node("inner", inner).add_node("z", lambda state: {"notes": ["z"]})
+    builder.add_edge(START, "a").add_edge("a", "inner").add_edge("inner", "z")
+    graph = builder.compile(checkpointer=saver)
+    found = [graph.invoke({"notes": ["one"]}, THREAD)["notes"]]
+    found.append(graph.get_state(THREAD, subgraphs=True).tasks[0].state.values)
+    found.append(graph.invoke(Command(resume="yes"), THREAD)["notes"])
+    history = list(graph.get_state_history(THREAD))
+    before = next(each for each in history if each.next == ("z",))
+    found.append(graph.invoke(None, before.config)["notes"])  # time travel
+    changed = graph.update_state(before.config, {"notes": ["changed"]}, as_node="a")
+    found.append(graph.invoke(None, changed)["__interrupt__"][0].value)
+    found.append(graph.invoke(Command(resume="no"), THREAD)["notes"])
+    found += [
+        (each.values, each.next, each.metadata, [task.name for task in each.tasks])
+        for each in graph.get_state_history(THREAD)
+    ]
+    found += [each.values for each in graph.get_state_history(THREAD, filter={"source": "fork"})]
+    return found
+
+
+@pytest.mark.parametrize("kind", OPENERS)
+def test_a_graph_cannot_tell_the_savers_apart(kind, tmp_path):
+    """Interrupts, subgraphs, time travel, updates and history are those of LangGraph's saver."""
+    store = OPENERS[kind](tmp_path / "store") if kind != "memory" else MemoryStore("of the test")
+    assert history_of(StepwiseSaver(store)) == history_of(InMemorySaver())
+
+
+def test_delta_channels(tmp_path):
+    """Pruned and copied threads rebuild delta channels, whose history LangGraph's saver gives."""
+
+    class State(TypedDict):
+        notes: Annotated[list, DeltaChannel(lambda now, new: [*now, *chain.from_iterable(new)])]
+
+    def talk(saver):
+        builder = StateGraph(State).add_node("a", lambda state: {"notes": [len(state["notes"])]})
+        graph = builder.add_edge(START, "a").compile(checkpointer=saver)
+        for turn in range(5):
+            graph.invoke({"notes": [f"turn {turn}"]}, THREAD)
+        return graph
+
+    saver = StepwiseSaver(tmp_path / "store")
+    graph, other = talk(saver), talk(InMemorySaver())
+    assert graph.get_state(THREAD).values == other.get_state(THREAD).values
+    saver.copy_thread("a thread", "a copy")
+    before = len(list(graph.get_state_history(THREAD)))
+    saver.prune(["a thread"])
+    with StepwiseSaver(tmp_path / "store") as again:
+        graph.checkpointer = again
+        copy = {"configurable": {"thread_id": "a copy"}}
+        assert graph.get_state(copy).values == other.get_state(THREAD).values
+        assert graph.get_state(THREAD).values == other.get_state(THREAD).values
+        assert len(list(graph.get_state_history(copy))) == before
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+def talk(saver, turns, thread_id="a thread"):
+    """Let a graph answer messages of 2 KB; return the graph."""
+    texts = random.Random(1)
+
+    def answer(state):
+        return {"messages": [AIMessage(texts.randbytes(1024).hex())]}
+
+    builder = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer")
+    graph = builder.compile(checkpointer=saver)
+    config = {"configurable": {"thread_id": thread_id}}
+    for _ in range(turns):
+        graph.invoke({"messages": [HumanMessage(texts.randbytes(1024).hex())]}, config)
+    return graph
+
+
+def test_what_has_not_changed_is_stored_once(tmp_path):
+    """A store grows with the text of a conversation, not with its square, nor when it is copied."""
+    sizes = []
+    for turns in (20, 60):
+        store = SqliteStore(tmp_path / str(turns))
+        graph = talk(StepwiseSaver(store), turns)
+        assert len(graph.get_state(THREAD).values["messages"]) == 2 * turns
+        store.close()
+        sizes.append((tmp_path / str(turns) / "stepwise.db").stat().st_size)
+    assert sizes[1] < 2.5 * 60 * 4096
+    assert sizes[1] - sizes[0] < 2.5 * 40 * 4096
+
+
+def test_prune_gives_space_back(tmp_path):
+    """Pruning leaves the newest checkpoint, whose values are complete, and little more."""
+    store = MemoryStore("pruned")
+    saver = StepwiseSaver(store)
+    graph = talk(saver, 10)
+    before = graph.get_state(THREAD)
+    saver.prune(["a thread", "no such thread"])
+    assert graph.get_state(THREAD) == before
+    assert len(list(saver.list(None))) == 1
+    records = [data for _, data in store.read("langgraph:a thread")]
+    assert sum(map(len, records)) < 1.2 * 10 * 4096
+    graph.invoke({"messages": ["more"]}, THREAD)
+    assert len(graph.get_state(THREAD).values["messages"]) == 22
+    with pytest.raises(ConfigurationError, match="keep_latest"):
+        saver.prune(["a thread"], strategy="all")
+    saver.prune(["a thread"], strategy="delete")
+    assert list(saver.list(None)) == []
+    assert list(store.read("langgraph:a thread")) == []
+
+
+def test_a_saver_sees_what_another_one_did(tmp_path):
+    """A saver reads again what another one wrote, pruned, deleted or began anew."""
+    store = MemoryStore("shared")
+    one, other = StepwiseSaver(store), StepwiseSaver(store)
+    graph = talk(one, 3)
+    assert len(other.get_tuple(THREAD).checkpoint["channel_values"]["messages"]) == 6
+    graph.invoke({"messages": ["more"]}, THREAD)
+    assert len(other.get_tuple(THREAD).checkpoint["channel_values"]["messages"]) == 8
+    one.prune(["a thread"])
+    assert len(list(other.list(THREAD))) == 1
+    one.delete_thread("a thread")
+    assert other.get_tuple(THREAD) is None
+    talk(one, 5)
+    assert len(other.get_tuple(THREAD).checkpoint["channel_values"]["messages"]) == 10
+
+
+WRITER = """
+import sys, threading
+from langgraph.checkpoint.base import empty_checkpoint
+from stepwise.integrations.langgraph import StepwiseSaver
+saver = StepwiseSaver(sys.argv[1])
+def write(name):
+    for number in range(15):
+        config = {"configurable": {"thread_id": "a thread", "checkpoint_ns": ""}}
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"] = {"it": [name, number]}
+        checkpoint["channel_versions"] = {"it": 1}
+        config = saver.put(config, checkpoint, {"name": name}, {"it": 1})
+        saver.put_writes(config, [("it", name), ("it", number)], "a task")
+threads = [threading.Thread(target=write, args=(sys.argv[2] + str(n),)) for n in range(2)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+"""
+
+
+@pytest.mark.parametrize("scheme", ["disk", "sqlite"])
+def test_several_writers_of_one_thread(scheme, tmp_path):
+    """Processes and threads that write to one thread at once lose nothing of each other."""
+    url = f"{scheme}:{tmp_path}/store"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, url, name]) for name in ("one", "two")
+    ]
+    assert [each.wait() for each in writers] == [0, 0]
+    found = list(StepwiseSaver(url).list(THREAD))
+    names = [f"{name}{number}" for name in ("one", "two") for number in range(2)]
+    values = sorted(tuple(each.checkpoint["channel_values"]["it"]) for each in found)
+    assert values == sorted((name, number) for name in names for number in range(15))
+    assert all(len(each.pending_writes) == 2 for each in found)
+
+
+def test_a_damaged_record(tmp_path):
+    """A damaged, exchanged or lost row is an error that says so, or on request an older state."""
+    path = tmp_path / "store"
+    store = SqliteStore(path)
+    graph = talk(StepwiseSaver(store), 3)
+    whole = texts_of(graph)
+    store.close()
+    database = sqlite3.connect(path / "stepwise.db")
+    rows = database.execute("SELECT id, data FROM records ORDER BY id").fetchall()
+    database.close()
+    assert len(rows) == 15
+    update, delete = "UPDATE records SET data = ? WHERE id = ?", "DELETE FROM records WHERE id = ?"
+    changes = [[(update, (bytes(_flipped(data)), number))] for number, data in rows]
+    changes += [[(delete, (number,))] for number, _ in rows]
+    changes += [
+        [(update, (rows[n + 1][1], rows[n][0])), (update, (rows[n][1], rows[n + 1][0]))]
+        for n in range(0, 14, 3)
+    ]
+    refused = 0
+    for number, change in enumerate(changes):
+        copy = tmp_path / str(number)
+        shutil.copytree(path, copy)
+        _execute(copy, change)
+        store = SqliteStore(copy)
+        graph.checkpointer = StepwiseSaver(store)
+        try:
+            assert texts_of(graph) == whole  # only an older checkpoint needs the record
+            store.close()
+            continue
+        except CorruptStoreError as error:
+            message = str(error)
+        refused += 1
+        graph.checkpointer = StepwiseSaver(store, on_corrupt="fallback")
+        if "on_corrupt='fallback'" in message:
+            before = texts_of(graph)
+            assert before == whole[: len(before)]
+            graph.invoke({"messages": ["goes on"]}, THREAD)
+            assert texts_of(graph)[-2] == "goes on"
+        else:
+            with pytest.raises(CorruptStoreError, match="delete_thread"):
+                graph.get_state(THREAD)
+        store.close()
+    assert refused > 20
+
+
+def texts_of(graph):
+    """Return the texts of the messages of a conversation."""
+    return [each.content for each in graph.get_state(THREAD).values.get("messages", ())]
+
+
+def _execute(path, statements):
+    database = sqlite3.connect(path / "stepwise.db")
+    with database:
+        for statement, values in statements:
+            database.execute(statement, values)
+    database.close()
+
+
+def _flipped(data):
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 1
+    return changed
+
+
+def test_encrypted(tmp_path):
+    """With ``configure(encrypt=True)`` no text of a message or a name of a channel is readable."""
+    pytest.importorskip("cryptography")
+    stepwise.configure(encrypt=True)
+    path = tmp_path / "store"
+    store = SqliteStore(path)
+    saver = StepwiseSaver(store)
+    graph = StateGraph(Notes).add_node("secret node", lambda state: {"notes": ["secret answer"]})
+    graph = graph.add_edge(START, "secret node").compile(checkpointer=saver)
+    graph.invoke({"notes": ["secret question"]}, THREAD)
+    assert graph.get_state(THREAD).values == {"notes": ["secret question", "secret answer"]}
+    store.close()
+    assert all(b"secret" not in file.read_bytes() for file in path.iterdir() if file.is_file())
+    saver = StepwiseSaver(SqliteStore(path))
+    assert len(list(saver.list(None))) == 3
+
+
+def test_the_command_line_sees_runs_only(tmp_path, monkeypatch):
+    """Threads in the store of the runs are no runs: listing, verifying and pruning leave them."""
+    monkeypatch.setenv("STEPWISE_HOME", str(tmp_path))
+
+    @stepwise.workflow
+    def hello():
+        return "hello"
+
+    saver = StepwiseSaver()
+    talk(saver, 2)
+    hello()
+    for command in ("runs", "verify", "prune --all --yes", "runs", "doctor"):
+        argv = [sys.executable, "-m", "stepwise", *command.split()]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert "langgraph" not in done.stdout + done.stderr, command
+        assert "Traceback" not in done.stderr, command
+    assert len(StepwiseSaver().get_tuple(THREAD).checkpoint["channel_values"]["messages"]) == 4
+
+
+def test_writes_before_their_checkpoint(tmp_path):
+    """Writes are kept though their checkpoint comes later; what is stored of them stays."""
+    saver = StepwiseSaver(tmp_path / "store")
+    checkpoint = empty_checkpoint()
+    config = {"configurable": {**THREAD["configurable"], "checkpoint_id": checkpoint["id"]}}
+    saver.put_writes(config, [("a", [1, 2]), ("__interrupt__", "old")], "a task")
+    saver.put_writes(config, [("a", "other"), ("__interrupt__", "new")], "a task")
+    saver.put(THREAD, checkpoint, {}, {})
+    expected = [("a task", "__interrupt__", "new"), ("a task", "a", [1, 2])]
+    assert saver.get_tuple(THREAD).pending_writes == expected
+
+
+def test_threads_of_one_process(tmp_path):
+    """Many graphs may work at once, on threads of their own."""
+    saver = StepwiseSaver(tmp_path / "store")
+    threads = [threading.Thread(target=talk, args=(saver, 3, f"thread {n}")) for n in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    found = collections.Counter(
+        each.config["configurable"]["thread_id"] for each in saver.list(None)
+    )
+    assert found == {f"thread {n}": 9 for n in range(6)}
+
+
+# -- inside a run --------------------------------------------------------------------------------
+
+
+def execute(workflow, home, kill=""):
+    """Execute a workflow; return its process and the lines that it wrote."""
+    done = home / "done"
+    done.touch()
+    known = len(done.read_text().split("\n"))
+    environment = {
+        **os.environ,
+        "STEPWISE_HOME": str(home / "home"),
+        "DONE": str(done),
+        "KILL": kill,
+    }
+    process = subprocess.run(
+        [sys.executable, PROGRAM, workflow],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return process, done.read_text().split("\n")[known - 1 : -1]
+
+
+@pytest.mark.parametrize("workflow", ["two_turns", "two_async_turns"])
+def test_killed_in_each_node_and_tool(workflow, tmp_path):
+    """A killed graph continues where it was: finished nodes and tools do not run again."""
+    (tmp_path / "whole").mkdir()
+    whole, lines = execute(workflow, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    points = [each for each in lines if "0" in each]  # of the first turn
+    if workflow == "two_async_turns":
+        points = [each for each in lines if each not in points][::5]
+    for number, line in enumerate(points):
+        home = tmp_path / str(number)
+        home.mkdir()
+        killed, before = execute(workflow, home, line)
+        assert killed.returncode == -9, line
+        again, after = execute(workflow, home)
+        assert (again.returncode, again.stdout) == (0, whole.stdout), (line, again.stderr)
+        assert "UnusedRecord" not in again.stderr, (line, again.stderr)
+        sent = [each for each in before + after if each.startswith("send")]
+        assert sorted(sent) == sorted(each for each in lines if each.startswith("send")), line
+        # Those of the superstep that was cut off may be made again, and no others.
+        repeated = {each.split()[1] for each in before if each in after}
+        node = line.split()[1][:2]
+        together = {"p": "pq", "q": "pq"}.get(node[0], node[0])
+        assert {each[:2] for each in repeated} <= {f"{each}{node[1]}" for each in together}, line
+
+
+def test_killed_between_two_questions(tmp_path):
+    """An answer that was given already is never taken for that to the next question."""
+    (tmp_path / "whole").mkdir()
+    whole, lines = execute("two_questions", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert "pay yes, sent pay" in whole.stdout
+    assert "ship no, sent ship" in whole.stdout
+    for line in lines:
+        home = tmp_path / line.replace(" ", "-")
+        home.mkdir()
+        killed, before = execute("two_questions", home, line)
+        assert killed.returncode == -9, line
+        again, after = execute("two_questions", home)
+        assert (again.returncode, again.stdout) == (0, whole.stdout), (line, again.stderr)
+        sent = [each for each in before + after if each.startswith("send")]
+        assert sorted(sent) == ["send between", "send pay", "send ship"], line
+
+
+def test_the_example(tmp_path):
+    """The example ends as it does undisturbed when it is cut off after each line it prints."""
+    example = pathlib.Path(__file__).parents[2] / "examples" / "langgraph_agent.py"
+    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home"), "PYTHONUNBUFFERED": "1"}
+
+    def started(folder):
+        folder.mkdir(exist_ok=True)
+        return subprocess.Popen(
+            [sys.executable, example, "--outbox", "outbox.txt", "--delay", "0.2"],
+            cwd=folder,
+            env={**environment, "STEPWISE_HOME": str(folder / "home")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    whole, _ = started(tmp_path / "whole").communicate()
+    lines = whole.splitlines()
+    assert lines[-1] == "tides are strong; winds are strong; sent"
+    for number in range(1, 6):  # not while it sends: then it stops and asks
+        process = started(tmp_path / str(number))
+        seen = [process.stdout.readline() for _ in range(number)]
+        process.kill()
+        process.communicate()
+        assert [each.strip() for each in seen] == lines[:number]
+        out, err = started(tmp_path / str(number)).communicate()
+        assert out.splitlines()[-1] == lines[-1], err
+        sent = (tmp_path / str(number) / "outbox.txt").read_text().splitlines()
+        assert sent == ["a summary of tides are strong; winds are strong"]
