@@ -251,11 +251,10 @@ class Trial:
         kills = disturbance.tool != "" or any(
             how in MOMENTS for how in disturbance.requests.values()
         )
-        down = [received for received in self.server.received if received.answer in FAULTS]
         wrong = []
         if kills and len(self.ended) < 2:
             wrong.append("it was not killed")
-        most = REQUESTS + len(down) + (1 if kills else 0)
+        most = REQUESTS + self.faults + (1 if kills else 0)
         if self.requests > most:
             turns = Counter(received.turn for received in self.server.received)
             wrong.append(f"{self.requests} requests, by turn: {dict(turns)}")
@@ -270,6 +269,11 @@ class Trial:
     @property
     def requests(self):
         return len(self.server.received)
+
+    @property
+    def faults(self):
+        """How many requests were answered by a fault."""
+        return sum(received.answer in FAULTS for received in self.server.received)
 
     @property
     def done(self):

@@ -72,7 +72,7 @@ class Told:
 def main():
     told = Told()
     test = HERE / "test_killed_at_each_request.py"
-    code = pytest.main(["-q", "--dist=loadgroup", str(test), *sys.argv[1:]], plugins=[told])
+    code = pytest.main(["-q", "--dist=loadscope", str(test), *sys.argv[1:]], plugins=[told])
     if code == 0:
         page = PAGE.read_text(encoding="utf-8")
         table = "\n".join(told.table())
