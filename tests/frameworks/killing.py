@@ -70,7 +70,7 @@ ALL = (
         ("pydantic_ai", "openai", "anthropic"),
         tuple(
             f"{variant}/{provider}"
-            for variant in ("run", "run_sync", "stream")
+            for variant in ("run", "run_sync", "stream", "durable", "durable_stream")
             for provider in ("openai", "responses", "anthropic")
         ),
     ),
