@@ -19,9 +19,9 @@ from typing import Annotated, Any, TypedDict
 
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
-from stepwise.integrations.langgraph import StepwiseSaver
 
 from stepwise import step, tool, workflow
+from stepwise.integrations.langgraph import StepwiseSaver
 
 DELAY = [0.0]  # seconds that a search takes
 
@@ -58,7 +58,7 @@ def send(outbox: str, text: str) -> str:
     return "sent"
 
 
-def plan(state: State) -> dict[str, Any]:
+def plan(_: State) -> dict[str, Any]:
     """Ask the model for topics."""
     return {"topics": ask_model("What should I look up?").split(", ")}
 

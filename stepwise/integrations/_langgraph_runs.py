@@ -12,6 +12,7 @@ before the checkpoint was stored.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -26,12 +27,14 @@ from stepwise._workflows.host import (
     name_branches,
 )
 from stepwise.integrations._langgraph_threads import Stored, Thread
+from stepwise.integrations._supported import does_not_fit
 
 __all__ = [
     "NULL_TASK",
     "Whence",
     "abegin",
     "begin",
+    "check_fits",
     "continued",
     "current",
     "is_begun",
@@ -49,6 +52,7 @@ _made: set[str] = set()  # ids that were made up in this process
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 current = _current.get
+RUNTIME, TASK = "__pregel_runtime", "__pregel_task_id"  # in the config of a graph's loop, a task
 
 
 class Whence(NamedTuple):
@@ -86,11 +90,11 @@ def is_begun(config: Mapping[str, Any]) -> bool:
     Everything else that asks belongs to no invocation.
     """
     facts = config["configurable"]
-    if "__pregel_runtime" not in facts:
+    if RUNTIME not in facts:
         if not facts.get("checkpoint_ns"):
             _current.set("")
         return False
-    if facts.get("checkpoint_ns") or "__pregel_task_id" in facts:
+    if facts.get("checkpoint_ns") or TASK in facts:
         return False
     if facts.get("checkpoint_id"):
         _addressed.set(str(facts["thread_id"]))
@@ -110,6 +114,26 @@ def begin(thread_id: str) -> bool:
 async def abegin(thread_id: str) -> bool:
     """Begin an invocation; return whether it began before a crash."""
     return _begun(await call(_astep, (thread_id,)))
+
+
+def check_fits() -> None:
+    """Raise if LangGraph is a version whose invocations cannot be told apart.
+
+    Raises:
+        ConfigurationError: says so.
+    """
+    try:
+        from langgraph._internal import _constants as found
+    except ImportError:
+        if importlib.util.find_spec("langgraph.pregel") is None:
+            return  # without LangGraph no graph is invoked
+        found = None
+    names = ("CONFIG_KEY_RUNTIME", "CONFIG_KEY_TASK_ID", "NULL_TASK_ID")
+    if [getattr(found, name, None) for name in names] != [RUNTIME, TASK, NULL_TASK]:
+        raise does_not_fit(
+            "langgraph.checkpoint",
+            "the installed LangGraph calls the parts of its configs by other names",
+        )
 
 
 def _begun(invocation: str) -> bool:
@@ -171,7 +195,7 @@ def _branch() -> str:
     from langchain_core.runnables.config import var_child_runnable_config
 
     config = var_child_runnable_config.get()
-    if config is None or "__pregel_task_id" not in config.get("configurable", {}):
+    if config is None or TASK not in config.get("configurable", {}):
         return ""
     return _name(config)
 

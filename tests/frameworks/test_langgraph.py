@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import operator
 import os
 import pathlib
@@ -139,7 +140,7 @@ def test_delta_channels(tmp_path):
     """Pruned and copied threads rebuild delta channels, whose history LangGraph's saver gives."""
 
     class State(TypedDict):
-        notes: Annotated[list, DeltaChannel(lambda now, new: now + sum(new, []))]
+        notes: Annotated[list, DeltaChannel(lambda now, new: [*now, *itertools.chain(*new)])]
 
     def talk(saver):
         builder = StateGraph(State).add_node("a", lambda state: {"notes": [len(state["notes"])]})

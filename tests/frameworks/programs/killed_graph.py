@@ -10,9 +10,9 @@ from typing import Annotated, TypedDict
 
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
-from stepwise.integrations.langgraph import StepwiseSaver
 
 from stepwise import DidNotHappen, Landed, tool, workflow
+from stepwise.integrations.langgraph import StepwiseSaver
 
 DONE = pathlib.Path(os.environ["DONE"])
 THREAD = {"configurable": {"thread_id": "a thread"}}
