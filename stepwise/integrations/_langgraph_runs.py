@@ -25,6 +25,7 @@ from stepwise._workflows.host import (
     continue_branches,
     is_in_run,
     name_branches,
+    run_here,
 )
 from stepwise.integrations._langgraph_threads import Stored, Thread
 from stepwise.integrations._supported import does_not_fit
@@ -46,6 +47,7 @@ NULL_TASK = "00000000-0000-0000-0000-000000000000"
 
 _PREFIX = "graph "
 _current: ContextVar[str] = ContextVar("stepwise_graph_invocation", default="")
+_run: ContextVar[str] = ContextVar("stepwise_graph_run", default="")  # that invoked the graph
 _around: ContextVar[tuple[str, str]] = ContextVar("stepwise_graph_around", default=("", ""))
 _addressed: ContextVar[str] = ContextVar("stepwise_graph_addressed", default="")
 _made: set[str] = set()  # ids that were made up in this process
@@ -139,6 +141,7 @@ def check_fits() -> None:
 def _begun(invocation: str) -> bool:
     name_branches(_branch)
     _current.set(invocation)
+    _run.set(run_here())
     _around.set(("", ""))
     if invocation in _made:
         _made.discard(invocation)
@@ -188,10 +191,10 @@ def note_nested(config: Mapping[str, Any]) -> None:
         _around.set((namespace, _name(config)))
 
 
-def _branch() -> str:
-    """Return the name of the branch that executes this code."""
-    if not _current.get():
-        return ""
+def _branch(run_id: str) -> str:
+    """Return the name of the branch that executes this code of a run."""
+    if not _current.get() or _run.get() != run_id:
+        return ""  # a child run has its own calls
     from langchain_core.runnables.config import var_child_runnable_config
 
     config = var_child_runnable_config.get()
