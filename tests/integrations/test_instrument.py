@@ -44,6 +44,7 @@ class Server:
         self.requests = []
         self.statuses = list(statuses)
         self.pieces = ["a", "b", "c"]
+        self.finish = False  # whether streams say why the model stopped
         self.read = 0  # pieces of streams that were fetched
 
     def __call__(self, request):
@@ -76,6 +77,8 @@ class Server:
                 for each in [*outer.pieces, f"{number}"]:
                     outer.read += 1
                     yield event(chunk(each))
+                if outer.finish:
+                    yield event(chunk(None, finish="stop"))
                 yield b"data: [DONE]\n\n"
 
             async def __aiter__(self):
@@ -115,8 +118,8 @@ def message(text):
     }
 
 
-def chunk(text):
-    delta = {"index": 0, "delta": {"content": text}}
+def chunk(text, finish=None):
+    delta = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
     kind = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4o"}
     return {**kind, "choices": [delta]}
 
@@ -352,6 +355,25 @@ def test_attempts_are_repeated_as_the_client_says():
     ]
 
 
+def test_an_attempt_in_the_handler_of_the_last_one_is_answered():
+    """What a client got while it handled a failed attempt, as older SDKs do, answers a rerun."""
+    server, broken = Server(429), Once()
+    client = chat(server, max_retries=0)
+
+    def asked():
+        try:
+            return ask(client)
+        except openai.RateLimitError:
+            return ask(client)
+
+    @workflow
+    def agent():
+        return [said(asked()), broken()]
+
+    assert run_twice(agent) == ["answer 2", None]
+    assert len(server.requests) == 2
+
+
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
 def test_a_refused_request_is_an_outcome(status):
     """A request that the server refuses for what it is, is refused again without being sent."""
@@ -438,6 +460,29 @@ def test_a_stream_that_was_left_is_recorded_as_its_beginning():
     assert run_twice(agent) == ["a", "answer 2", None]
     assert len(server.requests) == 2
     assert [each.preview for each in stepwise.runs()[0].steps] == ["a", "answer 2"]
+
+
+def test_a_stream_that_is_dropped_at_its_last_word_is_recorded():
+    """A reader that stops at the reason why the model stopped, and closes nothing, has it all."""
+    server, broken = Server(), Once()
+    client, kept = chat(server), []
+
+    @workflow
+    def agent():
+        def read():
+            kept.append(iter(ask(client, stream=True)))  # open, for ever
+            found = []
+            for piece in kept[-1]:
+                found.append(piece.choices[0].delta.content)
+                if piece.choices[0].finish_reason:
+                    break
+            return found
+
+        return [read(), broken()]
+
+    server.finish = True
+    assert run_twice(agent) == [["a", "b", "c", "1", None], None]
+    assert len(server.requests) == 1
 
 
 def left_and_read_on(server):

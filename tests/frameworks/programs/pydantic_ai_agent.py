@@ -23,7 +23,7 @@ from pydantic_ai import (
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import DeltaToolCall, FunctionModel
 
-from stepwise import tool, workflow
+from stepwise import Landed, tool, workflow
 from stepwise.integrations.pydantic_ai import StepwiseDurability
 
 SCENARIO, FILE, PLACE = sys.argv[1:4]
@@ -293,6 +293,28 @@ def options():
         return "f"
 
     @workflow(codec="json")
+    def main() -> str:
+        return agent.run_sync("hi").output
+
+    return main()
+
+
+def reconciled():
+    """A side effect whose reconcile function looks outside, and answers with what it finds."""
+
+    def was_sent(call):
+        note(f"asked for {call.arguments['to']}")
+        return Landed("found")
+
+    durability = StepwiseDurability(tool_options={"side_effect": True})
+    agent = Agent(scripted([("send", {"to": "ann"})]), name="agent", capabilities=[durability])
+
+    @agent.tool_plain(metadata={"stepwise": {"in_doubt": was_sent}})
+    def send(to: str) -> str:
+        note("send")
+        return "sent"
+
+    @workflow
     def main() -> str:
         return agent.run_sync("hi").output
 
