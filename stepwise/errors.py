@@ -16,7 +16,8 @@
     ├── OutsideRunError                  a step called where its run is not visible
     ├── StreamChangedError               a stream that was left does not go on as it began
     ├── StepFailedError                  the summary of an exception that could not be recorded
-    └── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
+    ├── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
+    └── StreamChangedError               a stream that was left began otherwise the second time
 
     RunStopped (BaseException)           sticky: every later step call of the run raises it again
     ├── StepInDoubtError                 a side effect may or may not have happened
