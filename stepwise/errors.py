@@ -14,7 +14,6 @@
     ├── NotRecordableError (TypeError)   a value that cannot be written to the journal
     ├── UnreadableValueError             a recorded value that cannot be loaded here
     ├── OutsideRunError                  a step called where its run is not visible
-    ├── StreamChangedError               a stream that was left does not go on as it began
     ├── StepFailedError                  the summary of an exception that could not be recorded
     ├── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
     └── StreamChangedError               a stream that was left began otherwise the second time
