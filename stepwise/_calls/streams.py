@@ -34,8 +34,6 @@ class _StreamedCall:
         value: makes the call's value of the pieces, and of the call's number if the reader left.
     """
 
-    asynchronous = False
-
     def __init__(self, core: Core, body: Attempt, value: Value) -> None:
         assert body.scope is not None
         assert body.scope.call is not None
@@ -46,11 +44,17 @@ class _StreamedCall:
         self._number = body.scope.call.number
         self.name = body.scope.call.name
         self.left = False
+        self.flow = 0
         self.pieces: list[bytes] = []
         self.unread: deque[bytes] = deque()
         self.ended = False
+        self.exhausted = False  # what ended before goes on unrecorded: its run is over
         self._error: BaseException | None = None
         self._run.streams[self._number] = self
+
+    def can_read_rest(self, *, awaits: bool) -> bool:
+        """Return whether the rest can be read here; ``awaits`` in a coroutine function."""
+        raise NotImplementedError
 
     def read_rest(self) -> Any:
         """Read the stream to its end, and record it; its reader gets the rest from memory."""
@@ -58,34 +62,47 @@ class _StreamedCall:
 
     def leave(self) -> None:
         """Record the stream as far as it was read."""
-        if not self.ended:
-            self._end(Result(self._value(self.pieces, self._number)))
+        self._end(lambda: Result(self._value([*self.pieces], self._number)))
 
     def drop(self) -> None:
         """End the call without an outcome."""
-        self._over()
-        self._core.close()
+        if self._is_first():
+            self._core.close()
 
-    def _end(self, result: Result) -> None:
-        self._over()
-        done = resume(self._core, self._body, done=result)
-        if done.error is not None and done.error is not result.error:
-            done.unwrap()
+    def _end(self, result: Callable[[], Result]) -> None:
+        if self._is_first():
+            given = self._given(result)
+            done = resume(self._core, self._body, done=given)
+            if done.error is not None and done.error is not given.error:
+                done.unwrap()
 
-    async def _aend(self, result: Result) -> None:
-        self._over()
-        done = await aresume(self._core, self._body, done=result)
-        if done.error is not None and done.error is not result.error:
-            done.unwrap()
+    async def _aend(self, result: Callable[[], Result]) -> None:
+        if self._is_first():
+            given = self._given(result)
+            done = await aresume(self._core, self._body, done=given)
+            if done.error is not None and done.error is not given.error:
+                done.unwrap()
+
+    def _given(self, result: Callable[[], Result]) -> Result:
+        try:
+            return result()
+        except BaseException:
+            self._core.close()
+            raise
+
+    def _whole(self) -> Result:
+        return Result(self._value(self.pieces, 0))
 
     def _closed(self, *, complete: bool) -> bool:
         """Note that the reader closed the stream; return whether it is to be recorded now."""
         if self.ended:
             return False
         run = self._run
-        if run.stopped is not None or run.ended or run.interrupted or run.unwinding.interrupt():
+        if run.stopped is not None or run.ended or run.interrupted:
             self.drop()
             return False
+        if not complete:
+            self.flow = run.unwinding.cut_off()
         self.left = not complete
         return complete
 
@@ -93,16 +110,20 @@ class _StreamedCall:
         """Return whether there is nothing more to read; raise what cut the stream off."""
         if self._error is not None:
             raise self._error
-        return self.ended or self.left
+        return self.exhausted or self.left
 
     def _failed(self, error: BaseException) -> Result:
         """Keep what cut the stream off for its reader, if another reads for it."""
         self._error = error
         return Result(error=error)
 
-    def _over(self) -> None:
+    def _is_first(self) -> bool:
+        """Return whether the call is not over yet, which it is from now on.
+
+        Readers, and calls of other tasks and threads, may end it at the same time.
+        """
         self.ended = True
-        self._run.streams.pop(self._number, None)
+        return self._run.streams.pop(self._number, None) is not None
 
 
 class Streamed(_StreamedCall):
@@ -142,6 +163,10 @@ class Streamed(_StreamedCall):
                 return
             yield piece
 
+    def can_read_rest(self, *, awaits: bool) -> bool:
+        """Return true: it blocks."""
+        return True
+
     def read_rest(self) -> None:
         """Read all that is left."""
         with self._mutex:
@@ -152,7 +177,7 @@ class Streamed(_StreamedCall):
         """Its reader reads no more."""
         with self._mutex:
             if self._closed(complete=self._complete(self.pieces)):
-                self._end(Result(self._value(self.pieces, 0)))
+                self._end(self._whole)
 
     def _read(self) -> bytes | None:
         if self._is_over():
@@ -160,10 +185,12 @@ class Streamed(_StreamedCall):
         try:
             piece = next(self._source, None)
         except BaseException as error:
-            self._end(self._failed(error))
+            failed = self._failed(error)
+            self._end(lambda: failed)
             raise
         if piece is None:
-            self._end(Result(self._value(self.pieces, 0)))
+            self.exhausted = True
+            self._end(self._whole)
         else:
             self.pieces.append(piece)
         return piece
@@ -171,8 +198,6 @@ class Streamed(_StreamedCall):
 
 class AsyncStreamed(_StreamedCall):
     """The pieces of an asynchronous stream, recorded when it ends; see :class:`Streamed`."""
-
-    asynchronous = True
 
     def __init__(
         self,
@@ -188,6 +213,7 @@ class AsyncStreamed(_StreamedCall):
         self._complete = complete
         self._finishing = finishing
         self._mutex = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
@@ -200,10 +226,18 @@ class AsyncStreamed(_StreamedCall):
                 return
             yield piece
 
+    def can_read_rest(self, *, awaits: bool) -> bool:
+        """Return whether it can be awaited here: its connection belongs to an event loop."""
+        return awaits and asyncio.get_running_loop() is self._loop
+
     async def read_rest(self) -> None:
-        """Read all that is left."""
+        """Read all that is left, in a task of its own: to cancel this cuts nothing off."""
+        await asyncio.shield(asyncio.ensure_future(self._read_behind_reader()))
+
+    async def _read_behind_reader(self) -> None:
         async with self._mutex:
-            await self._read_rest()
+            with contextlib.suppress(Exception):  # its reader sees it
+                await self._read_rest()
 
     async def _read_rest(self) -> None:
         while (piece := await self._read()) is not None:
@@ -212,7 +246,7 @@ class AsyncStreamed(_StreamedCall):
     async def aclose(self) -> None:
         """Its reader reads no more."""
         if self._closed(complete=self._complete(self.pieces)):
-            await self._aend(Result(self._value(self.pieces, 0)))
+            await self._aend(self._whole)
 
     async def _read(self) -> bytes | None:
         if self._is_over():
@@ -220,10 +254,12 @@ class AsyncStreamed(_StreamedCall):
         try:
             piece = await anext(self._source, None)
         except BaseException as error:
-            await self._aend(self._failed(error))
+            failed = self._failed(error)
+            await self._aend(lambda: failed)
             raise
         if piece is None:
-            await self._aend(Result(self._value(self.pieces, 0)))
+            self.exhausted = True
+            await self._aend(self._whole)
         else:
             self.pieces.append(piece)
         return piece

@@ -46,10 +46,21 @@ from stepwise.integrations._request_bodies import Bodies
 
 __all__ = ["RequestKind", "asend", "send"]
 
+# The answer of any server may depend on them.  Others (of a tenant, a trace) are not known here.
+_COUNTING = (
+    "accept",
+    "accept-language",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-unmodified-since",
+    "prefer",
+    "range",
+    "x-http-method-override",
+)
 _CONNECTION = (
     "connection",
     "content-encoding",
-    "content-length",
     "keep-alive",
     "set-cookie",
     "transfer-encoding",
@@ -176,12 +187,11 @@ class Exchange:
         self.library = library_of(request)
         endpoint = endpoint_of(request.method, request.url.path)
         self.endpoint = endpoint or ""
-        self.read = read_request(
-            request.method,
-            str(request.url),
-            {name.lower(): value for name, value in request.headers.items()},
-            request.content,
-        )
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.read = read_request(request.method, str(request.url), headers, request.content)
+        if kind.named:
+            counting = {name: headers[name] for name in _COUNTING if name in headers}
+            self.read = self.read._replace(headers={**self.read.headers, **counting})
 
     def core(self, scope: Scope, body: Callable[[], Any]) -> Core:
         """Return the core of the recorded call.
@@ -221,16 +231,17 @@ class Exchange:
 
     def streamed_form(self, pieces: list[bytes], left: int) -> dict[str, Any]:
         """Return the answer of which these pieces were read."""
-        return self.form(decompressed(self.response, pieces), left)
+        return self.form(decompressed(self.response, pieces, left), left)
 
     def form(self, pieces: list[bytes], left: int = 0) -> dict[str, Any]:
         """Return the answer as it is recorded."""
         read, headers = self.read, dict(self.response.headers)
-        kept = (
-            {name: value for name, value in headers.items() if name not in _CONNECTION}
-            if self.kind.named
-            else keep_headers(headers)
-        )
+        if not self.kind.named:
+            kept = keep_headers(headers)
+        else:
+            kept = {name: value for name, value in headers.items() if name not in _CONNECTION}
+            if "content-encoding" in headers and read.method != "HEAD":
+                kept.pop("content-length", None)  # of the compressed body
         request: dict[str, Any] = {
             "method": read.method,
             "url": read.url,
@@ -290,7 +301,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             source.close()
 
-    response.stream = cls(lambda: iter(pieces), close)
+    response.stream = cls(lambda: iter(pieces), close, source)
     return response
 
 
@@ -386,7 +397,7 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             await source.aclose()
 
-    response.stream = cls(lambda: aiter(pieces), close)
+    response.stream = cls(lambda: aiter(pieces), close, source)
     return response
 
 
