@@ -32,16 +32,20 @@ class _StreamedCall:
         core: of the call, which waits for the result of its body.
         body: the attempt that opened the stream.
         value: makes the call's value of the pieces, and of the call's number if the reader left.
+        complete: whether pieces are all that a reader waits for, although the stream goes on.
     """
 
     asynchronous = False
 
-    def __init__(self, core: Core, body: Attempt, value: Value) -> None:
+    def __init__(
+        self, core: Core, body: Attempt, value: Value, complete: Callable[[list[bytes]], bool]
+    ) -> None:
         assert body.scope is not None
         assert body.scope.call is not None
         self._core = core
         self._body = body
         self._value = value
+        self._complete = complete
         self._run = body.scope.run
         self._number = body.scope.call.number
         self.name = body.scope.call.name
@@ -59,7 +63,8 @@ class _StreamedCall:
     def leave(self) -> None:
         """Record the stream as far as it was read."""
         if not self.ended:
-            self._end(Result(self._value(self.pieces, self._number)))
+            number = 0 if self._complete(self.pieces) else self._number
+            self._end(Result(self._value(self.pieces, number)))
 
     def drop(self) -> None:
         """End the call without an outcome."""
@@ -78,16 +83,20 @@ class _StreamedCall:
         if done.error is not None and done.error is not result.error:
             done.unwrap()
 
-    def _closed(self, *, complete: bool) -> bool:
+    def _closed(self) -> bool:
         """Note that the reader closed the stream; return whether it is to be recorded now."""
         if self.ended:
             return False
-        run = self._run
-        if run.stopped is not None or run.ended or run.interrupted or run.unwinding.interrupt():
+        run, interrupt = self._run, self._run.unwinding.interrupt()
+        # The generator of a reader that left its loop and closed nothing is collected: no call
+        # follows if it is the workflow itself that ends so.
+        collected = isinstance(interrupt, GeneratorExit)
+        if run.stopped is not None or run.ended or run.interrupted or (interrupt and not collected):
             self.drop()
             return False
-        self.left = not complete
-        return complete
+        # Nothing is written while collecting: whatever code is executing may hold a lock.
+        self.left = collected or not self._complete(self.pieces)
+        return not self.left
 
     def _is_over(self) -> bool:
         """Return whether there is nothing more to read; raise what cut the stream off."""
@@ -123,9 +132,8 @@ class Streamed(_StreamedCall):
         complete: Callable[[list[bytes]], bool],
         finishing: Callable[[list[bytes]], bool],
     ) -> None:
-        super().__init__(core, body, value)
+        super().__init__(core, body, value, complete)
         self._source = source
-        self._complete = complete
         self._finishing = finishing
         self._mutex = threading.RLock()
 
@@ -151,7 +159,7 @@ class Streamed(_StreamedCall):
     def close(self) -> None:
         """Its reader reads no more."""
         with self._mutex:
-            if self._closed(complete=self._complete(self.pieces)):
+            if self._closed():
                 self._end(Result(self._value(self.pieces, 0)))
 
     def _read(self) -> bytes | None:
@@ -183,9 +191,8 @@ class AsyncStreamed(_StreamedCall):
         complete: Callable[[list[bytes]], bool],
         finishing: Callable[[list[bytes]], bool],
     ) -> None:
-        super().__init__(core, body, value)
+        super().__init__(core, body, value, complete)
         self._source = source
-        self._complete = complete
         self._finishing = finishing
         self._mutex = asyncio.Lock()
 
@@ -211,7 +218,7 @@ class AsyncStreamed(_StreamedCall):
 
     async def aclose(self) -> None:
         """Its reader reads no more."""
-        if self._closed(complete=self._complete(self.pieces)):
+        if self._closed():
             await self._aend(Result(self._value(self.pieces, 0)))
 
     async def _read(self) -> bytes | None:
