@@ -465,6 +465,35 @@ def test_a_stream_that_was_left_is_recorded_as_its_beginning():
     assert [each.preview for each in stepwise.runs()[0].steps] == ["a", "answer 2"]
 
 
+def test_a_stream_whose_reader_breaks_and_closes_nothing_is_recorded_as_its_beginning():
+    """A side effect that follows a loop that was left is not made again for another answer."""
+    server, broken, sent = Server(), Once(), []
+    client = chat(server)
+
+    @tool(side_effect=True)
+    def send(text):
+        sent.append(text)
+
+    @workflow(checkpoint_every=1000)  # it replays from the top
+    def agent():
+        def first():
+            stream = ask(client, stream=True)
+            for piece in stream:  # noqa: B007 -- left at once
+                break
+            return piece.choices[0].delta.content + f"{len(server.requests)}"
+
+        found = first()
+        gc.collect()
+        for text in [found]:
+            send(text)
+        return [found[:1], broken()]
+
+    assert run_twice(agent) == ["a", None]
+    assert sent == ["a1"]
+    assert len(server.requests) == 1
+    assert [each.name for each in stepwise.runs()[0].steps] == ["chat.completions", "send"]
+
+
 def test_a_stream_that_is_dropped_at_its_last_word_is_recorded():
     """A reader that stops at the reason why the model stopped, and closes nothing, has it all."""
     server, broken = Server(), Once()
