@@ -251,7 +251,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         metadata_ = get_checkpoint_metadata(config, metadata)
         stored_facts = [checkpoint.get(name) for name in _FACTS]
         run_id = str(metadata_.get("run_id") or "")
-        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, _runs.current())
+        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, _runs.current(config))
         extra = self._dumps(metadata_), self._dumps(rest) if rest else None
         raw = {each: self._raw(values[each]) for each in values if each in new_versions}
         with self._threads.writing(thread_id) as writer:
@@ -306,7 +306,9 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             for index, (channel, value) in enumerate(writes)
         ]
         with self._threads.writing(_thread_of(config)) as writer:
-            record = writer.thread.writes_record(place, (task_id, task_path), _runs.current(), raw)
+            record = writer.thread.writes_record(
+                place, (task_id, task_path), _runs.current(config), raw
+            )
             if record is not None:
                 writer.append(record)
 

@@ -461,6 +461,22 @@ def test_killed_between_questions_and_in_a_child_run(workflow, tmp_path):
         assert sorted(sent) == sorted(each for each in lines if each.startswith("send")), line
 
 
+def test_killed_in_the_functional_api(tmp_path):
+    """Tasks that had finished are not executed again, and the others' tools are answered."""
+    for number, line in enumerate(["send work 1", "works", "send work 3"]):
+        home = tmp_path / str(number)
+        home.mkdir()
+        killed, before = execute("functional", home, line)
+        assert killed.returncode == -9, line
+        again, after = execute("functional", home)
+        assert again.stdout == "['sent work 0', 'sent work 1', 'sent work 2', 'sent work 3']\n"
+        assert "UnusedRecord" not in again.stderr, line
+        sent = [each for each in before + after if each.startswith("send")]
+        assert sorted(sent) == [f"send work {n}" for n in range(4)], line
+        if number:
+            assert not {"work 0", "work 1", "work 2"} & set(after)
+
+
 def test_the_example(tmp_path):
     """The example ends as it does undisturbed when it is cut off after each line it prints."""
     example = pathlib.Path(__file__).parents[2] / "examples" / "langgraph_agent.py"
