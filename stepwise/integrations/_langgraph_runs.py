@@ -169,22 +169,20 @@ def _begun(thread_id: str, invocation: str) -> bool:
 def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
     """Return where the current invocation continues."""
     invocation = current(config)
-    own = [
-        each
-        for each in thread.checkpoints.values()
-        if each.invocation == invocation and not each.ns
-    ]
+    checkpoints = list(thread.checkpoints.values())
+    all_writes = {place: list(writes.items()) for place, writes in list(thread.writes.items())}
+    own = [each for each in checkpoints if each.invocation == invocation and not each.ns]
     bases = {
         place
-        for place, writes in thread.writes.items()
-        if not place[0] and any(each.invocation == invocation for each in writes.values())
+        for place, writes in all_writes.items()
+        if not place[0] and any(each.invocation == invocation for _, each in writes)
     }
     with_input = [
         place
         for place in bases
         if any(
             task == NULL_TASK and each.invocation == invocation
-            for (task, _), each in thread.writes[place].items()
+            for (task, _), each in all_writes[place]
         )
     ]
     if config["configurable"].get("checkpoint_id"):
@@ -196,7 +194,7 @@ def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
     first = min(
         (thread.checkpoints[each].number for each in bases if each in thread.checkpoints), default=0
     )
-    found = [each for each in thread.checkpoints.values() if each.number == first]
+    found = [each for each in checkpoints if each.number == first]
     return Whence(found[0] if found else None, goes_on=False, invocation=invocation)
 
 

@@ -364,6 +364,24 @@ def test_the_command_line_sees_runs_only(tmp_path, monkeypatch):
     assert len(StepwiseSaver().get_tuple(THREAD).checkpoint["channel_values"]["messages"]) == 4
 
 
+def test_prune_beside_a_writer(tmp_path):
+    """What is stored while another saver prunes stays."""
+    pruning = StepwiseSaver(tmp_path / "store")
+    done = threading.Event()
+
+    def prune():
+        while not done.is_set():
+            pruning.prune(["a thread"])
+
+    thread = threading.Thread(target=prune)
+    thread.start()
+    graph = talk(StepwiseSaver(tmp_path / "store"), 10)
+    done.set()
+    thread.join()
+    assert len(graph.get_state(THREAD).values["messages"]) == 20
+    assert graph.get_state(THREAD).next == ()
+
+
 def test_writes_before_their_checkpoint(tmp_path):
     """Writes are kept though their checkpoint comes later; what is stored of them stays."""
     saver = StepwiseSaver(tmp_path / "store")
