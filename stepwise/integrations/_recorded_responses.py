@@ -17,6 +17,7 @@ from typing import Any
 __all__ = [
     "body_of",
     "decompressed",
+    "is_failed",
     "is_finishing",
     "is_whole",
     "library_of",
@@ -35,6 +36,7 @@ _FINISHING = re.compile(
     rb'|"finish_reason": ?"',
     re.MULTILINE,
 )
+_ERROR = re.compile(rb'^(event: ?error\s*$|data: ?\{"error": ?[{"])', re.MULTILINE)
 _LAST_PIECES = 8
 
 
@@ -185,7 +187,15 @@ def is_whole(response: Any, pieces: list[bytes]) -> bool:
     if "event-stream" not in response.headers.get("content-type", ""):
         return False
     tail = b"".join(pieces[-_LAST_PIECES:])
-    return tail.endswith((b"\n\n", b"\r\n\r\n")) and _END.search(tail) is not None
+    ends = tail.endswith((b"\n\n", b"\r\n\r\n")) and _END.search(tail) is not None
+    return ends and not is_failed(response, pieces)
+
+
+def is_failed(response: Any, pieces: list[bytes]) -> bool:
+    """Return whether an event stream ended with an error (a limit, an overload), and no answer."""
+    if "event-stream" not in response.headers.get("content-type", ""):
+        return False
+    return _ERROR.search(b"".join(pieces[-_LAST_PIECES:])) is not None
 
 
 def is_finishing(response: Any, pieces: list[bytes]) -> bool:

@@ -34,6 +34,7 @@ from stepwise.integrations._model_requests import (
 from stepwise.integrations._recorded_responses import (
     body_of,
     decompressed,
+    is_failed,
     is_finishing,
     is_whole,
     library_of,
@@ -189,6 +190,7 @@ class Exchange:
         self.endpoint = endpoint or ""
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.read = read_request(request.method, str(request.url), headers, request.content)
+        self.effect = kind.named and self.read.method not in kind.reads
         if kind.named:
             counting = {name: headers[name] for name in _COUNTING if name in headers}
             self.read = self.read._replace(headers={**self.read.headers, **counting})
@@ -200,7 +202,6 @@ class Exchange:
             body: makes the request.
         """
         kind, read, self.body, self.run = self.kind, self.read, body, scope.run
-        effect = kind.named and read.method not in kind.reads
         name = f"{kind.sdk} {read.method}" if kind.named else self.endpoint
         text = json.dumps(read.body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         arguments = {
@@ -210,8 +211,12 @@ class Exchange:
             "headers": read.headers,
             "exchange": self,
         }
+<<<<<<< HEAD
         step = _step(name, kind.sdk, effect, not kind.named)
         return step.core(scope, (), arguments)
+=======
+        return _step(name, kind.sdk, self.effect).core(scope, (), arguments)
+>>>>>>> r1
 
     def judged(self, response: Any) -> Any:
         """Return an answer that is an outcome; raise any other.
@@ -220,8 +225,7 @@ class Exchange:
         not, and the program goes on from it.
         """
         self.response = response
-        effect = self.kind.named and self.read.method not in self.kind.reads
-        if not effect and not is_final(response.status_code):
+        if not self.effect and not is_final(response.status_code):
             raise NotFinal(response)
         return response
 
@@ -229,9 +233,12 @@ class Exchange:
         """Return the result of a request that failed, or whose answer a transport has read."""
         return opened if opened.error is not None else Result(self.form([opened.value.content]))
 
-    def streamed_form(self, pieces: list[bytes], left: int) -> dict[str, Any]:
-        """Return the answer of which these pieces were read."""
-        return self.form(decompressed(self.response, pieces, left), left)
+    def of_stream(self, pieces: list[bytes], left: int) -> Result:
+        """Return the result of a request, of whose answer these pieces were read."""
+        pieces = decompressed(self.response, pieces, left)
+        if not left and not self.effect and is_failed(self.response, pieces):
+            return Result(error=NotFinal(self.response))
+        return Result(self.form(pieces, left))
 
     def form(self, pieces: list[bytes], left: int = 0) -> dict[str, Any]:
         """Return the answer as it is recorded."""
@@ -289,7 +296,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
     pieces = Streamed(
         core,
         attempt,
-        exchange.streamed_form,
+        exchange.of_stream,
         iter(source),
         complete=lambda pieces: is_whole(response, pieces),
         finishing=lambda pieces: is_finishing(response, pieces),
@@ -385,7 +392,7 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
     pieces = AsyncStreamed(
         core,
         attempt,
-        exchange.streamed_form,
+        exchange.of_stream,
         aiter(source),
         complete=lambda pieces: is_whole(response, pieces),
         finishing=lambda pieces: is_finishing(response, pieces),

@@ -633,6 +633,45 @@ def test_a_plain_side_effect_beside_an_asynchronous_stream_warns():
         asyncio.run(agent())
 
 
+@pytest.mark.parametrize("how", ["one piece", "a side effect reads it"])
+def test_a_stream_that_ends_with_an_error_is_no_outcome(how):
+    """An overload that is told inside a stream is not given again: the next start asks anew."""
+    server, effects = Server(), []
+    library, client = transports(openai), chat(server)
+    error = b'data: {"error": {"message": "overloaded"}}\n\n'
+
+    @tool(side_effect=True)
+    def send():
+        effects.append(True)
+
+    class Failing(library.SyncByteStream):
+        def __iter__(self):
+            yield event(chunk("a"))
+            yield error + b"data: [DONE]\n\n"
+
+    def fail_once(library, request, number, stream=server._stream):
+        response = stream(library, request, number)
+        if number == 1:
+            response.stream = Failing()
+        return response
+
+    server._stream = fail_once
+
+    @workflow
+    def agent():
+        def found():
+            for each in texts(ask(client, stream=True)):
+                if how != "one piece" and each == "a":
+                    send()
+                yield each
+
+        return "".join(found())
+
+    with pytest.raises(openai.APIError, match="overloaded"):
+        agent()
+    assert agent() == "abc2"
+
+
 def test_a_stream_that_its_reader_dropped_is_recorded_as_its_beginning():
     """A loop that is left by break closes its stream when it is collected: it is left, not cut."""
     server, broken = Server(), Once()
