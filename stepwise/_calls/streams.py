@@ -22,12 +22,8 @@ from stepwise._journal.records import Forgotten
 
 __all__ = ["AsyncStreamed", "Streamed", "forget_beginning"]
 
-<<<<<<< HEAD
-Value = Callable[[list[bytes], int], Any]
-Judge = Callable[[list[bytes]], bool]
-=======
 Value = Callable[[list[bytes], int], Result]
->>>>>>> r1
+Judge = Callable[[list[bytes]], bool]
 
 
 class _StreamedCall:
@@ -36,13 +32,9 @@ class _StreamedCall:
     Args:
         core: of the call, which waits for the result of its body.
         body: the attempt that opened the stream.
-<<<<<<< HEAD
-        value: makes the call's value of the pieces, and of the call's number if the reader left.
+        value: makes the call's result of the pieces, and of the call's number if the reader left.
         complete: whether pieces are all that a reader waits for, although the stream goes on.
         finishing: whether what follows them is only the formal end of the stream.
-=======
-        value: makes the call's result of the pieces, and of the call's number if the reader left.
->>>>>>> r1
     """
 
     def __init__(
@@ -77,12 +69,8 @@ class _StreamedCall:
 
     def leave(self) -> None:
         """Record the stream as far as it was read."""
-<<<<<<< HEAD
         number = 0 if self._complete(self.pieces) else self._number
-        self._end(lambda: Result(self._value([*self.pieces], number)))
-=======
-        self._end(lambda: self._value([*self.pieces], self._number))
->>>>>>> r1
+        self._end(lambda: self._value([*self.pieces], number))
 
     def drop(self) -> None:
         """End the call without an outcome."""

@@ -211,12 +211,8 @@ class Exchange:
             "headers": read.headers,
             "exchange": self,
         }
-<<<<<<< HEAD
-        step = _step(name, kind.sdk, effect, not kind.named)
+        step = _step(name, kind.sdk, self.effect, not kind.named)
         return step.core(scope, (), arguments)
-=======
-        return _step(name, kind.sdk, self.effect).core(scope, (), arguments)
->>>>>>> r1
 
     def judged(self, response: Any) -> Any:
         """Return an answer that is an outcome; raise any other.
