@@ -109,10 +109,10 @@ class Branches:
     """Names the branch that executes the code, where a framework has branches of its own.
 
     Attributes:
-        name: gives the name; empty for code outside of any branch.
+        name: gives the name, in the run of an id; empty for code outside of any branch.
     """
 
-    name: Callable[[], str] | None = None
+    name: Callable[[str], str] | None = None
 
 
 branches = Branches()
@@ -268,7 +268,7 @@ class ActiveRun:
         self.note_handled()
         around, branch = scope.call, scope.branch
         if not branch and branches.name is not None:
-            branch = branches.name()
+            branch = branches.name(self.run_id)
         helped = around is None and self.frame is not None
         origin = self._locator.origin(effect=effect, helped=helped)
         counted = counted_as(name, branch)

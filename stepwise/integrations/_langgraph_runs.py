@@ -12,6 +12,7 @@ before the checkpoint was stored.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -24,14 +25,17 @@ from stepwise._workflows.host import (
     continue_branches,
     is_in_run,
     name_branches,
+    run_here,
 )
 from stepwise.integrations._langgraph_threads import Stored, Thread
+from stepwise.integrations._supported import does_not_fit
 
 __all__ = [
     "NULL_TASK",
     "Whence",
     "abegin",
     "begin",
+    "check_fits",
     "continued",
     "current",
     "is_begun",
@@ -43,12 +47,14 @@ NULL_TASK = "00000000-0000-0000-0000-000000000000"
 
 _PREFIX = "graph "
 _current: ContextVar[str] = ContextVar("stepwise_graph_invocation", default="")
+_run: ContextVar[str] = ContextVar("stepwise_graph_run", default="")  # that invoked the graph
 _around: ContextVar[tuple[str, str]] = ContextVar("stepwise_graph_around", default=("", ""))
 _addressed: ContextVar[str] = ContextVar("stepwise_graph_addressed", default="")
 _made: set[str] = set()  # ids that were made up in this process
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 current = _current.get
+RUNTIME, TASK = "__pregel_runtime", "__pregel_task_id"  # in the config of a graph's loop, a task
 
 
 class Whence(NamedTuple):
@@ -86,11 +92,11 @@ def is_begun(config: Mapping[str, Any]) -> bool:
     Everything else that asks belongs to no invocation.
     """
     facts = config["configurable"]
-    if "__pregel_runtime" not in facts:
+    if RUNTIME not in facts:
         if not facts.get("checkpoint_ns"):
             _current.set("")
         return False
-    if facts.get("checkpoint_ns") or "__pregel_task_id" in facts:
+    if facts.get("checkpoint_ns") or TASK in facts:
         return False
     if facts.get("checkpoint_id"):
         _addressed.set(str(facts["thread_id"]))
@@ -112,9 +118,30 @@ async def abegin(thread_id: str) -> bool:
     return _begun(await call(_astep, (thread_id,)))
 
 
+def check_fits() -> None:
+    """Raise if LangGraph is a version whose invocations cannot be told apart.
+
+    Raises:
+        ConfigurationError: says so.
+    """
+    try:
+        from langgraph._internal import _constants as found
+    except ImportError:
+        if importlib.util.find_spec("langgraph.pregel") is None:
+            return  # without LangGraph no graph is invoked
+        found = None
+    names = ("CONFIG_KEY_RUNTIME", "CONFIG_KEY_TASK_ID", "NULL_TASK_ID")
+    if [getattr(found, name, None) for name in names] != [RUNTIME, TASK, NULL_TASK]:
+        raise does_not_fit(
+            "langgraph.checkpoint",
+            "the installed LangGraph calls the parts of its configs by other names",
+        )
+
+
 def _begun(invocation: str) -> bool:
     name_branches(_branch)
     _current.set(invocation)
+    _run.set(run_here())
     _around.set(("", ""))
     if invocation in _made:
         _made.discard(invocation)
@@ -164,14 +191,14 @@ def note_nested(config: Mapping[str, Any]) -> None:
         _around.set((namespace, _name(config)))
 
 
-def _branch() -> str:
-    """Return the name of the branch that executes this code."""
-    if not _current.get():
-        return ""
+def _branch(run_id: str) -> str:
+    """Return the name of the branch that executes this code of a run."""
+    if not _current.get() or _run.get() != run_id:
+        return ""  # a child run has its own calls
     from langchain_core.runnables.config import var_child_runnable_config
 
     config = var_child_runnable_config.get()
-    if config is None or "__pregel_task_id" not in config.get("configurable", {}):
+    if config is None or TASK not in config.get("configurable", {}):
         return ""
     return _name(config)
 

@@ -74,8 +74,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             checkpoint before it, with a notice.
 
     Raises:
-        ConfigurationError: langgraph-checkpoint is missing or too old, or there is no such
-            ``on_corrupt``.
+        ConfigurationError: LangGraph is missing, too old, or a version that does not fit; or there
+            is no such ``on_corrupt``.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         super().__init__(serde=serde)
         if on_corrupt not in ("raise", "fallback"):
             raise ConfigurationError(f"on_corrupt={on_corrupt!r}: use 'raise' or 'fallback'")
+        _runs.check_fits()
         self._threads = ThreadStore(store)
         self._on_corrupt = on_corrupt
 

@@ -151,6 +151,7 @@ def test_a_run_is_answered_from_its_export(file):
         assert converse("How is Oslo?") == ANSWER
     stepwise.uninstrument()
     with recorded(file, strict=True):
+        stepwise.uninstrument()
         assert converse("How is Oslo?") == ANSWER
 
 
