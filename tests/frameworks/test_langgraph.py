@@ -21,12 +21,16 @@ import pytest
 pytest.importorskip("langgraph.checkpoint.conformance")
 
 from langchain_core.messages import AIMessage, HumanMessage
-from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
+
+try:
+    from langgraph.channels.delta import DeltaChannel
+except ImportError:
+    DeltaChannel = None
 
 import stepwise
 from stepwise.errors import ConfigurationError, CorruptStoreError
@@ -138,6 +142,8 @@ def test_a_graph_cannot_tell_the_savers_apart(kind, tmp_path):
 
 def test_delta_channels(tmp_path):
     """Pruned and copied threads rebuild delta channels, whose history LangGraph's saver gives."""
+    if DeltaChannel is None:
+        pytest.skip("this version of LangGraph has none")
 
     class State(TypedDict):
         notes: Annotated[list, DeltaChannel(lambda now, new: [*now, *itertools.chain(*new)])]
