@@ -251,7 +251,8 @@ class Exchange:
             "endpoint": self.endpoint,
         }
         if self.endpoint and self.run is not None:  # so that an export can answer it
-            body = self.run.secrets.masked(read.body)
+            secrets = self.run.secrets
+            body = secrets.masked(read.body) if secrets else read.body
             request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
         return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
 
