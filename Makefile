@@ -45,9 +45,9 @@ $(FRAMEWORKS)/%/installed: tests/frameworks/environments/%.txt setup.cfg | $(FRA
 	@touch $@
 
 test-frameworks: $(VERSIONS:%=$(FRAMEWORKS)/%/installed)  ## run the tests of agent frameworks: newest versions, and fewer with the oldest
-	$(FRAMEWORKS)/newest/bin/python -m pytest -n $(JOBS) --dist=loadgroup -q tests/frameworks
+	$(FRAMEWORKS)/newest/bin/python -m pytest -n $(JOBS) --dist=loadscope -q tests/frameworks
 	set -e; for each in $(filter-out newest,$(VERSIONS)); do echo "$$each:"; STEPWISE_SCALE=0.6 STEPWISE_SEED=0 \
-		$(FRAMEWORKS)/$$each/bin/python -m pytest -n $(JOBS) --dist=loadgroup -q tests/frameworks; done
+		$(FRAMEWORKS)/$$each/bin/python -m pytest -n $(JOBS) --dist=loadscope -q tests/frameworks; done
 
 frameworks-table: $(FRAMEWORKS)/newest/installed  ## the same, and what came of it into docs/reference/frameworks.md (STEPWISE_WHOLE=1)
 	$(FRAMEWORKS)/newest/bin/python tests/frameworks/table.py -n $(JOBS)

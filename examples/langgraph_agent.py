@@ -58,7 +58,7 @@ def send(outbox: str, text: str) -> str:
     return "sent"
 
 
-def plan(_state: State) -> dict[str, Any]:
+def plan(_: State) -> dict[str, Any]:
     """Ask the model for topics."""
     return {"topics": ask_model("What should I look up?").split(", ")}
 

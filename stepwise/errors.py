@@ -15,7 +15,8 @@
     ├── UnreadableValueError             a recorded value that cannot be loaded here
     ├── OutsideRunError                  a step called where its run is not visible
     ├── StepFailedError                  the summary of an exception that could not be recorded
-    └── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
+    ├── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
+    └── StreamChangedError               a stream that was left began otherwise the second time
 
     RunStopped (BaseException)           sticky: every later step call of the run raises it again
     ├── StepInDoubtError                 a side effect may or may not have happened

@@ -150,6 +150,9 @@ class Performance(NamedTuple):
             call, origin = active.begin(
                 scope, performer.name, performer.module, identity, shown, effect=performer.effect
             )
+            if not performer.keeps_failures:
+                # A client may try again while it handles its failure: that is the call itself.
+                call = call._replace(unwinding=None)
             match = (yield from self._claim(call, origin)) if active.pool else FRESH
             recorded = match.recorded[0] if match.recorded else None
             if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):

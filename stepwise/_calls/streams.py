@@ -23,6 +23,7 @@ from stepwise._journal.records import Forgotten
 __all__ = ["AsyncStreamed", "Streamed", "forget_beginning"]
 
 Value = Callable[[list[bytes], int], Result]
+Judge = Callable[[list[bytes]], bool]
 
 
 class _StreamedCall:
@@ -32,14 +33,20 @@ class _StreamedCall:
         core: of the call, which waits for the result of its body.
         body: the attempt that opened the stream.
         value: makes the call's result of the pieces, and of the call's number if the reader left.
+        complete: whether pieces are all that a reader waits for, although the stream goes on.
+        finishing: whether what follows them is only the formal end of the stream.
     """
 
-    def __init__(self, core: Core, body: Attempt, value: Value) -> None:
+    def __init__(
+        self, core: Core, body: Attempt, value: Value, complete: Judge, finishing: Judge
+    ) -> None:
         assert body.scope is not None
         assert body.scope.call is not None
         self._core = core
         self._body = body
         self._value = value
+        self._complete = complete
+        self._finishing = finishing
         self._run = body.scope.run
         self._number = body.scope.call.number
         self.name = body.scope.call.name
@@ -62,7 +69,8 @@ class _StreamedCall:
 
     def leave(self) -> None:
         """Record the stream as far as it was read."""
-        self._end(lambda: self._value([*self.pieces], self._number))
+        number = 0 if self._complete(self.pieces) else self._number
+        self._end(lambda: self._value([*self.pieces], number))
 
     def drop(self) -> None:
         """End the call without an outcome."""
@@ -93,7 +101,7 @@ class _StreamedCall:
     def _whole(self) -> Result:
         return self._value(self.pieces, 0)
 
-    def _closed(self, *, complete: bool) -> bool:
+    def _closed(self) -> bool:
         """Note that the reader closed the stream; return whether it is to be recorded now."""
         if self.ended:
             return False
@@ -101,10 +109,13 @@ class _StreamedCall:
         if run.stopped is not None or run.ended or run.interrupted:
             self.drop()
             return False
-        if not complete:
+        # Nothing is written while the generator of a reader, which left its loop and closed
+        # nothing, is collected: whatever code is executing may hold a lock.
+        collected = isinstance(run.unwinding.interrupt(), GeneratorExit)
+        self.left = collected or not self._complete(self.pieces)
+        if self.left:
             self.flow = run.unwinding.cut_off()
-        self.left = not complete
-        return complete
+        return not self.left
 
     def _is_over(self) -> bool:
         """Return whether there is nothing more to read; raise what cut the stream off."""
@@ -131,8 +142,6 @@ class Streamed(_StreamedCall):
 
     Args:
         source: yields them.
-        complete: whether pieces are all that a reader waits for, although the stream goes on.
-        finishing: whether what follows them is only the formal end of the stream.
     """
 
     def __init__(
@@ -141,13 +150,11 @@ class Streamed(_StreamedCall):
         body: Attempt,
         value: Value,
         source: Iterator[bytes],
-        complete: Callable[[list[bytes]], bool],
-        finishing: Callable[[list[bytes]], bool],
+        complete: Judge,
+        finishing: Judge,
     ) -> None:
-        super().__init__(core, body, value)
+        super().__init__(core, body, value, complete, finishing)
         self._source = source
-        self._complete = complete
-        self._finishing = finishing
         self._mutex = threading.RLock()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -176,7 +183,7 @@ class Streamed(_StreamedCall):
     def close(self) -> None:
         """Its reader reads no more."""
         with self._mutex:
-            if self._closed(complete=self._complete(self.pieces)):
+            if self._closed():
                 self._end(self._whole)
 
     def _read(self) -> bytes | None:
@@ -205,13 +212,11 @@ class AsyncStreamed(_StreamedCall):
         body: Attempt,
         value: Value,
         source: AsyncIterator[bytes],
-        complete: Callable[[list[bytes]], bool],
-        finishing: Callable[[list[bytes]], bool],
+        complete: Judge,
+        finishing: Judge,
     ) -> None:
-        super().__init__(core, body, value)
+        super().__init__(core, body, value, complete, finishing)
         self._source = source
-        self._complete = complete
-        self._finishing = finishing
         self._mutex = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 
@@ -245,7 +250,7 @@ class AsyncStreamed(_StreamedCall):
 
     async def aclose(self) -> None:
         """Its reader reads no more."""
-        if self._closed(complete=self._complete(self.pieces)):
+        if self._closed():
             await self._aend(self._whole)
 
     async def _read(self) -> bytes | None:

@@ -38,6 +38,7 @@ PREFIX = "checkpoint/"
 _READS_FILES = "+"  # so that it stands beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
 _NEEDS_NOTHING: Mapping[str, Any] = {}
+_NO_USAGE: Mapping[str, float] = {}
 
 
 class State(NamedTuple):
@@ -63,7 +64,7 @@ class State(NamedTuple):
         serial: the highest number of an instance.
         before: if it holds only as long as files are what they were: the checkpoint to go back to
             otherwise; empty for the beginning of the run.
-        seconds: that the done steps had taken.
+        seconds, usage: what the done steps had taken; see :class:`.counters.Progress`.
     """
 
     position: str
@@ -86,6 +87,7 @@ class State(NamedTuple):
     serial: int = 0
     before: str | None = None
     seconds: float = 0.0
+    usage: Mapping[str, float] = _NO_USAGE
 
     @property
     def where(self) -> str:

@@ -112,10 +112,10 @@ class Branches:
     """Names the branch that executes the code, where a framework has branches of its own.
 
     Attributes:
-        name: gives the name; empty for code outside of any branch.
+        name: gives the name, in the run of an id; empty for code outside of any branch.
     """
 
-    name: Callable[[], str] | None = None
+    name: Callable[[str], str] | None = None
 
 
 branches = Branches()
@@ -271,7 +271,7 @@ class ActiveRun:
         self.note_handled()
         around, branch = scope.call, scope.branch
         if not branch and branches.name is not None:
-            branch = branches.name()
+            branch = branches.name(self.run_id)
         helped = around is None and self.frame is not None
         origin = self._locator.origin(effect=effect, helped=helped)
         counted = counted_as(name, branch)
@@ -333,11 +333,11 @@ class ActiveRun:
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
         took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
+        usage = outcome.usage if outcome is not None else None
         with self.lock:
             self.progress.skipped += 1
-            self.progress.seconds += took if took and scope.call is None else 0.0
+            self.progress.add(took if took and scope.call is None else 0.0, usage)
         preview = getattr(recorded.entry.record, "preview", "")
-        usage = outcome.usage if outcome is not None else None
         self.tell("step_answered", recorded.call, preview, duration=took, usage=usage)
 
     def number(
@@ -360,10 +360,14 @@ class ActiveRun:
 
     def lost(self, recorded: RecordedCall | None) -> float:
         """Return the seconds of an earlier attempt of a call that runs again; at least those."""
-        if recorded is None:
+        if recorded is None or recorded.call.child:
             return 0.0
-        ended = recorded.outcome.at if recorded.outcome is not None else self.alive
-        return max(0.0, ended - recorded.call.at)
+        call, outcome = recorded.call, recorded.outcome
+        if outcome is not None:
+            return 0.0 if outcome.inner else max(0.0, outcome.at - call.at)
+        with self.lock:  # the calls that were made inside it answer
+            kept = any(each.call.scope == call.name for each in self.pool.all)
+        return 0.0 if kept else max(0.0, self.alive - call.at)
 
     def look(self, scope: Scope, value: Any) -> Any:
         """Capture the value of a call before it is encoded."""
@@ -396,7 +400,7 @@ class ActiveRun:
         took = outcome.at - call.at
         with self.lock:
             self.progress.executed += 1
-            self.progress.seconds += took if scope.call is None else 0.0
+            self.progress.add(took if scope.call is None else 0.0, outcome.usage)
         self.tell(_ENDED[outcome.status], call, outcome.preview, duration=took, usage=outcome.usage)
         if error is not None:
             self.unwinding.failed(call.number, error)

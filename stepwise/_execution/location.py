@@ -109,7 +109,7 @@ class Locator:
             helper = None
         if not effect:
             return Origin(self._site(_above_sdks(caller)), helper=helper)
-        site = self._site(caller)
+        site = self._site(_above_sdks(caller))
         if frame is not None:
             self._frame = frame
         else:  # in another task or thread: the statement at which the workflow waits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Mapping
+from typing import Any
 
 from stepwise._identity.identity import idempotency_key
 from stepwise._journal.records import Call
@@ -12,6 +13,7 @@ __all__ = ["Ordinals", "Progress", "apart", "counted_as", "key_of", "turn"]
 
 
 _TURNS = 1 << 40
+_COUNTED = ("input_tokens", "output_tokens", "cached_input_tokens", "cost_usd")
 
 
 def turn(call: Call) -> int:
@@ -26,6 +28,7 @@ class Progress:
         executed, skipped: steps that it executed; that it did not, since they were done.
         resumed_from: how many were done where it resumed; ``None`` for a first attempt.
         seconds: that the done steps of the run's own code have taken.
+        usage: what the done model requests have used: tokens and US dollars, by name.
     """
 
     def __init__(
@@ -34,11 +37,20 @@ class Progress:
         skipped: int = 0,
         resumed_from: int | None = None,
         seconds: float = 0.0,
+        usage: Mapping[str, float] | None = None,
     ) -> None:
         self.executed = executed
         self.skipped = skipped
         self.resumed_from = resumed_from
         self.seconds = seconds
+        self.usage = dict(usage or {})
+
+    def add(self, seconds: float, usage: Mapping[str, Any] | None) -> None:
+        """Count what a done step has taken."""
+        self.seconds += seconds
+        for name in _COUNTED if usage else ():
+            if usage and usage.get(name):
+                self.usage[name] = self.usage.get(name, 0) + usage[name]
 
     @property
     def done(self) -> int:

@@ -52,7 +52,7 @@ class Event:
         skipped: steps that it did not execute, since they were done.
         usage: of a completed or answered model request, what is known of ``model``, ``provider``
             (texts), ``input_tokens``, ``output_tokens``, ``cached_input_tokens`` (counts) and
-            ``cost_usd`` (US dollars).
+            ``cost_usd`` (US dollars); of a run that resumes, the sums of the requests before.
         at: when it happened, in seconds since 1970.
     """
 

@@ -78,6 +78,7 @@ __all__ = [
     "place_of",
     "program_of",
     "release_inner_calls",
+    "run_here",
     "step_of",
     "steps_around",
     "uncounted",
@@ -248,7 +249,10 @@ class HostedRun(opening.OpenedRun):
         if if_changed and self.active.facts.code != code:
             notice(f"{self.run_id}: {if_changed}")
         record_resumed(self.active, told, step, code=code)
-        self.active.tell("run_resumed", detail=told, duration=self.active.progress.seconds)
+        progress = self.active.progress
+        self.active.tell(
+            "run_resumed", detail=told, duration=progress.seconds, usage=progress.usage
+        )
         notice(f"{self.run_id} {told}")
 
     def forget_failures(self) -> None:
@@ -334,12 +338,18 @@ async def call(
     return (await aresume(core, operation)).unwrap()
 
 
-def name_branches(name: Callable[[], str]) -> None:
-    """Ask a function for the branch of each call of a run, empty for none.
+def name_branches(name: Callable[[str], str]) -> None:
+    """Ask a function for the branch of each call of a run, empty for none; it gets the run's id.
 
     Calls of branches are matched apart, so that branches may run side by side, or not again.
     """
     branches.name = name
+
+
+def run_here() -> str:
+    """Return the id of the run that executes this code; empty outside of any."""
+    scope = current_scope()
+    return scope.run.run_id if scope is not None else ""
 
 
 def continue_branches(prefix: str) -> None:

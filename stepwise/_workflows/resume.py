@@ -227,7 +227,10 @@ class WorkflowRun(OpenedRun):
         step = active.progress.resumed_from or 0
         code = self._callee.workflow.code
         record_resumed(active, self._told, step, code=code, void=self._void)
-        active.tell("run_resumed", detail=self._told, duration=active.progress.seconds)
+        progress = active.progress
+        active.tell(
+            "run_resumed", detail=self._told, duration=progress.seconds, usage=progress.usage
+        )
         if active.parent is None:
             why = self._why()
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")

@@ -43,6 +43,7 @@ def state_of(active: ActiveRun, **place: Any) -> State:
             state=sorted(map(list, active.subjects.state)),
             serial=active.subjects.last,
             seconds=round(active.progress.seconds, 3),
+            usage=dict(active.progress.usage),
             **place,
         )
 
@@ -93,7 +94,9 @@ def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     )
     active.subjects.go_on_after(max(state.serial, active.pool.highest))
     active.ordinals = Ordinals(state.ordinals, children)
-    active.progress = Progress(skipped=state.step, resumed_from=state.step, seconds=state.seconds)
+    active.progress = Progress(
+        skipped=state.step, resumed_from=state.step, seconds=state.seconds, usage=state.usage
+    )
     active.alive = max([state.at, *map(_at, entries[-1:])])
     journal.calls = max(journal.calls, state.calls)
 

@@ -18,8 +18,8 @@ Modules, each importing only those before it::
     _langgraph_store     the logs of all threads in a store
     _langgraph_runs      graphs that a workflow invokes
     langgraph            for users of LangGraph: a checkpointer
-    _opentelemetry_spans    runs, steps and attempts as spans
-    _opentelemetry_metrics  counts of them as metrics
+    _opentelemetry_metrics  counts of runs, steps and tokens as metrics
+    _opentelemetry_spans    runs, steps and retries as spans
     opentelemetry        for users of OpenTelemetry
     _hive_store          the checkpoint store of hive
     _hive_execution      the graphs of hive

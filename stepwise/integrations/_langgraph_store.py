@@ -23,7 +23,7 @@ from stepwise.stores import Batch, Store, open_store
 __all__ = ["ThreadStore", "Writer"]
 
 _NAME, _INDEX, _ENTRY = "langgraph:", "langgraph-threads", "thread/"
-_MOST = 64_000_000  # bytes of values that are kept in memory
+_MOST, _MOST_THREADS = 64_000_000, 200  # bytes of values, and threads, that are kept in memory
 
 
 class _Known:
@@ -116,7 +116,7 @@ class ThreadStore:
         self._write_index(Batch(delete=(_entry_of(thread_id),)))
 
     def _write_index(self, batch: Batch) -> None:
-        with _index_lock, SealedLog(self.store, self._host.seal, _INDEX).owned() as epoch:
+        with SealedLog(self.store, self._host.seal, _INDEX).owned() as epoch:
             self.store.write(_INDEX, epoch, batch)
 
     def _log(self, thread_id: str) -> SealedLog:
@@ -131,7 +131,7 @@ class ThreadStore:
                 known = self._known[thread_id] = _Known()
             self._known.move_to_end(thread_id)
             size = sum(each.thread.size for each in self._known.values())
-            while size > _MOST and len(self._known) > 1:
+            while len(self._known) > _MOST_THREADS or (size > _MOST and len(self._known) > 1):
                 _, oldest = self._known.popitem(last=False)
                 size -= oldest.thread.size
             return known
@@ -220,9 +220,6 @@ class Writer:
             self._log.delete(self._epoch)
             self._known.forget()
         self._owner.unregister(self._thread_id)
-
-
-_index_lock = threading.Lock()
 
 
 def _entry_of(thread_id: str) -> str:

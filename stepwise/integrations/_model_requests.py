@@ -24,7 +24,18 @@ from urllib.parse import parse_qsl, urlsplit
 
 from stepwise.integrations._request_masks import digest_of, masked, masked_field, masked_url
 
-__all__ = ["ModelRequest", "endpoint_of", "is_final", "keep_headers", "read_request"]
+__all__ = [
+    "MODEL_REQUEST",
+    "ModelRequest",
+    "endpoint_of",
+    "is_final",
+    "keep_headers",
+    "operation_of",
+    "read_request",
+]
+
+MODEL_REQUEST = "model request"
+"""The kind of the steps that are requests to models; OpenTelemetry shows them as such."""
 
 
 class ModelRequest(NamedTuple):
@@ -196,7 +207,21 @@ _ENDPOINTS = [
         (r"/models/[^/]+:countTokens$", "count_tokens"),
     )
 ]
+_OPERATIONS = {
+    "complete": "text_completion",
+    "completions": "text_completion",
+    "embed_content": "embeddings",
+    "embeddings": "embeddings",
+    "generate_content": "generate_content",
+}
 _NOT_MODELS = re.compile(r"/(threads|batches|fine_tuning|evals|vector_stores|conversations)(/|$)")
+
+
+def operation_of(endpoint: str) -> str:
+    """Return the operation of an endpoint, by the name that OpenTelemetry has for it, if any."""
+    if re.search("count_?tokens|input_tokens|compact|images|audio|moderations", endpoint):
+        return endpoint
+    return _OPERATIONS.get(endpoint, "chat")
 
 
 def endpoint_of(method: str, path: str) -> str | None:

@@ -6,21 +6,24 @@ are those of OpenTelemetry's conventions for generative AI.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwise._runtime.event import Event
+from stepwise.integrations._model_requests import operation_of
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
-__all__ = ["Metrics", "label_of", "operation_of"]
+__all__ = ["Metrics", "label_of", "usage_of"]
 
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = tuple(4**power for power in range(14))
 """The boundaries of buckets that the conventions recommend."""
 
 _KINDS = {"input_tokens": "input", "output_tokens": "output"}
+_ASKED = re.compile(r"model='([^']+)'")  # what a request's shown arguments begin with
 
 
 def label_of(workflow: str) -> str:
@@ -28,9 +31,22 @@ def label_of(workflow: str) -> str:
     return workflow.rpartition(":")[2]
 
 
-def operation_of(usage: Mapping[str, Any]) -> str:
-    """Return the operation of a model request by its conventional name."""
-    return str(usage.get("operation", "chat"))
+def usage_of(name: str, arguments: str, usage: Mapping[str, Any]) -> dict[str, str]:
+    """Return the attributes that name a model request: operation, provider, models.
+
+    Args:
+        name: of its step.
+        arguments: as they are shown.
+        usage: what is known of its answer.
+    """
+    asked = _ASKED.match(arguments)
+    names = {
+        "gen_ai.operation.name": operation_of(name),
+        "gen_ai.provider.name": usage.get("provider"),
+        "gen_ai.request.model": asked[1] if asked is not None else None,
+        "gen_ai.response.model": usage.get("model"),
+    }
+    return {key: value for key, value in names.items() if value}
 
 
 class Metrics:
@@ -93,8 +109,7 @@ class Metrics:
             self.lost(workflow, event.name, event.lost, "restart")
         elif kind == "step_answered":
             self._answered.add(1, names)
-            self._saved.add(event.duration or 0.0, {**names, "stepwise.reason": "answered"})
-            self._count_tokens(event, self._tokens_saved.add)
+            self._save(event, {**names, "stepwise.reason": "answered"})
         elif kind == "step_in_doubt":
             self._doubts.add(1, names)
         elif kind.startswith("step_"):
@@ -102,27 +117,26 @@ class Metrics:
             self._steps.record(event.duration or 0.0, {**names, "stepwise.step.status": status})
             self._count_request(event)
         elif kind == "run_resumed":
-            self._saved.add(event.duration or 0.0, {**names, "stepwise.reason": "checkpoint"})
+            self._save(event, {**names, "stepwise.reason": "checkpoint"})
         elif kind.startswith("run_") and kind != "run_started":
             self._runs.add(1, {**names, "stepwise.run.status": kind.removeprefix("run_")})
 
+    def _save(self, event: Event, names: Mapping[str, str]) -> None:
+        """Count what was not repeated."""
+        if event.duration:
+            self._saved.add(event.duration, names)
+        for tokens, kind in _tokens_of(event):
+            self._tokens_saved.add(tokens, {**names, "gen_ai.token.type": kind})
+
     def _count_request(self, event: Event) -> None:
-        usage = getattr(event, "usage", {})
-        if usage:
-            self._requests.record(event.duration or 0.0, _names_of(usage))
-            self._count_tokens(event, self._tokens.record)
-
-    def _count_tokens(self, event: Event, count: Any) -> None:
-        usage = getattr(event, "usage", {})
-        for name, kind in _KINDS.items():
-            if usage.get(name) is not None:
-                count(usage[name], {**_names_of(usage), "gen_ai.token.type": kind})
+        if event.usage:
+            names = usage_of(event.name, event.arguments, event.usage)
+            self._requests.record(event.duration or 0.0, names)
+            for tokens, kind in _tokens_of(event):
+                self._tokens.record(tokens, {**names, "gen_ai.token.type": kind})
 
 
-def _names_of(usage: Mapping[str, Any]) -> dict[str, str]:
-    """Return the attributes that name a model request."""
-    names = {"gen_ai.operation.name": operation_of(usage)}
-    for key, name in (("provider", "gen_ai.provider.name"), ("model", "gen_ai.request.model")):
-        if usage.get(key):
-            names[name] = str(usage[key])
-    return names
+def _tokens_of(event: Event) -> list[tuple[int, str]]:
+    """Return how many tokens a request took, by their type."""
+    known = ((event.usage.get(name), kind) for name, kind in _KINDS.items())
+    return [(tokens, kind) for tokens, kind in known if tokens is not None]

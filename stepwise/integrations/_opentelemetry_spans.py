@@ -21,12 +21,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from stepwise._runtime.event import Event
 from stepwise._values.codec import traceback_text
 from stepwise._values.preview import error_text
-from stepwise.integrations._opentelemetry_metrics import Metrics, operation_of
+from stepwise.integrations._model_requests import MODEL_REQUEST
+from stepwise.integrations._opentelemetry_metrics import Metrics, usage_of
 
-__all__ = ["MODEL_REQUEST", "Spans"]
-
-MODEL_REQUEST = "model request"
-"""The kind of a step that is a request to a model."""
+__all__ = ["Spans"]
 
 _FIRST = "first"
 """The key under which an attempt that resumes records the ``traceparent`` of the first attempt."""
@@ -34,10 +32,9 @@ _FIRST = "first"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 _USAGE = {
-    "provider": "gen_ai.provider.name",
-    "model": "gen_ai.request.model",
     "input_tokens": "gen_ai.usage.input_tokens",
     "output_tokens": "gen_ai.usage.output_tokens",
+    "cached_input_tokens": "gen_ai.usage.cache_read.input_tokens",
     "cost_usd": "stepwise.cost_usd",
 }
 
@@ -50,7 +47,6 @@ class _TracedStep:
         attempt: number of the attempt.
         current: the span of the attempt; that of the step for the first one.
         began, left: when the attempt's body was entered and left the last time, in ns since 1970.
-        failed: the attempt raised.
     """
 
     def __init__(self, span: Span, name: str, *, effect: bool) -> None:
@@ -59,7 +55,6 @@ class _TracedStep:
         self.effect = effect
         self.attempt = 1
         self.began = self.left = time.time_ns()
-        self.failed = False
 
     @property
     def seconds(self) -> float:
@@ -81,6 +76,7 @@ class _TracedRun:
         self.steps: dict[int, _TracedStep] = {}
         self.doubts: set[int] = set()
         self.lost: dict[int, float] = {}
+        self.over = False  # an event has said how the attempt ended
 
 
 class Spans:
@@ -149,13 +145,17 @@ class Spans:
             step.end_attempt()
             if step.effect:
                 step.span.set_attribute("stepwise.step.in_doubt", True)
-            step.span.set_status(StatusCode.ERROR, "the run stopped before the step had ended")
+            step.span.set_status(StatusCode.ERROR, "the step had not ended")
             step.span.end()
+        if not run.over:
+            run.span.set_attribute("stepwise.run.status", "stopped")
+            run.span.set_status(StatusCode.ERROR, "the attempt did not come to the run's code")
         run.span.end()
 
     def end_all(self) -> None:
         """End everything, since nothing is traced any more."""
-        for run_id in list(self._runs):
+        for run_id, run in list(self._runs.items()):
+            run.over = True
             self.end(run_id)
 
     # -- steps -----------------------------------------------------------------------------------
@@ -192,8 +192,9 @@ class Spans:
             attributes["gen_ai.tool.name"] = call.name
             attributes["gen_ai.tool.type"] = "function"
         elif kind == MODEL_REQUEST:
-            name, span_kind = "chat", SpanKind.CLIENT
-            attributes["gen_ai.operation.name"] = "chat"
+            named = usage_of(call.name, call.arguments, {})
+            name, span_kind = _request_name(named), SpanKind.CLIENT
+            attributes.update(named)
         if self._content and call.arguments:
             attributes[_ARGUMENTS[kind == "tool"]] = call.arguments
         if call.number in run.doubts:
@@ -209,7 +210,7 @@ class Spans:
     def _retry(self, run: _TracedRun, step: _TracedStep, attempt: int) -> None:
         self._metrics.lost(run.label, step.name, step.seconds, "retry")
         step.end_attempt()
-        step.attempt, step.failed = attempt, False
+        step.attempt = attempt
         step.current = self._tracer.start_span(
             f"retry {step.name}",
             trace.set_span_in_context(step.span),
@@ -268,15 +269,14 @@ class Spans:
         if self._content:
             facts[_ARGUMENTS[False]] = event.arguments
             facts[_RESULT[False]] = event.detail
-        facts.update(_usage_of(event))
+        facts.update(_request_facts(event))
         run.span.add_event(name, facts)
 
     def _end_step(self, step: _TracedStep, event: Event) -> None:
-        span, usage = step.span, getattr(event, "usage", {})
-        if usage:
-            operation = operation_of(usage)
-            span.update_name(f"{operation} {usage.get('model', '')}".strip())
-            span.set_attributes({"gen_ai.operation.name": operation, **_usage_of(event)})
+        span, facts = step.span, _request_facts(event)
+        if facts:
+            span.update_name(_request_name(facts))
+            span.set_attributes(facts)
         span.set_attribute("stepwise.step.status", event.kind.removeprefix("step_"))
         span.set_attribute("stepwise.step.attempts", step.attempt)
         if event.kind == "step_completed":
@@ -297,8 +297,10 @@ class Spans:
             if self._content and event.kind == "run_started":
                 span.set_attribute(_ARGUMENTS[False], event.detail)
             if event.kind == "run_resumed":
-                span.add_event("stepwise.run.resumed", {"stepwise.detail": event.detail})
+                saved = {"stepwise.seconds_saved": event.duration or 0.0, **_counts(event)}
+                span.add_event("stepwise.run.resumed", {"stepwise.detail": event.detail, **saved})
             return
+        run.over = True
         span.set_attributes(
             {
                 "stepwise.run.status": event.kind.removeprefix("run_"),
@@ -328,9 +330,22 @@ def _place(traceparent: str, tracestate: str) -> SpanContext | None:
     return place if place.is_valid else None
 
 
-def _usage_of(event: Event) -> dict[str, Any]:
-    usage = getattr(event, "usage", {})
-    return {name: usage[key] for key, name in _USAGE.items() if usage.get(key) is not None}
+def _request_facts(event: Event) -> dict[str, Any]:
+    """Return the attributes of a request to a model that has an answer; nothing for others."""
+    if not event.usage:
+        return {}
+    return {**usage_of(event.name, event.arguments, event.usage), **_counts(event)}
+
+
+def _counts(event: Event) -> dict[str, Any]:
+    known = ((name, event.usage.get(key)) for key, name in _USAGE.items())
+    return {name: count for name, count in known if count is not None}
+
+
+def _request_name(facts: Mapping[str, Any]) -> str:
+    """Return the name of a span: ``chat gpt-4o``."""
+    model = facts.get("gen_ai.request.model") or facts.get("gen_ai.response.model", "")
+    return f"{facts['gen_ai.operation.name']} {model}".strip()
 
 
 def _error_type(detail: str) -> str:

@@ -16,12 +16,13 @@ from typing import Any
 
 __all__ = ["Bodies", "canonical", "whole_bodies"]
 
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _LONG = 200  # characters of JSON, below which a value is repeated
 
 
 def canonical(value: Any) -> str:
     """Return the one text of a JSON value; equal texts mean equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return _encode(value)
 
 
 def _prefixes(field: str, items: Iterable[Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit, urlunsplit
 
@@ -41,6 +42,7 @@ _OF_SCHEMAS = re.compile(
     r"type|\$ref|(any|one|all)Of|not|enum|const|description|title|default|format|items|properties"
 )
 
+_SHORT = 8  # characters: no URL with a query, and no JSON with a secret, is shorter
 _BULKY = re.compile(r"(?:data:[^,]{0,200},)?[A-Za-z0-9+/_=-]{1024}")
 """The beginning of an image, a sound or a document in base64."""
 
@@ -58,6 +60,8 @@ def masked(value: Any, *, properties: bool = False) -> Any:
     Raises:
         RecursionError: the value is nested too deeply.
     """
+    if isinstance(value, str):
+        return _masked_text(value)
     if isinstance(value, dict):
         return {
             key: masked(each)
@@ -67,12 +71,12 @@ def masked(value: Any, *, properties: bool = False) -> Any:
         }
     if isinstance(value, list):
         return [masked(each) for each in value]
-    return _masked_text(value) if isinstance(value, str) else value
+    return value
 
 
 def masked_field(name: str, value: Any, *, properties: bool = False) -> Any:
     """Return the value of a field: the mask, if the name says that it is a secret."""
-    if value is not None and not isinstance(value, bool) and _FIELD.fullmatch(_plain(name)):
+    if value is not None and not isinstance(value, bool) and _is_secret(name):
         return MASK
     return masked(value, properties=properties)
 
@@ -107,6 +111,11 @@ def _masked_pair(pair: str) -> str:
     return f"{name}={MASK}" if equals and _PARAMETER.fullmatch(_plain(unquote_plus(name))) else pair
 
 
+@lru_cache(4096)
+def _is_secret(name: str) -> bool:
+    return _FIELD.fullmatch(_plain(name)) is not None
+
+
 def _plain(name: str) -> str:
     """Return ``api_key`` for ``apiKey`` and ``Api-Key``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
@@ -119,6 +128,8 @@ def _is_schema(value: Any) -> bool:
 
 
 def _masked_text(text: str) -> str:
+    if len(text) < _SHORT:
+        return text
     if _BULKY.match(text):
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         return f"{text[:40]}... ({len(text)} characters, sha256 {digest})"

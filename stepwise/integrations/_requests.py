@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
-from stepwise._calls.driver import Core, Result, drive, in_thread_of, resume, until_body
+from stepwise._calls.driver import Core, Result, drive, resume, run, until_body
 from stepwise._calls.perform import ShownValue
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
@@ -25,6 +25,7 @@ from stepwise._values.secrets import Secrets
 from stepwise.errors import StreamChangedError
 from stepwise.integrations._model_answers import preview_of, usage_of
 from stepwise.integrations._model_requests import (
+    MODEL_REQUEST,
     endpoint_of,
     is_final,
     keep_headers,
@@ -96,9 +97,10 @@ class RequestStep(Step):
         name: of the step.
         sdk: whose client sends them.
         effect: they have side effects.
+        endpoint: it is one of models.
     """
 
-    def __init__(self, name: str, sdk: str, *, effect: bool) -> None:
+    def __init__(self, name: str, sdk: str, *, effect: bool, endpoint: bool) -> None:
         def request(  # its arguments are the identity of a request
             url: str,  # noqa: ARG001
             body: str,  # noqa: ARG001
@@ -111,7 +113,7 @@ class RequestStep(Step):
         request.__module__, request.__qualname__ = sdk, name
         super().__init__(
             request,
-            kind="tool" if effect else "step",
+            kind="tool" if effect else MODEL_REQUEST if endpoint else "step",
             name=name,
             ignore=("exchange",),
             side_effect=effect,
@@ -159,8 +161,8 @@ def _bodies_of(run: ActiveRun) -> Bodies:
 
 
 @cache
-def _step(name: str, sdk: str, effect: bool) -> RequestStep:
-    return RequestStep(name, sdk, effect=effect)
+def _step(name: str, sdk: str, effect: bool, endpoint: bool) -> RequestStep:
+    return RequestStep(name, sdk, effect=effect, endpoint=endpoint)
 
 
 class Exchange:
@@ -209,7 +211,8 @@ class Exchange:
             "headers": read.headers,
             "exchange": self,
         }
-        return _step(name, kind.sdk, self.effect).core(scope, (), arguments)
+        step = _step(name, kind.sdk, self.effect, not kind.named)
+        return step.core(scope, (), arguments)
 
     def judged(self, response: Any) -> Any:
         """Return an answer that is an outcome; raise any other.
@@ -248,7 +251,8 @@ class Exchange:
             "endpoint": self.endpoint,
         }
         if self.endpoint and self.run is not None:  # so that an export can answer it
-            body = self.run.secrets.masked(read.body)
+            secrets = self.run.secrets
+            body = secrets.masked(read.body) if secrets else read.body
             request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
         return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
 
@@ -281,7 +285,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
     if isinstance(attempt, Result):
         form = attempt.unwrap()
         return response_from(form, exchange.request, cls(lambda: _replayed(scope, exchange, form)))
-    opened = in_thread_of(attempt)
+    opened = run(attempt)
     if opened.error is not None or opened.value.is_closed:
         return exchange.answer(resume(core, attempt, done=exchange.at_once(opened)))
     response = opened.value

@@ -28,9 +28,9 @@ class Library(NamedTuple):
 
 
 LIBRARIES = {
-    "openai": Library("openai", (1, 40)),
-    "anthropic": Library("anthropic", (0, 40)),
-    "litellm": Library("litellm", (1, 60)),
+    "openai": Library("openai", (1, 66)),
+    "anthropic": Library("anthropic", (0, 49)),
+    "litellm": Library("litellm", (1, 63)),
     "langgraph.checkpoint": Library("langgraph-checkpoint", (3, 0), "langgraph"),
     "pydantic_ai": Library("pydantic-ai-slim", (2, 38), "pydantic-ai"),
     "agents": Library("openai-agents", (0, 6), "openai-agents"),

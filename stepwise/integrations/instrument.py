@@ -126,7 +126,7 @@ def uninstrument(client: Any = None, /) -> None:
     _everywhere.clear()
     _clients.clear()
     with _mutex:
-        for module, path in list(_wrapped):
+        for module, path in [] if _answers else list(_wrapped):
             _unwrap(module, path)
 
 

@@ -34,7 +34,7 @@ Options = Mapping[str, Any]
 
 _KEY = "stepwise"  # of the options in a tool's metadata
 _RUNNING = frozenset({"retries", "retry_on", "backoff", "timeout"})
-_EFFECTS = frozenset({"side_effect", "in_doubt", "fails_cleanly", "idempotent", "compensate"})
+_EFFECTS = frozenset({"side_effect", "in_doubt", "fails_cleanly", "idempotent"})
 _NOT_SENT = frozenset({"metadata"})  # fields of a tool's definition that no model gets
 _NOT_SAID = frozenset({"extra_headers", "timeout"})  # secrets and trace ids; how long to wait
 _VALUES = (str, bytes, int, float, type(None), tuple, frozenset)
@@ -64,10 +64,10 @@ def StepwiseDurability(  # noqa: N802  # a class to pydantic-ai's users, made at
         model_options: options of :func:`stepwise.step` for model requests: ``retries``,
             ``retry_on``, ``backoff``, ``timeout`` (seconds).
         tool_options: options of :func:`stepwise.tool` for the agent's tools: those above, and
-            ``side_effect``, ``in_doubt``, ``fails_cleanly``, ``idempotent``, ``compensate``.  A
-            single tool has its own in its metadata: ``metadata={"stepwise": {"side_effect":
-            True}}``, or ``{"stepwise": False}`` to leave its calls unrecorded.  A tool decorated
-            with ``@tool`` or ``@step`` keeps the options of its decorator.
+            ``side_effect``, ``in_doubt``, ``fails_cleanly``, ``idempotent``.  A single tool has its
+            own in its metadata: ``metadata={"stepwise": {"side_effect": True}}``, or
+            ``{"stepwise": False}`` to leave its calls unrecorded.  A tool decorated with ``@tool``
+            or ``@step`` keeps the options of its decorator.
         mcp_options: the same for the tools of MCP servers.
 
     Raises:
@@ -277,8 +277,10 @@ class _Durability:
                 f"metadata[{_KEY!r}] of the tool {tool_name!r} is {own!r}: it must be a dict of "
                 "options of stepwise.tool, or False"
             )
-        _check(own, _RUNNING | _EFFECTS, f"tool {tool_name!r}")
-        return {**given, **own} if is_call else {}
+        if not is_call:
+            return {}
+        _check({**given, **own}, _RUNNING | _EFFECTS, f"tool {tool_name!r}")
+        return {**given, **own}
 
 
 def _records_itself(tool: Any, own: Any) -> bool:
@@ -440,19 +442,28 @@ class _Backend:
         finally:
             _body.reset(tokens[0])
             _spent.reset(tokens[1])
-        if recorded.get("usage") is not None and context is not None:
+        if not (isinstance(recorded, dict) and recorded.keys() == {"value", "usage"}):
+            # Somebody settled a side effect in doubt: this is what the tool returned.
+            return {"kind": "tool_return", "result": recorded}
+        if recorded["usage"] is not None and context is not None:
             interface = _interface()
-            context.usage.incr(
-                interface.durable.JSON_CODEC.load(interface.usage, recorded["usage"])
-            )
+            used = interface.durable.JSON_CODEC.load(interface.usage, recorded["usage"])
+            context.usage.incr(used)
         return recorded["value"]
 
     def _step(self, function: Callable[..., Any], name: str, config: Options) -> Step:
         known = self._steps.get(name)
         if known is None or known[0] != config:
-            kind = "tool" if function is _call else "step"
-            known = self._steps[name] = config, Step(function, kind=kind, name=name, **config)
+            kind, given = "tool" if function is _call else "step", dict(config)
+            if callable(config.get("in_doubt")):
+                given["in_doubt"] = functools.partial(_ask, config["in_doubt"])
+            known = self._steps[name] = config, Step(function, kind=kind, name=name, **given)
         return known[1]
+
+
+def _ask(reconcile: Callable[[Any], Any], call: Any) -> Any:
+    """Ask whether a tool was called, with the arguments that it has for pydantic-ai."""
+    return reconcile(dataclasses.replace(call, arguments=call.arguments["arguments"]))
 
 
 def _counting(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:

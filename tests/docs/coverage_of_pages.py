@@ -28,7 +28,9 @@ import stepwise  # noqa: E402
 from stepwise import cli  # noqa: E402
 
 PACKAGES = ("", ".agent", ".graph", ".notebook", ".stores", ".testing", ".integrations.hive")
-PACKAGES += (".integrations.opentelemetry", ".integrations.pydantic_ai")
+PACKAGES += tuple(
+    f".integrations.{name}" for name in ("openai_agents", "opentelemetry", "pydantic_ai")
+)
 OF_PYTEST = ("setup_method", "teardown_method")
 PLUGIN = {"stepwise_store": "--stepwise-store", "crash_everywhere": "crash_everywhere"}
 

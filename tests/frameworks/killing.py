@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from harness import Ended, Watched, python_path
 from scripted_server import FAULTS, FINAL, MOMENTS, REQUESTS, SCRIPT, ScriptedServer
+from sweeping import some
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent / "programs"
 STARTS = 4  # of a program that is killed once: more would be a loop
@@ -69,7 +70,7 @@ ALL = (
         ("pydantic_ai", "openai", "anthropic"),
         tuple(
             f"{variant}/{provider}"
-            for variant in ("run", "run_sync", "stream")
+            for variant in ("run", "run_sync", "stream", "durable", "durable_stream")
             for provider in ("openai", "responses", "anthropic")
         ),
     ),
@@ -148,6 +149,18 @@ FAULTS_AND_KILLS = [
     for number in range(1, REQUESTS)
     for fault in FAULTS
 ]
+
+
+def disturbances(program: Program, label: str) -> list[Disturbance]:
+    """Return a sample of what can happen to a program, or all of it."""
+    # After a 429 that the client does not repeat, smolagents waits for minutes.
+    faults = [
+        each
+        for each in FAULTS_AND_KILLS
+        if program.framework != "smolagents" or "429" not in each.requests.values()
+    ]
+    kinds = (KILLS_AT_REQUESTS, KILLS_IN_TOOLS, faults)
+    return [each for kind in kinds for each in some(kind, 1, f"{program.framework} {label}")]
 
 
 class Trial:
@@ -238,11 +251,10 @@ class Trial:
         kills = disturbance.tool != "" or any(
             how in MOMENTS for how in disturbance.requests.values()
         )
-        down = [received for received in self.server.received if received.answer in FAULTS]
         wrong = []
         if kills and len(self.ended) < 2:
             wrong.append("it was not killed")
-        most = REQUESTS + len(down) + (1 if kills else 0)
+        most = REQUESTS + self.faults + (1 if kills else 0)
         if self.requests > most:
             turns = Counter(received.turn for received in self.server.received)
             wrong.append(f"{self.requests} requests, by turn: {dict(turns)}")
@@ -257,6 +269,11 @@ class Trial:
     @property
     def requests(self):
         return len(self.server.received)
+
+    @property
+    def faults(self):
+        """How many requests were answered by a fault."""
+        return sum(received.answer in FAULTS for received in self.server.received)
 
     @property
     def done(self):

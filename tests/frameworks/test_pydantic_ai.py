@@ -2,15 +2,16 @@
 
 import os
 import pathlib
+import re
 import signal
-import subprocess
-import sys
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
 
+from harness import Watched  # noqa: E402
 from pydantic_ai import Agent  # noqa: E402
 from pydantic_ai import durable_exec as durable  # noqa: E402
 from pydantic_ai.models.test import TestModel  # noqa: E402
@@ -21,6 +22,15 @@ from stepwise.integrations import pydantic_ai as ours  # noqa: E402
 from stepwise.integrations.pydantic_ai import StepwiseDurability  # noqa: E402
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "pydantic_ai_agent.py"
+IMPORTS = ("pydantic_ai", "pydantic_ai.models.function", "pydantic_ai.mcp", "mcp.server")
+
+
+class Ended(NamedTuple):
+    """An ended program."""
+
+    code: int
+    out: str
+    err: str
 
 
 class Program:
@@ -35,28 +45,33 @@ class Program:
             "STEPWISE_QUIET": "1",
         }
 
-    def start(self, place="nowhere"):
-        return subprocess.run(
-            [sys.executable, PROGRAM, self.scenario, self.folder / "notes", place],
+    def start(self, place="nowhere", *words):
+        """Start the program, or stepwise's command line; return what came of it."""
+        errors = self.folder / "errors"
+        errors.unlink(missing_ok=True)
+        errors.touch()
+        started = Watched(
+            *(words or (PROGRAM, self.scenario, self.folder / "notes", place)),
+            cwd=f"{self.folder}",
             env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+            err=errors,
+            imports=IMPORTS,
         )
+        out = started.stdout.read()
+        return Ended(started.wait(), out, errors.read_text("utf-8"))
 
     def killed(self, place):
-        assert self.start(place).returncode == -signal.SIGKILL
+        assert self.start(place).code == -signal.SIGKILL
 
     def answer(self):
         ended = self.start()
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+        assert ended.code == 0, ended.err
+        return ended.out
 
     def doubt(self):
         ended = self.start()
-        assert "StepInDoubtError" in ended.stderr
-        return ended.stderr
+        assert "StepInDoubtError" in ended.err
+        return ended.err
 
     @property
     def notes(self):
@@ -125,6 +140,19 @@ def test_a_side_effect_is_in_doubt(program):
         assert killed.notes[place] == 1
 
 
+def test_a_settled_side_effect(program):
+    """What a person or a reconcile function says of a tool in doubt is its result."""
+    settled = program("options", "settled")
+    settled.killed("send")
+    command = re.search(r"stepwise (resolve \S+ \d+ --landed) ", settled.doubt())[1].split()
+    assert settled.start("", "stepwise", *command, '"settled"').code == 0
+    assert "done: ['settled', 'f']" in settled.answer()
+    asked = program("reconciled", "asked")
+    asked.killed("send")
+    assert "done: ['found']" in asked.answer()
+    assert (asked.notes["send"], asked.notes["asked for ann"]) == (1, 1)
+
+
 def test_runs_side_by_side(program, plainly):
     """A recorded tool call answers the run of the same customer, whichever run comes first."""
     expected, _ = plainly("side_by_side")
@@ -132,6 +160,7 @@ def test_runs_side_by_side(program, plainly):
     killed.killed("answered 1")
     assert "[100]" in expected
     assert killed.answer() == expected
+    assert killed.notes["request 0"] == 2, "it did not resume"
 
 
 def test_usage_limits(program):
@@ -142,8 +171,8 @@ def test_usage_limits(program):
         each.environment["LIMIT"] = "6"
     resumed.killed("asked a")
     reason = "The next request would exceed the request_limit of 6"
-    assert reason in plain.start().stderr
-    assert reason in resumed.start().stderr
+    assert reason in plain.start().err
+    assert reason in resumed.start().err
     assert resumed.notes["last"] == plain.notes["last"] == 1
 
 

@@ -47,6 +47,7 @@ class Server:
         self.requests = []
         self.statuses = list(statuses)
         self.pieces = ["a", "b", "c"]
+        self.finish = False  # whether streams say why the model stopped
         self.read = 0  # pieces of streams that were fetched
 
     def __call__(self, request):
@@ -79,6 +80,8 @@ class Server:
                 for each in [*outer.pieces, f"{number}"]:
                     outer.read += 1
                     yield event(chunk(each))
+                if outer.finish:
+                    yield event(chunk(None, finish="stop"))
                 yield b"data: [DONE]\n\n"
 
             async def __aiter__(self):
@@ -118,8 +121,8 @@ def message(text):
     }
 
 
-def chunk(text):
-    delta = {"index": 0, "delta": {"content": text}}
+def chunk(text, finish=None):
+    delta = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
     kind = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4o"}
     return {**kind, "choices": [delta]}
 
@@ -355,6 +358,25 @@ def test_attempts_are_repeated_as_the_client_says():
     ]
 
 
+def test_an_attempt_in_the_handler_of_the_last_one_is_answered():
+    """What a client got while it handled a failed attempt, as older SDKs do, answers a rerun."""
+    server, broken = Server(429), Once()
+    client = chat(server, max_retries=0)
+
+    def asked():
+        try:
+            return ask(client)
+        except openai.RateLimitError:
+            return ask(client)
+
+    @workflow
+    def agent():
+        return [said(asked()), broken()]
+
+    assert run_twice(agent) == ["answer 2", None]
+    assert len(server.requests) == 2
+
+
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
 def test_a_refused_request_is_an_outcome(status):
     """A request that the server refuses for what it is, is refused again without being sent."""
@@ -441,6 +463,58 @@ def test_a_stream_that_was_left_is_recorded_as_its_beginning():
     assert run_twice(agent) == ["a", "answer 2", None]
     assert len(server.requests) == 2
     assert [each.preview for each in stepwise.runs()[0].steps] == ["a", "answer 2"]
+
+
+def test_a_stream_whose_reader_breaks_and_closes_nothing_is_recorded_as_its_beginning():
+    """A side effect that follows a loop that was left is not made again for another answer."""
+    server, broken, sent = Server(), Once(), []
+    client = chat(server)
+
+    @tool(side_effect=True)
+    def send(text):
+        sent.append(text)
+
+    @workflow(checkpoint_every=1000)  # it replays from the top
+    def agent():
+        def first():
+            stream = ask(client, stream=True)
+            for piece in stream:  # noqa: B007 -- left at once
+                break
+            return piece.choices[0].delta.content + f"{len(server.requests)}"
+
+        found = first()
+        gc.collect()
+        for text in [found]:
+            send(text)
+        return [found[:1], broken()]
+
+    assert run_twice(agent) == ["a", None]
+    assert sent == ["a1"]
+    assert len(server.requests) == 1
+    assert [each.name for each in stepwise.runs()[0].steps] == ["chat.completions", "send"]
+
+
+def test_a_stream_that_is_dropped_at_its_last_word_is_recorded():
+    """A reader that stops at the reason why the model stopped, and closes nothing, has it all."""
+    server, broken = Server(), Once()
+    client, kept = chat(server), []
+
+    @workflow
+    def agent():
+        def read():
+            kept.append(iter(ask(client, stream=True)))  # open, for ever
+            found = []
+            for piece in kept[-1]:
+                found.append(piece.choices[0].delta.content)
+                if piece.choices[0].finish_reason:
+                    break
+            return found
+
+        return [read(), broken()]
+
+    server.finish = True
+    assert run_twice(agent) == [["a", "b", "c", "1", None], None]
+    assert len(server.requests) == 1
 
 
 def left_and_read_on(server):

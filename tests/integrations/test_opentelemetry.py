@@ -27,10 +27,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._calls.steps import Step
-from stepwise._runtime import event, tracing
+from stepwise._runtime import tracing
 from stepwise.integrations._opentelemetry_metrics import Metrics
 from stepwise.integrations.opentelemetry import instrument, uninstrument
+from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 broken = set()
 
@@ -283,46 +283,81 @@ def test_a_timeout(seen):
     assert event.attributes["exception.type"].endswith("StepTimeoutError")
 
 
-def test_a_model_request(seen, monkeypatch):
-    """A request to a model is a client span with its model, tokens and cost, and is counted."""
-    usage = {
-        "model": "m-1",
-        "provider": "openai",
-        "input_tokens": 12,
-        "output_tokens": 3,
-        "cost_usd": 0.5,
-    }
+def answer_of_model(request):
+    """Answer as OpenAI's server: busy the first time, then in JSON, or as a stream."""
+    library = sys.modules[type(request).__module__.partition(".")[0]]
+    requests.append(request)
+    if len(requests) == 1:
+        return library.Response(429, json={}, headers={"retry-after-ms": "1"})
+    usage = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+    facts = {"id": "1", "created": 1, "model": "m-1-2026", "usage": usage}
+    said = {"role": "assistant", "content": "hello"}
+    if json.loads(request.content).get("stream"):
+        delta = {"index": 0, "delta": said}
+        piece = {**facts, "object": "chat.completion.chunk", "choices": [delta]}
+        text = f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n"
+        return library.Response(200, headers={"content-type": "text/event-stream"}, text=text)
+    choice = {"index": 0, "finish_reason": "stop", "message": said}
+    return library.Response(200, json={**facts, "object": "chat.completion", "choices": [choice]})
 
-    class WithUsage(event.Event):
-        __slots__ = ()
 
-        @property
-        def usage(self):
-            done = self.kind in ("step_completed", "step_answered")
-            return usage if done and self.name == "ask" else {}
+requests = []
 
-    monkeypatch.setattr(event, "Event", WithUsage)
-    ask = Step(lambda text: text, kind="model request", name="ask")
+
+@pytest.fixture
+def client():
+    """A client of OpenAI's SDK, instrumented, of a model that answers at once."""
+    openai = pytest.importorskip("openai")
+    requests.clear()
+    made = openai.OpenAI(api_key="none")
+    httpx = sys.modules[openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]]
+    made = made.copy(http_client=httpx.Client(transport=httpx.MockTransport(answer_of_model)))
+    stepwise.instrument(made)
+    yield made
+    stepwise.uninstrument(made)
+
+
+def test_a_model_request(seen, client):
+    """A request to a model is a client span with model and tokens; one that failed is another."""
 
     @workflow(checkpoint_every=9)
-    def agent():
-        return ask("hello"), think("tides")
+    def chat():
+        asked = {"model": "m-1", "messages": [{"role": "user", "content": "hi"}]}
+        with seen.own.start_as_current_span("ask"):
+            client.chat.completions.create(**asked)
+        for _ in client.chat.completions.create(**asked, stream=True):
+            pass
+        think("tides")
 
     broken.add("tides")
     with pytest.raises(ValueError, match="tides"):
-        agent()
+        chat()
     broken.clear()
-    agent()
-    span = seen.span("chat m-1")
-    assert span.kind is SpanKind.CLIENT
-    facts = attributes(span)
-    assert (facts["gen_ai.operation.name"], facts["gen_ai.provider.name"]) == ("chat", "openai")
-    assert (facts["gen_ai.request.model"], facts["cost_usd"]) == ("m-1", 0.5)
-    assert (facts["gen_ai.usage.input_tokens"], facts["gen_ai.usage.output_tokens"]) == (12, 3)
-    tokens = {("chat", "input", "m-1", "openai"): 12, ("chat", "m-1", "openai", "output"): 3}
+    chat()
+    assert seen.tree()[0][1][0] == ("ask", [("chat m-1", []), ("chat m-1", [])])
+    failed, done, streamed = (s for s in seen.spans if s.name == "chat m-1")
+    assert failed.status.status_code is StatusCode.ERROR
+    assert {span.kind for span in (failed, done, streamed)} == {SpanKind.CLIENT}
+    for span in (done, streamed):
+        facts = attributes(span)
+        assert (facts["gen_ai.operation.name"], facts["gen_ai.request.model"]) == ("chat", "m-1")
+        assert (facts["gen_ai.provider.name"], facts["gen_ai.response.model"]) == (
+            "openai",
+            "m-1-2026",
+        )
+        assert facts["gen_ai.usage.input_tokens"] == 12
+        assert facts["gen_ai.usage.output_tokens"] == 3
+    tokens = {
+        ("chat", "input", "m-1", "m-1-2026", "openai"): 24,
+        ("chat", "m-1", "m-1-2026", "openai", "output"): 6,
+    }
     assert seen.metric("gen_ai.client.token.usage") == tokens
-    assert seen.metric("stepwise.tokens.saved") == tokens
+    saved = seen.metric("stepwise.tokens.saved")
+    assert sum(n for labels, n in saved.items() if "input" in labels) == 24
+    assert sum(n for labels, n in saved.items() if "output" in labels) == 6
+    assert {label for labels in saved for label in labels} > {"answered", "checkpoint"}
     assert len(seen.metric("gen_ai.client.operation.duration")) == 1
+    assert len(requests) == 3
 
 
 # -- where bodies run ----------------------------------------------------------------------------
@@ -584,6 +619,19 @@ def test_a_resumed_run(seen):
     assert seen.metric("stepwise.seconds.lost").keys() == {("restart", "think")}
 
 
+def test_a_run_that_cannot_resume(seen, monkeypatch):
+    """An attempt that ends before the run's code is entered is a span with an error."""
+    broken.add("tides")
+    with pytest.raises(ValueError, match="tides"):
+        agent("tides")
+    monkeypatch.setattr("stepwise._workflows.resume.WorkflowRun._enter", fail)
+    with pytest.raises(RuntimeError, match="oops"):
+        agent("tides")
+    _, stopped = (s for s in seen.spans if s.name == "invoke_workflow agent")
+    assert stopped.status.status_code is StatusCode.ERROR
+    assert stopped.attributes["stepwise.run.status"] == "stopped"
+
+
 def test_a_fork_begins_a_trace(seen):
     """A fork is another run, and has a trace of its own."""
     agent.options(run_id="one")("tides")
@@ -796,6 +844,49 @@ def test_seconds_before_a_checkpoint(seen):
     assert events(seen.spans[-2]) == [("stepwise.run.resumed", None)]
 
 
+def test_seconds_that_a_crash_lost(seen):
+    """They reach from an announced effect to the last record, and leave out steps inside of it."""
+
+    @tool(side_effect=True, in_doubt="retry")
+    async def pay():
+        await gate.wait()
+
+    @tool(side_effect=True, in_doubt="retry")
+    async def outer():
+        inner(1)
+        await gate.wait()
+
+    @step
+    def inner(n):
+        return n
+
+    @step
+    async def last():
+        gate.set()
+
+    async def rest():
+        for n in range(3):
+            inner(n)
+            await asyncio.sleep(0)
+        await last()
+
+    @workflow
+    async def shop():
+        await asyncio.gather(pay(), outer(), rest())
+
+    moments = iter(range(10**6, 10**7, 10))
+    gate = asyncio.Event()
+    with pytest.MonkeyPatch.context() as patch, fresh_store():
+        patch.setattr("time.time", lambda: float(next(moments)))
+        with crash_at("last"), pytest.raises(SimulatedCrash):
+            asyncio.run(shop())
+        gate = asyncio.Event()
+        asyncio.run(shop())
+    lost = seen.metric("stepwise.seconds.lost")
+    assert lost.keys() == {("pay", "restart")}
+    assert lost["pay", "restart"] >= 10
+
+
 # -- beside the run ------------------------------------------------------------------------------
 
 
@@ -837,6 +928,16 @@ def test_without_an_sdk():
     assert tracing._tracer is None
 
 
+def test_without_the_library(monkeypatch):
+    """Without the API, or with one that is too old, an error names what to install."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.29.0")
+    with pytest.raises(stepwise.ConfigurationError, match=r"opentelemetry-api 1\.29\.0 is older"):
+        instrument()
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(stepwise.ConfigurationError, match=r"stepwise-agents\[otel\]"):
+        instrument()
+
+
 def test_turned_off(seen):
     """After ``uninstrument`` nothing is traced; a second ``instrument`` replaces the first."""
     other = Seen()
@@ -858,3 +959,4 @@ def test_turned_off_in_the_middle(seen):
 
     assert agent() == "about winds"
     assert seen.tree() == [("invoke_workflow agent", [("step think", [])])]
+    assert {span.status.status_code for span in seen.spans} == {StatusCode.UNSET}

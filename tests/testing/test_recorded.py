@@ -52,7 +52,8 @@ class Server:
 
 
 def completion(said: dict, where: str = "message") -> dict:
-    choice = {"index": 0, "finish_reason": "stop", where: {"role": "assistant", **said}}
+    reason = "stop" if where == "message" else None
+    choice = {"index": 0, "finish_reason": reason, where: {"role": "assistant", **said}}
     return {"id": "1", "object": "o", "created": 0, "model": "m", "choices": [choice]}
 
 
@@ -150,6 +151,7 @@ def test_a_run_is_answered_from_its_export(file):
         assert converse("How is Oslo?") == ANSWER
     stepwise.uninstrument()
     with recorded(file, strict=True):
+        stepwise.uninstrument()
         assert converse("How is Oslo?") == ANSWER
 
 

@@ -8,10 +8,11 @@ import signal
 import sys
 from typing import Annotated, TypedDict
 
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from stepwise import DidNotHappen, Landed, tool, workflow
+from stepwise import DidNotHappen, Landed, step, tool, workflow
 from stepwise.integrations.langgraph import StepwiseSaver
 
 DONE = pathlib.Path(os.environ["DONE"])
@@ -112,6 +113,53 @@ def two_questions():
     asked = graph.invoke(Command(resume="yes"), THREAD, durability="sync")["__interrupt__"]
     note(f"asked {asked[0].value}")
     return graph.invoke(Command(resume="no"), THREAD, durability="sync")["notes"]
+
+
+@workflow
+def child(name):
+    found = [send(f"{name}1")]
+    note("within child")
+    return [*found, send(f"{name}2")]
+
+
+def has_child(state):
+    return {"notes": child("child")}
+
+
+@step
+def in_a_step():
+    builder = StateGraph(Notes).add_node("has_child", has_child).add_node("ends", ends)
+    builder.add_edge(START, "has_child").add_edge("has_child", "ends")
+    graph = builder.compile(checkpointer=StepwiseSaver())
+    return graph.invoke({"notes": []}, THREAD, durability="sync")["notes"]
+
+
+@workflow
+def with_child():
+    return in_a_step()
+
+
+@task
+def work(number):
+    note(f"work {number}")
+    return send(f"work {number}")
+
+
+SAVER = StepwiseSaver()
+
+
+@entrypoint(checkpointer=SAVER)
+def works(count):
+    found = [each.result() for each in [work(number) for number in range(count)]]
+    while len(SAVER.get_tuple(THREAD).pending_writes) < count:
+        """LangGraph stores them in the background."""
+    note("works")
+    return [*found, work(count).result()]
+
+
+@workflow
+def functional():
+    return works.invoke(3, THREAD)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""pydantic-ai: ``use_pydantic_ai.py VARIANT/PROVIDER``."""
+"""pydantic-ai: ``use_pydantic_ai.py VARIANT/PROVIDER``; ``durable`` ones with our engine."""
 
 import asyncio
 import sys
@@ -7,6 +7,7 @@ from office import CLAUDE, MODEL, TASK, book_room, look_up, send_email
 from pydantic_ai import Agent, AgentRunResultEvent
 
 import stepwise
+from stepwise.integrations.pydantic_ai import StepwiseDurability
 
 stepwise.instrument()
 variant, _, provider = sys.argv[1].partition("/")
@@ -15,7 +16,12 @@ MODELS = {
     "responses": f"openai-responses:{MODEL}",
     "anthropic": f"anthropic:{CLAUDE}",
 }
-secretary = Agent(MODELS[provider], tools=[look_up, book_room, send_email])
+secretary = Agent(
+    MODELS[provider],
+    name="secretary",
+    tools=[look_up, book_room, send_email],
+    capabilities=[StepwiseDurability()] if variant.startswith("durable") else [],
+)
 
 
 @stepwise.workflow
@@ -37,5 +43,6 @@ async def stream(task):
         return last.result.output
 
 
+durable, durable_stream = run, stream
 answer = globals()[variant](TASK)
 print(asyncio.run(answer) if asyncio.iscoroutine(answer) else answer)
