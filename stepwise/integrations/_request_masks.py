@@ -42,6 +42,8 @@ _OF_SCHEMAS = re.compile(
     r"type|\$ref|(any|one|all)Of|not|enum|const|description|title|default|format|items|properties"
 )
 
+_AMBIGUOUS = ("key", "code", "auth", "sig", "signature")
+_KEY = 16  # characters of a key, at least: ``code=DE`` is none, and tells two requests apart
 _SHORT = 8  # characters: no URL with a query, and no JSON with a secret, is shorter
 _BULKY = re.compile(r"(?:data:[^,]{0,200},)?[A-Za-z0-9+/_=-]{1024}")
 """The beginning of an image, a sound or a document in base64."""
@@ -107,8 +109,10 @@ def digest_of(data: bytes) -> dict[str, Any]:
 
 
 def _masked_pair(pair: str) -> str:
-    name, equals, _ = pair.partition("=")
-    return f"{name}={MASK}" if equals and _PARAMETER.fullmatch(_plain(unquote_plus(name))) else pair
+    name, equals, value = pair.partition("=")
+    plain = _plain(unquote_plus(name))
+    short = plain in _AMBIGUOUS and len(value) < _KEY
+    return f"{name}={MASK}" if equals and not short and _PARAMETER.fullmatch(plain) else pair
 
 
 @lru_cache(4096)
