@@ -477,7 +477,9 @@ def test_a_stream_whose_reader_breaks_and_closes_nothing_is_recorded_as_its_begi
         def first():
             stream = ask(client, stream=True)
             for piece in stream:
-                return piece.choices[0].delta.content + f"{len(server.requests)}"
+                text = piece.choices[0].delta.content
+                break
+            return text + f"{len(server.requests)}"
 
         found = first()
         gc.collect()
