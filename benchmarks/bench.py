@@ -36,6 +36,7 @@ SCRIPTS = (
     ("page_size", 1, ()),
 )
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
+_NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph
 RESULTS = common.HERE / "results"
 
 

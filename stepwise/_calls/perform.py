@@ -281,10 +281,12 @@ class Performance(NamedTuple):
         """
         run = self.scope.run
         for stream in run.open_streams() if not call.child else ():
-            if stream.asynchronous and not self.performer.awaits:
+            if not stream.can_read_rest(awaits=self.performer.awaits):
                 _tell_open(run, call, stream)
             else:
-                yield Attempt(stream.read_rest, (), {}, None, f"the stream of {stream.name}")
+                read = yield Attempt(stream.read_rest, (), {}, None, f"the stream of {stream.name}")
+                if not (read.error is None or isinstance(read.error, Exception)):
+                    read.unwrap()  # a Ctrl-C or a cancellation; its reader sees the others
         yield from _intend(self.scope, call, self.performer.to_undo(self.bound, run.codec))
         if recorded is not None or call.child or not run.facts.restored:
             return None
@@ -461,9 +463,10 @@ def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
     what = f"{call.name} has side effects, and was called while {stream.name} is being streamed"
     if active.is_first(what):
         warn(
-            f"{what}. A plain function cannot await the rest of that stream: should the run be cut "
-            "off now, the stream is requested again, and may then say something else. Make "
-            f"{call.name} `async def`, or read the stream to its end first",
+            f"{what}. A plain function cannot await the rest of that stream, nor can another event "
+            "loop: should the run be cut off now, the stream is requested again, and may then say "
+            f"something else. Make {call.name} `async def`, in the same event loop, or read the "
+            "stream to its end first",
             RunWarning,
         )
 

@@ -22,7 +22,8 @@ from stepwise._journal.records import Forgotten
 
 __all__ = ["AsyncStreamed", "Streamed", "forget_beginning"]
 
-Value = Callable[[list[bytes], int], Any]
+Value = Callable[[list[bytes], int], Result]
+Judge = Callable[[list[bytes]], bool]
 
 
 class _StreamedCall:
@@ -31,14 +32,13 @@ class _StreamedCall:
     Args:
         core: of the call, which waits for the result of its body.
         body: the attempt that opened the stream.
-        value: makes the call's value of the pieces, and of the call's number if the reader left.
+        value: makes the call's result of the pieces, and of the call's number if the reader left.
         complete: whether pieces are all that a reader waits for, although the stream goes on.
+        finishing: whether what follows them is only the formal end of the stream.
     """
 
-    asynchronous = False
-
     def __init__(
-        self, core: Core, body: Attempt, value: Value, complete: Callable[[list[bytes]], bool]
+        self, core: Core, body: Attempt, value: Value, complete: Judge, finishing: Judge
     ) -> None:
         assert body.scope is not None
         assert body.scope.call is not None
@@ -46,15 +46,22 @@ class _StreamedCall:
         self._body = body
         self._value = value
         self._complete = complete
+        self._finishing = finishing
         self._run = body.scope.run
         self._number = body.scope.call.number
         self.name = body.scope.call.name
         self.left = False
+        self.flow = 0
         self.pieces: list[bytes] = []
         self.unread: deque[bytes] = deque()
         self.ended = False
+        self.exhausted = False  # what ended before goes on unrecorded: its run is over
         self._error: BaseException | None = None
         self._run.streams[self._number] = self
+
+    def can_read_rest(self, *, awaits: bool) -> bool:
+        """Return whether the rest can be read here; ``awaits`` in a coroutine function."""
+        raise NotImplementedError
 
     def read_rest(self) -> Any:
         """Read the stream to its end, and record it; its reader gets the rest from memory."""
@@ -62,56 +69,72 @@ class _StreamedCall:
 
     def leave(self) -> None:
         """Record the stream as far as it was read."""
-        if not self.ended:
-            number = 0 if self._complete(self.pieces) else self._number
-            self._end(Result(self._value(self.pieces, number)))
+        number = 0 if self._complete(self.pieces) else self._number
+        self._end(lambda: self._value([*self.pieces], number))
 
     def drop(self) -> None:
         """End the call without an outcome."""
-        self._over()
-        self._core.close()
+        if self._is_first():
+            self._core.close()
 
-    def _end(self, result: Result) -> None:
-        self._over()
-        done = resume(self._core, self._body, done=result)
-        if done.error is not None and done.error is not result.error:
-            done.unwrap()
+    def _end(self, result: Callable[[], Result]) -> None:
+        if self._is_first():
+            given = self._given(result)
+            done = resume(self._core, self._body, done=given)
+            if done.error is not None and done.error is not given.error:
+                done.unwrap()
 
-    async def _aend(self, result: Result) -> None:
-        self._over()
-        done = await aresume(self._core, self._body, done=result)
-        if done.error is not None and done.error is not result.error:
-            done.unwrap()
+    async def _aend(self, result: Callable[[], Result]) -> None:
+        if self._is_first():
+            given = self._given(result)
+            done = await aresume(self._core, self._body, done=given)
+            if done.error is not None and done.error is not given.error:
+                done.unwrap()
+
+    def _given(self, result: Callable[[], Result]) -> Result:
+        try:
+            return result()
+        except BaseException:
+            self._core.close()
+            raise
+
+    def _whole(self) -> Result:
+        return self._value(self.pieces, 0)
 
     def _closed(self) -> bool:
         """Note that the reader closed the stream; return whether it is to be recorded now."""
         if self.ended:
             return False
-        run, interrupt = self._run, self._run.unwinding.interrupt()
-        # The generator of a reader that left its loop and closed nothing is collected: no call
-        # follows if it is the workflow itself that ends so.
-        collected = isinstance(interrupt, GeneratorExit)
-        if run.stopped is not None or run.ended or run.interrupted or (interrupt and not collected):
+        run = self._run
+        if run.stopped is not None or run.ended or run.interrupted:
             self.drop()
             return False
-        # Nothing is written while collecting: whatever code is executing may hold a lock.
+        # Nothing is written while the generator of a reader, which left its loop and closed
+        # nothing, is collected: whatever code is executing may hold a lock.
+        collected = isinstance(run.unwinding.interrupt(), GeneratorExit)
         self.left = collected or not self._complete(self.pieces)
+        if self.left:
+            self.flow = run.unwinding.cut_off()
         return not self.left
 
     def _is_over(self) -> bool:
         """Return whether there is nothing more to read; raise what cut the stream off."""
         if self._error is not None:
             raise self._error
-        return self.ended or self.left
+        return self.exhausted or self.left
 
     def _failed(self, error: BaseException) -> Result:
         """Keep what cut the stream off for its reader, if another reads for it."""
         self._error = error
         return Result(error=error)
 
-    def _over(self) -> None:
+    def _is_first(self) -> bool:
+        """Return whether the call is not over yet, which it is from now on.
+
+        Readers, and calls of other tasks and threads, may end it at the same time.
+        """
         self.ended = True
-        self._run.streams.pop(self._number, None)
+        return self._run.streams.pop(self._number, None) is not None
 
 
 class Streamed(_StreamedCall):
@@ -119,8 +142,6 @@ class Streamed(_StreamedCall):
 
     Args:
         source: yields them.
-        complete: whether pieces are all that a reader waits for, although the stream goes on.
-        finishing: whether what follows them is only the formal end of the stream.
     """
 
     def __init__(
@@ -129,12 +150,11 @@ class Streamed(_StreamedCall):
         body: Attempt,
         value: Value,
         source: Iterator[bytes],
-        complete: Callable[[list[bytes]], bool],
-        finishing: Callable[[list[bytes]], bool],
+        complete: Judge,
+        finishing: Judge,
     ) -> None:
-        super().__init__(core, body, value, complete)
+        super().__init__(core, body, value, complete, finishing)
         self._source = source
-        self._finishing = finishing
         self._mutex = threading.RLock()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -150,6 +170,10 @@ class Streamed(_StreamedCall):
                 return
             yield piece
 
+    def can_read_rest(self, *, awaits: bool) -> bool:
+        """Return true: it blocks."""
+        return True
+
     def read_rest(self) -> None:
         """Read all that is left."""
         with self._mutex:
@@ -160,7 +184,7 @@ class Streamed(_StreamedCall):
         """Its reader reads no more."""
         with self._mutex:
             if self._closed():
-                self._end(Result(self._value(self.pieces, 0)))
+                self._end(self._whole)
 
     def _read(self) -> bytes | None:
         if self._is_over():
@@ -168,10 +192,12 @@ class Streamed(_StreamedCall):
         try:
             piece = next(self._source, None)
         except BaseException as error:
-            self._end(self._failed(error))
+            failed = self._failed(error)
+            self._end(lambda: failed)
             raise
         if piece is None:
-            self._end(Result(self._value(self.pieces, 0)))
+            self.exhausted = True
+            self._end(self._whole)
         else:
             self.pieces.append(piece)
         return piece
@@ -180,21 +206,19 @@ class Streamed(_StreamedCall):
 class AsyncStreamed(_StreamedCall):
     """The pieces of an asynchronous stream, recorded when it ends; see :class:`Streamed`."""
 
-    asynchronous = True
-
     def __init__(
         self,
         core: Core,
         body: Attempt,
         value: Value,
         source: AsyncIterator[bytes],
-        complete: Callable[[list[bytes]], bool],
-        finishing: Callable[[list[bytes]], bool],
+        complete: Judge,
+        finishing: Judge,
     ) -> None:
-        super().__init__(core, body, value, complete)
+        super().__init__(core, body, value, complete, finishing)
         self._source = source
-        self._finishing = finishing
         self._mutex = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
@@ -207,10 +231,18 @@ class AsyncStreamed(_StreamedCall):
                 return
             yield piece
 
+    def can_read_rest(self, *, awaits: bool) -> bool:
+        """Return whether it can be awaited here: its connection belongs to an event loop."""
+        return awaits and asyncio.get_running_loop() is self._loop
+
     async def read_rest(self) -> None:
-        """Read all that is left."""
+        """Read all that is left, in a task of its own: to cancel this cuts nothing off."""
+        await asyncio.shield(asyncio.ensure_future(self._read_behind_reader()))
+
+    async def _read_behind_reader(self) -> None:
         async with self._mutex:
-            await self._read_rest()
+            with contextlib.suppress(Exception):  # its reader sees it
+                await self._read_rest()
 
     async def _read_rest(self) -> None:
         while (piece := await self._read()) is not None:
@@ -219,7 +251,7 @@ class AsyncStreamed(_StreamedCall):
     async def aclose(self) -> None:
         """Its reader reads no more."""
         if self._closed():
-            await self._aend(Result(self._value(self.pieces, 0)))
+            await self._aend(self._whole)
 
     async def _read(self) -> bytes | None:
         if self._is_over():
@@ -227,10 +259,12 @@ class AsyncStreamed(_StreamedCall):
         try:
             piece = await anext(self._source, None)
         except BaseException as error:
-            await self._aend(self._failed(error))
+            failed = self._failed(error)
+            await self._aend(lambda: failed)
             raise
         if piece is None:
-            await self._aend(Result(self._value(self.pieces, 0)))
+            self.exhausted = True
+            await self._aend(self._whole)
         else:
             self.pieces.append(piece)
         return piece

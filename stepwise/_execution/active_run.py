@@ -87,13 +87,16 @@ class OpenStream(Protocol):
 
     Attributes:
         name: of the call.
-        asynchronous: its rest has to be awaited.
         left: its reader has closed it before its end.
+        flow: the flow of control that an exception was unwinding then; 0 if none was.
     """
 
     name: str
-    asynchronous: bool
     left: bool
+    flow: int
+
+    def can_read_rest(self, *, awaits: bool) -> bool:
+        """Return whether the rest can be read here; ``awaits`` in a coroutine function."""
 
     def read_rest(self) -> Any:
         """Read it to its end, and record it; an awaitable, if it is asynchronous."""
@@ -247,8 +250,8 @@ class ActiveRun:
 
     def note_handled(self) -> None:
         """Record the streams that the workflow turns out to have left, and handled failures."""
-        if self.streams and self.unwinding.handling() is None:
-            for stream in [each for each in self.streams.values() if each.left]:
+        for stream in list(self.streams.values()) if self.streams else ():
+            if stream.left and self.unwinding.has_gone_on(stream.flow):
                 stream.leave()
         handled = self.unwinding.gone_on()
         if handled:

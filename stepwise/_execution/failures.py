@@ -87,6 +87,22 @@ class Unwinding:
                 return error
         return None
 
+    def cut_off(self) -> int:
+        """Return this flow of control if an exception is unwinding it; 0 if none is.
+
+        That a generator is closed, because its reader left it, is none.
+        """
+        errors = chain(self.handling(), self._ambient)
+        return 0 if all(isinstance(each, GeneratorExit) for each in errors) else asyncio_state.who()
+
+    def has_gone_on(self, flow: int) -> bool:
+        """Return whether this is the flow of control, or the workflow's own, and handles nothing.
+
+        Args:
+            flow: as ``cut_off`` returned it.
+        """
+        return self.handling() is None and (not flow or asyncio_state.who() in (flow, self.main))
+
     def gone_on(self) -> tuple[int, ...]:
         """Return the failed calls that the workflow turns out to have handled, each only once.
 

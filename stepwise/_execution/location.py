@@ -14,7 +14,7 @@ from stepwise._runtime.messages import file_name, is_ours
 __all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
 
 _BETWEEN = ("wrapt", "contextlib", "concurrent.futures")
-_SDKS = ("openai", "anthropic", "litellm", "httpx")  # below which requests are recorded
+_SDKS = ("openai", "anthropic", "litellm", "httpx", "httpx2")  # below which requests are recorded
 _MAP = "stepwise._calls.parallel"
 _LOOPS = ("asyncio.", "threading")
 _BELOW = 6  # our frames below any call: from here to driver.start and its two callers
@@ -184,7 +184,8 @@ def _above_sdks(frame: FrameType | None) -> FrameType | None:
     """Return the frame that uses an SDK, for a frame inside of it."""
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}"
-        if not (module.startswith((*_SDKS, *_BETWEEN)) or is_ours(frame.f_code.co_filename)):
+        inside = module.partition(".")[0] in _SDKS or module.startswith(_BETWEEN)
+        if not (inside or is_ours(frame.f_code.co_filename)):
             return None if module.startswith(_LOOPS) else frame
         frame = frame.f_back
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import copy
 import inspect
 import io
 import pickle
@@ -351,19 +352,30 @@ def survives(error: BaseException) -> bool:
 
 def _surviving(error: BaseException, secrets: Secrets) -> tuple[bytes | None, str | None]:
     try:
+        error = _without_keys(error)
         encoded, text = _encode(error), error_text(error)
         if secrets.found_in(encoded.data):
             masked = masked_copy(error, secrets.masked)
             encoded, text = _encode(masked), error_text(masked)
             if secrets.found_in(encoded.data):
                 return None, None
-        copy = decode(*encoded)
+        loaded = decode(*encoded)
     except MemoryError as problem:
         raise ran_out(f"the {type(error).__name__} that was raised was recorded", problem) from None
     except Exception:
         return None, None
-    same = type(copy) is type(error) and error_text(copy) == text
+    same = type(loaded) is type(error) and error_text(loaded) == text
     return (bytes(encoded.data), encoded.form) if same else (None, None)
+
+
+def _without_keys(error: BaseException) -> BaseException:
+    """Return an error of httpx whose request is without headers and query, which hold keys."""
+    request: Any = getattr(error, "_request", None)
+    if type(request).__module__.partition(".")[0] not in ("httpx", "httpx2"):
+        return error
+    error, url = copy.copy(error), request.url.copy_with(query=None, userinfo=b"")
+    vars(error)["_request"] = type(request)(request.method, url)
+    return error
 
 
 def decode_error(data: bytes, form: str | None = None, *, whole: bool = False) -> BaseException:

@@ -46,15 +46,28 @@ NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """LangGraph's task of writes that come with the input: those of a ``Command``."""
 
 _PREFIX = "graph "
-_current: ContextVar[str] = ContextVar("stepwise_graph_invocation", default="")
-_run: ContextVar[str] = ContextVar("stepwise_graph_run", default="")  # that invoked the graph
+_NONE, _MOST = ("", ""), 1000
+_current: ContextVar[tuple[str, str] | None] = ContextVar("stepwise_graph_invocation", default=None)
 _around: ContextVar[tuple[str, str]] = ContextVar("stepwise_graph_around", default=("", ""))
 _addressed: ContextVar[str] = ContextVar("stepwise_graph_addressed", default="")
 _made: set[str] = set()  # ids that were made up in this process
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-current = _current.get
+_latest: dict[str, tuple[str, str]] = {}  # by thread: LangGraph calls back in contexts of its own
 RUNTIME, TASK = "__pregel_runtime", "__pregel_task_id"  # in the config of a graph's loop, a task
+
+
+def current(config: Mapping[str, Any]) -> str:
+    """Return the id of the invocation that this is part of; empty for none."""
+    return _invocation(config)[0]
+
+
+def _invocation(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the id of the invocation and the id of its run."""
+    found = _current.get()
+    if found is None:
+        found = _latest.get(str(config["configurable"].get("thread_id")), _NONE)
+    return found
 
 
 class Whence(NamedTuple):
@@ -93,8 +106,8 @@ def is_begun(config: Mapping[str, Any]) -> bool:
     """
     facts = config["configurable"]
     if RUNTIME not in facts:
-        if not facts.get("checkpoint_ns"):
-            _current.set("")
+        if not facts.get("checkpoint_ns") and _node_config() is None:
+            _current.set(_NONE)
         return False
     if facts.get("checkpoint_ns") or TASK in facts:
         return False
@@ -104,18 +117,19 @@ def is_begun(config: Mapping[str, Any]) -> bool:
         _addressed.set("")  # the loop looks whether the checkpoint is the newest one
         return False
     if not is_in_run():
-        _current.set("")
+        _current.set(_NONE)
+        _latest.pop(str(facts["thread_id"]), None)
     return is_in_run()
 
 
 def begin(thread_id: str) -> bool:
     """Begin an invocation; return whether it began before a crash."""
-    return _begun(_step(thread_id))
+    return _begun(thread_id, _step(thread_id))
 
 
 async def abegin(thread_id: str) -> bool:
     """Begin an invocation; return whether it began before a crash."""
-    return _begun(await call(_astep, (thread_id,)))
+    return _begun(thread_id, await call(_astep, (thread_id,)))
 
 
 def check_fits() -> None:
@@ -138,10 +152,12 @@ def check_fits() -> None:
         )
 
 
-def _begun(invocation: str) -> bool:
+def _begun(thread_id: str, invocation: str) -> bool:
     name_branches(_branch)
-    _current.set(invocation)
-    _run.set(run_here())
+    if len(_latest) >= _MOST:
+        _latest.pop(next(iter(_latest)))
+    _latest[thread_id] = invocation, run_here()
+    _current.set(_latest[thread_id])
     _around.set(("", ""))
     if invocation in _made:
         _made.discard(invocation)
@@ -152,23 +168,21 @@ def _begun(invocation: str) -> bool:
 
 def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
     """Return where the current invocation continues."""
-    invocation = _current.get()
-    own = [
-        each
-        for each in thread.checkpoints.values()
-        if each.invocation == invocation and not each.ns
-    ]
+    invocation = current(config)
+    checkpoints = list(thread.checkpoints.values())
+    all_writes = {place: list(writes.items()) for place, writes in list(thread.writes.items())}
+    own = [each for each in checkpoints if each.invocation == invocation and not each.ns]
     bases = {
         place
-        for place, writes in thread.writes.items()
-        if not place[0] and any(each.invocation == invocation for each in writes.values())
+        for place, writes in all_writes.items()
+        if not place[0] and any(each.invocation == invocation for _, each in writes)
     }
     with_input = [
         place
         for place in bases
         if any(
             task == NULL_TASK and each.invocation == invocation
-            for (task, _), each in thread.writes[place].items()
+            for (task, _), each in all_writes[place]
         )
     ]
     if config["configurable"].get("checkpoint_id"):
@@ -180,27 +194,31 @@ def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
     first = min(
         (thread.checkpoints[each].number for each in bases if each in thread.checkpoints), default=0
     )
-    found = [each for each in thread.checkpoints.values() if each.number == first]
+    found = [each for each in checkpoints if each.number == first]
     return Whence(found[0] if found else None, goes_on=False, invocation=invocation)
 
 
 def note_nested(config: Mapping[str, Any]) -> None:
     """Note that a node invokes a graph: the branches of that graph's nodes are inside its own."""
     namespace = config["configurable"].get("checkpoint_ns", "")
-    if namespace and _current.get():
+    if namespace and current(config):
         _around.set((namespace, _name(config)))
 
 
 def _branch(run_id: str) -> str:
     """Return the name of the branch that executes this code of a run."""
-    if not _current.get() or _run.get() != run_id:
+    config = _node_config()
+    if config is None or _invocation(config)[1] != run_id:
         return ""  # a child run has its own calls
+    return _name(config)
+
+
+def _node_config() -> Mapping[str, Any] | None:
+    """Return the config of the node that executes this code; ``None`` outside of any."""
     from langchain_core.runnables.config import var_child_runnable_config
 
-    config = var_child_runnable_config.get()
-    if config is None or TASK not in config.get("configurable", {}):
-        return ""
-    return _name(config)
+    config: Mapping[str, Any] | None = var_child_runnable_config.get()
+    return config if config is not None and TASK in config.get("configurable", {}) else None
 
 
 def _name(config: Mapping[str, Any]) -> str:
@@ -208,7 +226,7 @@ def _name(config: Mapping[str, Any]) -> str:
     around, prefix = _around.get()
     if not around or not place.startswith(f"{around}|"):
         names = [_UUID.sub("", each).rstrip(":") for each in place.split("|")[:-1]]
-        prefix = f"{_PREFIX}{_current.get()}/" + "".join(f"{each}/" for each in names)
+        prefix = f"{_PREFIX}{current(config)}/" + "".join(f"{each}/" for each in names)
     path = ",".join(_parts(facts.get("langgraph_path", ())))
     return f"{prefix}{facts.get('langgraph_step', '')}:{path}/"
 

@@ -158,6 +158,8 @@ class _Blobs(NamedTuple):
 class Thread:
     """The checkpoints and writes of one thread, as far as its log was read.
 
+    One thread of the program adds records at a time; others may read meanwhile, from copies.
+
     Attributes:
         checkpoints: by namespace and id.
         writes: by the checkpoint that they belong to.
@@ -373,13 +375,13 @@ class Thread:
 
     def newest_first(self, ns: str | None = None) -> Iterator[Stored]:
         """Yield the checkpoints of a namespace, or of all, by descending id."""
-        wanted = [key for key in self.checkpoints if ns in (None, key[0])]
+        wanted = [key for key in list(self.checkpoints) if ns in (None, key[0])]
         for key in sorted(wanted, key=lambda key: key[1], reverse=True):
             yield self.checkpoints[key]
 
     def pending(self, stored: Stored) -> list[tuple[WriteKey, StoredWrite]]:
         """Return the writes of a checkpoint, in the order in which LangGraph applies them."""
-        found = self.writes.get((stored.ns, stored.id), {})
+        found = self.writes.get((stored.ns, stored.id), {}).copy()
         return sorted(found.items(), key=lambda item: (item[1].path, *item[0]))
 
     def is_certain(self, stored: Stored) -> bool:
@@ -392,7 +394,7 @@ class Thread:
         after = parent.number if parent is not None else 0
         children = (
             each.number
-            for each in self.checkpoints.values()
+            for each in list(self.checkpoints.values())
             if each.ns == stored.ns and each.parent == stored.id
         )
         before = min(children, default=0)
@@ -417,7 +419,7 @@ class Thread:
             if stored is not None and not stored.damaged:
                 todo.append((stored.number, stored))
             firsts = dict[str, int]()
-            for (task, _), write in self.writes.get(place, {}).items():
+            for (task, _), write in list(self.writes.get(place, {}).items()):
                 firsts[task] = min(write.number, firsts.get(task, write.number))
             todo += [(number, (place, task)) for task, number in firsts.items()]
         for _, each in sorted(todo, key=lambda item: item[0]):
@@ -453,7 +455,7 @@ class Thread:
     ) -> tuple[list[Any], bytes] | None:
         found = [
             (index, write)
-            for (of, index), write in self.writes[place].items()
+            for (of, index), write in list(self.writes[place].items())
             if of == task and all(map(self.has, _refs(write.value)))
         ]
         if not found:

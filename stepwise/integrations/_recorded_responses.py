@@ -17,6 +17,7 @@ from typing import Any
 __all__ = [
     "body_of",
     "decompressed",
+    "is_failed",
     "is_finishing",
     "is_whole",
     "library_of",
@@ -35,6 +36,7 @@ _FINISHING = re.compile(
     rb'|"finish_reason": ?"',
     re.MULTILINE,
 )
+_ERROR = re.compile(rb'^(event: ?error\s*$|data: ?\{"error": ?[{"])', re.MULTILINE)
 _LAST_PIECES = 8
 
 
@@ -77,11 +79,14 @@ def recorded_form(
         form["sizes"] = [len(piece) for piece in pieces]
     if left:
         form["left"] = left
+    if response.default_encoding != "utf-8":
+        encoding = response.default_encoding
+        form["encoding"] = encoding if isinstance(encoding, str) else encoding(body)
     return form
 
 
-def decompressed(response: Any, pieces: list[bytes]) -> list[bytes]:
-    """Return the pieces of a streamed body as its readers see them."""
+def decompressed(response: Any, pieces: list[bytes], left: int = 0) -> list[bytes]:
+    """Return the pieces of a streamed body as its readers see them; ``left`` before its end."""
     if "content-encoding" not in response.headers:
         return [piece for piece in pieces if piece]
     library = library_of(response.request)
@@ -90,7 +95,13 @@ def decompressed(response: Any, pieces: list[bytes]) -> list[bytes]:
         headers=response.headers,
         stream=stream_class(library, "SyncByteStream")(lambda: iter(pieces)),
     )
-    return list(encoded.iter_bytes())
+    whole: list[bytes] = []
+    try:
+        whole.extend(encoded.iter_bytes())
+    except library.DecodingError:
+        if not left:  # else it was cut off in the middle of a block
+            raise
+    return whole
 
 
 def body_of(form: Mapping[str, Any]) -> bytes:
@@ -117,7 +128,13 @@ def response_from(form: Mapping[str, Any], request: Any, stream: Any = None) -> 
     """
     library = library_of(request)
     body = {"content": body_of(form)} if stream is None else {"stream": stream}
-    response = library.Response(form["status"], headers=form["headers"], request=request, **body)
+    response = library.Response(
+        form["status"],
+        headers=form["headers"],
+        request=request,
+        default_encoding=form.get("encoding") or "utf-8",
+        **body,
+    )
     response.elapsed = timedelta(0)
     return response
 
@@ -126,15 +143,25 @@ def response_from(form: Mapping[str, Any], request: Any, stream: Any = None) -> 
 def stream_class(library: Any, base: str) -> Any:
     """Return a class of streams, ``SyncByteStream`` or ``AsyncByteStream``, of a library.
 
-    Its instances are made of a function that returns an iterator, and of one that closes.
+    Its instances are made of a function that returns an iterator, of one that closes, and of the
+    stream of the response that they stand for.
     """
 
     class PieceStream(getattr(library, base)):  # type: ignore[misc]
         def __init__(
-            self, pieces: Callable[[], Any], closing: Callable[[], Any] | None = None
+            self,
+            pieces: Callable[[], Any],
+            closing: Callable[[], Any] | None = None,
+            source: Any = None,
         ) -> None:
             self._pieces = pieces
             self._closing = closing
+            self._source = source
+
+        @property
+        def elapsed(self) -> timedelta | None:  # where httpx2 keeps that of a response
+            elapsed: timedelta | None = getattr(self._source, "elapsed", None)
+            return elapsed
 
         def __iter__(self) -> Iterator[bytes]:
             pieces: Iterator[bytes] = self._pieces()
@@ -160,7 +187,15 @@ def is_whole(response: Any, pieces: list[bytes]) -> bool:
     if "event-stream" not in response.headers.get("content-type", ""):
         return False
     tail = b"".join(pieces[-_LAST_PIECES:])
-    return tail.endswith((b"\n\n", b"\r\n\r\n")) and _END.search(tail) is not None
+    ends = tail.endswith((b"\n\n", b"\r\n\r\n")) and _END.search(tail) is not None
+    return ends and not is_failed(response, pieces)
+
+
+def is_failed(response: Any, pieces: list[bytes]) -> bool:
+    """Return whether an event stream ended with an error (a limit, an overload), and no answer."""
+    if "event-stream" not in response.headers.get("content-type", ""):
+        return False
+    return _ERROR.search(b"".join(pieces[-_LAST_PIECES:])) is not None
 
 
 def is_finishing(response: Any, pieces: list[bytes]) -> bool:

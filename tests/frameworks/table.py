@@ -55,7 +55,7 @@ class Told:
             repeated = max(each["repeated"] for each in told)
             version = metadata.version(DISTRIBUTIONS.get(program.framework, program.framework))
             plain = self.control.get(program.framework)
-            without = "N + 1 (your own loop)" if plain is None else f"N + {plain}"
+            without = "-" if plain is None else f"N + {plain}"
             yield (
                 f"| {program.framework} | {version} | {len(told)} | {trials:,} | N + {repeated} "
                 f"| {without} |"

@@ -160,6 +160,7 @@ def test_runs_side_by_side(program, plainly):
     killed.killed("answered 1")
     assert "[100]" in expected
     assert killed.answer() == expected
+    assert killed.notes["request 0"] == 2, "it did not resume"
 
 
 def test_usage_limits(program):

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import json
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import anthropic
 import httpx
@@ -476,10 +478,9 @@ def test_a_stream_whose_reader_breaks_and_closes_nothing_is_recorded_as_its_begi
     def agent():
         def first():
             stream = ask(client, stream=True)
-            for piece in stream:
-                text = piece.choices[0].delta.content
+            for piece in stream:  # noqa: B007 -- left at once
                 break
-            return text + f"{len(server.requests)}"
+            return piece.choices[0].delta.content + f"{len(server.requests)}"
 
         found = first()
         gc.collect()
@@ -630,6 +631,237 @@ def test_a_plain_side_effect_beside_an_asynchronous_stream_warns():
 
     with pytest.warns(stepwise.RunWarning, match="send has side effects.*async def"):
         asyncio.run(agent())
+
+
+@pytest.mark.parametrize("how", ["one piece", "a side effect reads it"])
+def test_a_stream_that_ends_with_an_error_is_no_outcome(how):
+    """An overload that is told inside a stream is not given again: the next start asks anew."""
+    server, effects = Server(), []
+    library, client = transports(openai), chat(server)
+    error = b'data: {"error": {"message": "overloaded"}}\n\n'
+
+    @tool(side_effect=True)
+    def send():
+        effects.append(True)
+
+    class Failing(library.SyncByteStream):
+        def __iter__(self):
+            yield event(chunk("a"))
+            yield error + b"data: [DONE]\n\n"
+
+    def fail_once(library, request, number, stream=server._stream):
+        response = stream(library, request, number)
+        if number == 1:
+            response.stream = Failing()
+        return response
+
+    server._stream = fail_once
+
+    @workflow
+    def agent():
+        def found():
+            for each in texts(ask(client, stream=True)):
+                if how != "one piece" and each == "a":
+                    send()
+                yield each
+
+        return "".join(found())
+
+    with pytest.raises(openai.APIError, match="overloaded"):
+        agent()
+    assert agent() == "abc2"
+
+
+def test_a_stream_that_its_reader_dropped_is_recorded_as_its_beginning():
+    """A loop that is left by break closes its stream when it is collected: it is left, not cut."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        def first():
+            found = []
+            for each in texts(ask(client, stream=True)):
+                found.append(each)
+                break
+            return found[0]
+
+        return [first(), bool(gc.collect()), said(ask(client, "after")), broken()]
+
+    assert run_twice(agent) == ["a", True, "answer 2", None]
+    assert len(server.requests) == 2
+
+
+def test_threads_that_leave_streams_at_once():
+    """A stream that one thread left is recorded once, whichever thread goes on first."""
+    server = Server()
+    client = chat(server)
+
+    def left(number):
+        for each in range(20):
+            with ask(client, f"{number} {each}", stream=True) as stream:
+                assert next(texts(stream)) == "a"
+
+    @workflow
+    def agent():
+        context = contextvars.copy_context
+        with ThreadPoolExecutor(8) as pool:
+            [*map(Future.result, [pool.submit(context().run, left, each) for each in range(8)])]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        agent()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [each.preview for each in stepwise.runs()[0].steps] == ["a"] * 160
+
+
+def test_a_stream_that_fails_in_one_task_is_not_left_by_another():
+    """While an exception unwinds the reader, calls of other tasks do not record what it had."""
+    server, broken = Server(), Once()
+    client = achat(server)
+
+    @step
+    async def think(number):
+        await asyncio.sleep(0)
+        return number
+
+    @workflow
+    async def agent():
+        async def read():
+            found = []
+            async with await ask(client, stream=True) as stream:
+                async for each in stream:
+                    found.append(each.choices[0].delta.content)
+                    gone.set()
+                    broken()
+            return found
+
+        async def others():
+            await gone.wait()
+            return [await think(each) for each in range(3)]
+
+        gone = asyncio.Event()
+        return await asyncio.gather(read(), others())
+
+    with pytest.raises(Broken):
+        asyncio.run(agent())
+    assert {each.name for each in stepwise.runs()[0].steps} == {"think"}
+    assert asyncio.run(agent()) == [["a", "b", "c", "2"], [0, 1, 2]]
+
+
+def test_a_stream_that_is_read_after_its_run_is_whole():
+    """A stream that a workflow hands out is not recorded to its end, and not cut short."""
+    server, streams = Server(), []
+    client, aclient = chat(server), achat(server)
+
+    @workflow
+    def agent():
+        streams.append(ask(client, stream=True))
+
+    @workflow
+    async def aagent():
+        streams.append(await ask(aclient, stream=True))
+
+    async def read():
+        await aagent()
+        return [each.choices[0].delta.content async for each in streams[1]]
+
+    agent()
+    assert list(texts(streams[0])) == ["a", "b", "c", "1"]
+    assert asyncio.run(read()) == ["a", "b", "c", "2"]
+
+
+def test_a_streamed_response_says_how_long_it_took():
+    """What the library notes when a stream is closed is there, recorded or not."""
+    server, broken = Server(), Once()
+    client = chat(server)
+
+    @workflow
+    def agent():
+        def took():
+            streaming = client.chat.completions.with_streaming_response
+            with streaming.create(model="m", messages=[], stream=True) as response:
+                assert b"".join(response.iter_bytes()).endswith(b"[DONE]\n\n")
+            return response.elapsed.total_seconds() >= 0
+
+        return [took(), broken()]
+
+    assert run_twice(agent) == [True, None]
+
+
+class Slow:
+    """A stream whose second piece comes when it is told to, in the event loop of its connection."""
+
+    def __init__(self):
+        self.library = library = transports(openai)
+        outer = self
+
+        class Stream(library.AsyncByteStream):
+            async def __aiter__(self):
+                yield event(chunk("a"))
+                await outer.next
+                yield event(chunk("b")) + b"data: [DONE]\n\n"
+
+        async def answer(request):
+            self.next = asyncio.get_running_loop().create_future()
+            headers = {"content-type": "text/event-stream"}
+            return library.Response(200, headers=headers, stream=Stream(), request=request)
+
+        http = library.AsyncClient(transport=library.MockTransport(answer))
+        self.client = openai.AsyncOpenAI(base_url="http://m/v1", api_key="k", http_client=http)
+
+
+def test_a_side_effect_that_is_cancelled_while_it_reads_a_stream_is_not_made():
+    """Time runs out before the stream has ended: nothing is sent, and its reader loses nothing."""
+    slow, sent = Slow(), []
+
+    @tool(side_effect=True)
+    async def send(text):
+        sent.append(text)
+
+    @workflow
+    async def agent():
+        async def talk():
+            found = []
+            async for each in await ask(slow.client, stream=True):
+                found.append(each.choices[0].delta.content)
+                if found == ["a"]:
+                    with pytest.raises(asyncio.TimeoutError):
+                        await asyncio.wait_for(send("mail"), 0.01)
+                    slow.next.set_result(None)
+            return found
+
+        return await talk()
+
+    assert asyncio.run(agent()) == ["a", "b"]
+    assert sent == []
+
+
+def test_a_side_effect_in_another_event_loop_leaves_a_stream_alone():
+    """A stream is read in the loop of its connection only; elsewhere a warning says so."""
+    slow = Slow()
+
+    @tool(side_effect=True)
+    async def send(text):
+        return text
+
+    @workflow
+    async def agent():
+        async def talk():
+            found = []
+            async for each in await ask(slow.client, stream=True):
+                found.append(each.choices[0].delta.content)
+                if found == ["a"]:
+                    found.append(await asyncio.to_thread(lambda: asyncio.run(send("mail"))))
+                    slow.next.set_result(None)
+            return found
+
+        return await talk()
+
+    with pytest.warns(stepwise.RunWarning, match="another event loop"):
+        assert asyncio.run(agent()) == ["a", "mail", "b"]
 
 
 # -- what is never recorded ----------------------------------------------------------------------
@@ -805,6 +1037,74 @@ def test_reads_that_are_said_to_change_nothing():
         return [client.post("/search", json={"q": 1}).status_code, broken()]
 
     assert run_twice(agent) == [200, None]
+
+
+def test_a_failed_request_is_recorded_without_its_keys():
+    """The error of a connection holds its request: headers and query do not reach the store."""
+    client = named(Server(None))
+    client.headers["authorization"] = "Bearer SECRET-1"
+
+    @workflow
+    def agent():
+        client.post("/orders", params={"api_key": "SECRET-2"})
+
+    with pytest.raises(httpx.ConnectError) as caught:
+        agent()
+    assert caught.value.request.headers["authorization"] == "Bearer SECRET-1"
+    (recorded,) = stepwise.runs()[0].steps
+    assert b"ConnectError" in recorded._entry.payload
+    assert b"SECRET" not in recorded._entry.payload
+
+
+def test_answers_keep_their_length_and_encoding():
+    """HEAD answers its content-length again, and a body without charset its client's encoding."""
+    broken, found = Once(), []
+
+    def serve(request):
+        if request.method == "HEAD":
+            return httpx.Response(200, headers={"content-length": "1234"})
+        return httpx.Response(200, content=b"\xe9", headers={"content-type": "text/plain"})
+
+    client = httpx.Client(
+        transport=httpx.MockTransport(serve), base_url="http://shop", default_encoding="latin-1"
+    )
+    stepwise.instrument(client, name="shop")
+
+    @workflow
+    def agent():
+        def asked():
+            with client.stream("GET", "/streamed") as streamed:
+                length = streamed.headers["content-length"]
+            return client.head("/").headers["content-length"], client.get("/").text, length
+
+        return [found.append(asked()), broken()]
+
+    run_twice(agent)
+    assert found == [("1234", "\xe9", "1")] * 2
+
+
+@pytest.mark.parametrize("header", ["accept", "range", "if-match"])
+def test_headers_that_choose_the_answer_are_part_of_a_request(header):
+    """Requests that differ in such a header are not answered for each other, in whatever order."""
+    broken, order = Once(), ["a", "b"]
+
+    async def serve(request):
+        return httpx.Response(200, text=request.headers[header])
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(serve), base_url="http://shop")
+    stepwise.instrument(client, name="shop")
+
+    @workflow
+    async def agent():
+        async def one(value):
+            return value, (await client.get("/", headers={header: value})).text
+
+        return [await asyncio.gather(*map(one, order)), broken()]
+
+    with pytest.raises(Broken):
+        asyncio.run(agent())
+    order.reverse()
+    assert asyncio.run(agent()) == [[("b", "b"), ("a", "a")], None]
 
 
 # -- mistakes ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import sys
 from typing import Annotated, TypedDict
 
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
@@ -136,6 +137,29 @@ def in_a_step():
 @workflow
 def with_child():
     return in_a_step()
+
+
+@task
+def work(number):
+    note(f"work {number}")
+    return send(f"work {number}")
+
+
+SAVER = StepwiseSaver()
+
+
+@entrypoint(checkpointer=SAVER)
+def works(count):
+    found = [each.result() for each in [work(number) for number in range(count)]]
+    while len(SAVER.get_tuple(THREAD).pending_writes) < count:
+        """LangGraph stores them in the background."""
+    note("works")
+    return [*found, work(count).result()]
+
+
+@workflow
+def functional():
+    return works.invoke(3, THREAD)
 
 
 if __name__ == "__main__":

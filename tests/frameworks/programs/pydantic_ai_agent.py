@@ -27,6 +27,8 @@ from stepwise import Landed, tool, workflow
 from stepwise.integrations.pydantic_ai import StepwiseDurability
 
 SCENARIO, FILE, PLACE = sys.argv[1:4]
+RESUMED = os.path.exists(FILE)
+SECOND_IS_DONE = asyncio.Event()
 
 
 def note(what):
@@ -181,27 +183,25 @@ def side_by_side():
         name="agent",
         capabilities=[StepwiseDurability()],
     )
-    resumed = os.path.exists(FILE)
-    second_is_done = asyncio.Event()
 
     @agent.tool
     async def balance(context: RunContext[Customer]) -> int:
-        if context.deps.number == 2 and not resumed:
-            await second_is_done.wait()
+        if context.deps.number == 2 and not RESUMED:
+            await SECOND_IS_DONE.wait()
         return context.deps.number * 100
 
-    async def ask(number, after):
-        if after is not None and resumed:
-            await after.wait()
+    async def ask(number):
+        if number == 1 and RESUMED:
+            await SECOND_IS_DONE.wait()
         answer = (await agent.run("my balance?", deps=Customer(number))).output
         note(f"answered {number}")
-        second_is_done.set()
+        SECOND_IS_DONE.set()
         return answer
 
     @workflow
     async def main():
         # The first process answers customer 1 first, the next one asks for customer 2 first.
-        return await asyncio.gather(ask(1, second_is_done), ask(2, None))
+        return await asyncio.gather(ask(1), ask(2))
 
     return asyncio.run(main())
 
