@@ -161,10 +161,12 @@ def _sender(client: Any) -> tuple[Any, str]:
             if not hasattr(getattr(client, "_client", None), "send"):
                 raise does_not_fit(sdk, "its client has no client of httpx in `_client`")
             return client._client, sdk
+    given = f"{type(client).__module__}.{type(client).__qualname__}"
+    if isinstance(client, (type, str)):
+        given = f"{client!r}: give an instance, or the module"
     raise ConfigurationError(
-        f"instrument() takes a client of openai or anthropic, or one of httpx, not "
-        f"{type(client).__module__}.{type(client).__qualname__}. A framework's model is made "
-        "durable through the SDK below it: stepwise.instrument()"
+        f"instrument() takes a client of openai or anthropic, or one of httpx, not {given}. "
+        "A framework's model is made durable through the SDK below it: stepwise.instrument()"
     )
 
 

@@ -20,11 +20,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
+from stepwise._calls.perform import ShownValue
 from stepwise._runtime import options
 from stepwise._values import digest
+from stepwise._values.preview import preview
 from stepwise._workflows import host
 from stepwise._workflows.host import Step
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
+from stepwise.integrations._model_requests import MODEL_REQUEST
 from stepwise.integrations._supported import does_not_fit, require
 
 __all__ = ["StepwiseDurability"]
@@ -454,11 +457,45 @@ class _Backend:
     def _step(self, function: Callable[..., Any], name: str, config: Options) -> Step:
         known = self._steps.get(name)
         if known is None or known[0] != config:
-            kind, given = "tool" if function is _call else "step", dict(config)
+            kind, given = _KINDS.get(function, "step"), dict(config)
             if callable(config.get("in_doubt")):
                 given["in_doubt"] = functools.partial(_ask, config["in_doubt"])
-            known = self._steps[name] = config, Step(function, kind=kind, name=name, **given)
+            made = _OperationStep(function, kind=kind, name=name, **given)
+            known = self._steps[name] = config, made
         return known[1]
+
+
+_SHOWN = 300  # characters of an answer
+_KINDS = {_call: "tool", _request: MODEL_REQUEST}
+
+
+class _OperationStep(Step):
+    """A step whose listing shows what the model said or the tool returned."""
+
+    def shown_value(self, value: Any) -> ShownValue | None:
+        """Return the text of an answer of a model, with its usage; or the result of a tool."""
+        held = value.get("value") if isinstance(value, dict) else None
+        if not isinstance(held, dict):
+            return None
+        if held.get("kind") == "tool_return":
+            return ShownValue(preview(held.get("result")), {})
+        if held.get("kind") != "response":
+            return None
+        parts = [
+            part.get("content") or f"{part.get('tool_name')}({preview(part.get('args'))})"
+            for part in held.get("parts", ())
+        ]
+        used, cost = held.get("usage") or {}, (held.get("usage") or {}).get("cost")
+        usage = {
+            "model": held.get("model_name"),
+            "provider": held.get("provider_name"),
+            "input_tokens": used.get("input_tokens"),
+            "output_tokens": used.get("output_tokens"),
+            "cached_input_tokens": used.get("cache_read_tokens") or None,
+            "cost_usd": float(cost) if isinstance(cost, (int, float, str)) else None,
+        }
+        known = {name: each for name, each in usage.items() if each is not None}
+        return ShownValue(" ".join(map(str, parts))[:_SHOWN], known)
 
 
 def _ask(reconcile: Callable[[Any], Any], call: Any) -> Any:

@@ -217,6 +217,26 @@ def test_what_is_recorded():
     ]
 
 
+def test_a_listing_shows_what_was_said():
+    """A step shows the text or the calls of an answer with its tokens, or what a tool returned."""
+
+    def look() -> str:
+        return "seen"
+
+    only = agent(look)
+
+    @stepwise.workflow
+    def main():
+        return only.run_sync("hi").output
+
+    main()
+    [_, asked, looked, answered] = stepwise.runs()[0].steps
+    assert (asked.preview, looked.preview) == ("look({})", "'seen'")
+    assert answered.preview == '{"look":"seen"}'
+    assert answered.usage["model"] == "test"
+    assert answered.usage["output_tokens"] > 0
+
+
 def test_options_that_mean_nothing():
     """An option that there is not is refused, by name, before the agent runs."""
     with pytest.raises(ConfigurationError, match="model requests have no option 'side_effect'"):

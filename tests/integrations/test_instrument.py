@@ -1138,10 +1138,11 @@ def test_headers_that_choose_the_answer_are_part_of_a_request(header):
     ("given", "options", "message"),
     [
         (object(), {}, "takes a client of openai or anthropic"),
+        (openai.OpenAI, {}, "give an instance"),
         (httpx.Client(), {}, "needs a name="),
         (None, {"name": "shop"}, "name= is for a client of httpx"),
     ],
-    ids=["an object", "no name", "a name alone"],
+    ids=["an object", "a class", "no name", "a name alone"],
 )
 def test_what_cannot_be_instrumented(given, options, message):
     """A wrong argument is refused with what is accepted, and how."""
