@@ -33,6 +33,7 @@ test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kern
 
 test-all: install  ## run the tests; sweeps are complete, or 20 times as large (hours)
 	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
+	STEPWISE_WHOLE=1 $(MAKE) test-frameworks
 
 $(FRAMEWORKS)/uv/bin/uv:
 	$(PYTHON) -m venv $(FRAMEWORKS)/uv

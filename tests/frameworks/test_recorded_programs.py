@@ -8,14 +8,16 @@ pytest.importorskip("openai")
 from harness import Watched, python
 from killing import ALL, PROGRAMS, Disturbance, Trial
 from scripted_server import FINAL
-from test_killed_at_each_request import cases
+from test_killed_at_each_request import APART, class_of
 
 
 def two_of_each():
     """A variant from the beginning of each program's list, and one from its middle."""
     for program in ALL:
-        found = [case for case in cases() if case.values[0] is program]
-        yield from found[:: max(1, len(found) // 2)][:2]
+        marks = class_of(program).pytestmark
+        variants = program.variants[:: max(1, len(program.variants) // 2)][:2]
+        for variant in variants if APART == 1 else variants[:1]:
+            yield pytest.param(program, variant, id=f"{program.file}-{variant}", marks=marks)
 
 
 @pytest.mark.parametrize(("program", "variant"), [*two_of_each()])
