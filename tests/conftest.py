@@ -38,6 +38,9 @@ def memory_for_files():
 if not WHOLE:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory_for_files()))
 
+# Programs that are killed must have written what they printed, whatever the environment says.
+os.environ["PYTHONUNBUFFERED"] = "1"
+
 # What an example takes says more of the machine than of the code; our fixtures may be shared.
 hypothesis.settings.register_profile(
     "stepwise",

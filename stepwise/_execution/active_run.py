@@ -119,7 +119,7 @@ class Branches:
 
 
 branches = Branches()
-"""That of this process."""
+"""The namer of this process."""
 
 
 class ActiveRun:

@@ -57,7 +57,7 @@ _SIZED = (list, dict, set, bytearray)
 
 
 class ShownValue(NamedTuple):
-    """What a listing shows of a value: its text, and the usage of a model request."""
+    """The text that a listing shows for a value, and the usage of a model request."""
 
     preview: str
     usage: Mapping[str, Any]

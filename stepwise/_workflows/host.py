@@ -386,7 +386,7 @@ class HostStore:
 
     @cached
     def seal(self) -> Seal:
-        """What it is sealed with."""
+        """The seal of its records and objects."""
         # At first use, which also creates the key of a persistent store.
         return seal_for(self.store)
 

@@ -33,7 +33,6 @@ LIBRARIES = {
     "litellm": Library("litellm", (1, 63)),
     "langgraph.checkpoint": Library("langgraph-checkpoint", (3, 0), "langgraph"),
     "pydantic_ai": Library("pydantic-ai-slim", (2, 38), "pydantic-ai"),
-    "agents": Library("openai-agents", (0, 6), "openai-agents"),
     "opentelemetry": Library("opentelemetry-api", (1, 30), "otel"),
 }
 """By the name of the module that is imported."""

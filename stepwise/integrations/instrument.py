@@ -49,7 +49,7 @@ _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
 """The clients of httpx that are instrumented one by one."""
 
 _answers: list[Callable[..., Any]] = []
-"""What answers requests of the SDKs instead of a server, for tests; the innermost block last."""
+"""Functions that answer requests instead of a server, for tests; the innermost block last."""
 
 _wrapped: set[tuple[str, str]] = set()
 _mutex = process_lock()

@@ -119,7 +119,7 @@ _EXPECTED = {
     "BaseDurabilityCapability": {"in_durable_context", "get_durable_operation_backend"},
     "CallableOperationBackend": {"execute"},
 }
-"""What the user of an abstract class has to define."""
+"""The methods that a user of an abstract class has to define."""
 _NAMES = (
     "CapabilityOperationId DurabilityEngineSpec EventStreamHandlerId JSON_CODEC ModelRequestId "
     "RoleBasedOperationConfig ToolsetCallToolId ToolsetGetInstructionsId ToolsetGetToolsId "
