@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS := .venv-frameworks
 VERSIONS := newest oldest oldest-sdks oldest-pydantic-ai
 
-.PHONY: help install test test-fast test-all test-frameworks frameworks-table sweeps mutants map lint format types wheel examples demo clean
+.PHONY: help install test test-fast test-all test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page pictures screenshots docs
 
 help:  ## show this
@@ -34,6 +34,7 @@ test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kern
 test-all: install  ## run the tests; sweeps are complete, or 20 times as large (hours)
 	STEPWISE_WHOLE=1 $(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
 	STEPWISE_WHOLE=1 $(MAKE) test-frameworks
+	STEPWISE_WHOLE=1 $(MAKE) test-cluster
 
 # Every version is pinned, so that pip has nothing to resolve: left to itself, it takes 20 minutes.
 $(FRAMEWORKS)/%/installed: tests/frameworks/environments/%.txt setup.cfg
@@ -46,6 +47,18 @@ test-frameworks: $(VERSIONS:%=$(FRAMEWORKS)/%/installed)  ## run the tests of ag
 	$(FRAMEWORKS)/newest/bin/python -m pytest -n $(JOBS) --dist=loadscope -q tests/frameworks
 	set -e; for each in $(filter-out newest,$(VERSIONS)); do echo "$$each:"; STEPWISE_SCALE=0.6 STEPWISE_SEED=0 \
 		$(FRAMEWORKS)/$$each/bin/python -m pytest -n $(JOBS) --dist=loadscope -q tests/frameworks; done
+
+# A server and a cluster are large: an environment of their own, so that the other tests stay fast.
+.venv-cluster/installed: setup.cfg
+	$(PYTHON) -m venv --clear .venv-cluster
+	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test-cluster]"
+	@touch $@
+
+test-cluster: .venv-cluster/installed  ## run the tests with a real Postgres server and a real Ray cluster
+	.venv-cluster/bin/python -m pytest -n $(JOBS) --dist=loadgroup -q tests/postgres
+	@# Ray loses a task now and then whose node dies on a busy machine; what failed is tried once more.
+	.venv-cluster/bin/python -m pytest -q tests/cluster || .venv-cluster/bin/python -m pytest -q --last-failed tests/cluster
 
 frameworks-table: $(FRAMEWORKS)/newest/installed  ## the same, and what came of it into docs/reference/frameworks.md (STEPWISE_WHOLE=1)
 	$(FRAMEWORKS)/newest/bin/python tests/frameworks/table.py -n $(JOBS)

@@ -33,10 +33,12 @@ SCRIPTS = (
     ("checkpoint_cost", 3, ()),
     ("rewrite_cost", 3, ()),
     ("graph_overhead", 3, ()),
+    ("waiting_runs", 1, ()),
     ("page_size", 1, ()),
 )
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
 _NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph
+_NOT_SCRIPTS |= {"postgres_step", "postgres_throughput"}  # need psycopg and a server
 RESULTS = common.HERE / "results"
 
 

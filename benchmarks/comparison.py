@@ -48,6 +48,11 @@ FIGURES = {
         Figure("mb", "MB"),
     ),
     "w6": (Figure("ms", "ms", compared=True),),
+    "w10": (
+        Figure("ms", "ms to the statement after the wait, in a fresh process", compared=True),
+        Figure("ran_again", "statements run again"),
+        Figure("live_ms", "ms from the send to it, in a live process"),
+    ),
 }
 
 
@@ -58,6 +63,7 @@ _SHORT = {
     "w4": "W4: 10 MB",
     "w5": "W5: import",
     "w6": "W6: 200 at once",
+    "w10": "W10: a wait",
 }
 
 
@@ -101,6 +107,7 @@ def measured(report: Report, what: str) -> list[Line]:
                 {
                     figure.key: Spread.of([turn[figure.key] for turn in turns.values()])
                     for figure in figures
+                    if all(figure.key in turn for turn in turns.values())
                 },
             )
         )
@@ -135,7 +142,7 @@ def lines(report: Report, name_: str) -> tuple[tuple[str, ...], list[tuple[str, 
             size = f", {what.split()[-1]}" if len(whats) > 1 else ""
             ratio = f"**{line.ratio}**" if line.ratio else ""
             level = (line.survives, _flushes(line))
-            cells = (str(line.figures[figure.key]) for figure in figures)
+            cells = (str(line.figures.get(figure.key, "")) for figure in figures)
             if name_ == "w5":  # an installation serves all variants
                 found.append((name(line.who.split("/")[0] + "/default"), ratio, *cells))
             else:

@@ -155,7 +155,7 @@ def render(prose: str, reports: dict[str, Report]) -> str:
 
 
 def read(folder: pathlib.Path) -> dict[str, Report]:
-    """What the scripts have left, by their names: the workloads W1 to W8, then the others."""
+    """What the scripts have left, by their names: the workloads W1 to W9, then the others."""
     found = {path.stem: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
     titles = {name: str(report["title"]) for name, report in found.items()}
     order = sorted(found, key=lambda name: (not titles[name].startswith("W"), titles[name]))

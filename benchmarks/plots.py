@@ -26,6 +26,7 @@ _TITLES = {
     "w3": "W3: bytes on disk over the messages' own",
     "w4": "W4: saving one large result, ms",
     "w6": "W6: 200 concurrent async steps of 10 ms, ms",
+    "w10": "W10: from the start of a process to the statement after a wait, ms",
 }
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: small files

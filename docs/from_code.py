@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import stepwise
-from stepwise._calls.steps import Step
+from stepwise._calls.steps import SentStep, Step
 from stepwise._journal import records as journal
 from stepwise._runtime import settings
 from stepwise._runtime.options import _KINDS as ACCEPTED
@@ -25,20 +25,25 @@ if TYPE_CHECKING:
 
 TYPES = {  # private aliases, in words
     "Any": "a URL, a path or a store",
+    "Approve": "`True`, `False`, or a function",
     "Backoff": "seconds, a function, or a wait strategy",
+    "Budget | None": "a `Budget`, or `None`",
     "ClassFields | None": "fields by class",
     "Compensate": "a function, or `None`",
+    "Executor | str | None": "an executor, a name, or `None`",
     "Exceptions": "an exception class, or a tuple of them",
     "InDoubt": "a text, or a function",
     "Iterable[str]": "names",
     "Iterable[str] | None": "names",
     "Key": "names, a function, or `None`",
+    "Mapping[str, Any] | None": "a mapping, or `None`",
     "Redact": "names, or a function",
     "RetryOn": "exception classes, or a function",
     "Retention": "a text",
     "Start | None": "a text, or `None`",
     "bool": "`True` or `False`",
     "bool | None": "`True`, `False` or `None`",
+    "float": "seconds",
     "float | None": "seconds, or `None`",
     "int": "a number",
     "str | None": "a text, or `None`",
@@ -49,7 +54,8 @@ TYPES = {  # private aliases, in words
 
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CompletedCall", "CurrentStep", "Event", "Handle", "InDoubtCall", "Program"),
-    *("Recovered", "Run", "RunCheckpoint", "StepRecord", "Verification", "Workflow"),
+    *("InboxMessage", "PendingWait", "Question", "Recovered", "Run", "RunCheckpoint", "Spent"),
+    *("StepRecord", "Verification", "Workflow"),
 }
 OF_ONE_CALL = ("run_id", "fresh")
 
@@ -117,7 +123,9 @@ def _described(
     documented: object, function: Callable[..., Any], names: Iterable[str] = ()
 ) -> list[Option]:
     meanings = arguments(documented)
-    known = inspect.signature(function).parameters
+    known = {**inspect.signature(function).parameters}
+    if function is Step.__init__:  # a class of its own has the options of executors
+        known.update(inspect.signature(SentStep.__init__).parameters)
     return [
         Option(
             each,
@@ -130,6 +138,8 @@ def _described(
 
 
 def _default(value: object) -> str:
+    if type(value) is object:  # stands for a setting that is left out, where `None` is a value
+        return "as it is"
     return f"`{value.__name__}`" if isinstance(value, type) else f"`{value!r}`"
 
 

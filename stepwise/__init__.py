@@ -31,7 +31,12 @@ Running
   Handle, AsyncHandle   a run that ``Workflow.start()`` started
   recover               resumes the crashed runs, when a server starts
   current_run, current_step   the run and the step in progress
+  Budget, spend         a limit for what a run spends; says what was spent (Run.spent)
   RecoverableAgent      a step loop with explicit checkpoints (Checkpoint, CheckpointStore)
+Waiting
+  sleep, sleep_until    a run waits for a time, which a resumed one does not begin anew
+  wait_for              waits for a value that somebody sends to the run: Run.send
+  approve               waits for a person's yes: Run.approve, Run.deny; a tool has ``approve=``
 Looking
   runs, get_run         the recorded runs; a Run has steps, checkpoints, locals, result, error
   on_event              a callback for each Event; the logger ``stepwise`` reports the same
@@ -61,7 +66,7 @@ The rooms of the house, each importing only from those above it::
     _values        values: digests, encoding, pickling, comparison, previews, secrets
     _display       text and HTML of runs; live progress
     _rewrite       functions that can be entered in the middle: syntax tree in, function out
-    stores         public: where runs are kept: memory, disk, sqlite
+    stores         public: where runs are kept: memory, disk, sqlite, postgres
     _identity      what tells calls and runs apart: arguments, attributes, captured variables
     _journal       what is recorded: sealed, chained, append-only; one owner for each run
     _checkpoints   positions with local variables, to bytes and back
@@ -85,6 +90,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from stepwise import errors
+from stepwise._calls.pauses import sleep, sleep_until, wait_for
 from stepwise._calls.steps import step, tool
 from stepwise._checkpoints.resources import reenterable, resource
 from stepwise._execution.outside import background
@@ -92,8 +98,10 @@ from stepwise._identity.clients import identity
 from stepwise._runtime.settings import configure
 from stepwise._workflows.workflow import Workflow, workflow
 from stepwise.errors import (
+    ApprovalDenied,
     ArgumentMutatedWarning,
     ArgumentsChangedWarning,
+    BudgetExceeded,
     CodeChangedError,
     ConfigurationError,
     CorruptStoreError,
@@ -103,12 +111,17 @@ from stepwise.errors import (
     NotRecordableError,
     OutsideRunError,
     RunBusyError,
+    RunCancelled,
     RunConflictError,
+    RunEndedError,
     RunNotFoundError,
     RunOwnedError,
     RunSkipped,
     RunStopped,
+    RunSuspended,
+    RunTimeoutError,
     RunWarning,
+    SignalRefusedError,
     StepFailedError,
     StepInDoubtError,
     StepNotFoundError,
@@ -120,15 +133,23 @@ from stepwise.errors import (
     UnreadableValueError,
     UnrecordedCallWarning,
     UnusedRecordWarning,
+    WaitTimeoutError,
+    WorkerDiedError,
 )
 
 if TYPE_CHECKING:
+    from stepwise._calls.asking import approve
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
     from stepwise._calls.parallel import map  # noqa: A004
+    from stepwise._calls.spending import spend
+    from stepwise._execution.budget import Budget, Spent
+    from stepwise._execution.suspension import PendingWait
     from stepwise._runs.checkpoints import RunCheckpoint
     from stepwise._runs.current import CurrentStep, current_step
     from stepwise._runs.listing import current_run, get_run, runs
+    from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
+    from stepwise._runs.questions import Question
     from stepwise._runs.run import Run
     from stepwise._runs.steps import StepRecord
     from stepwise._runs.stops import PossibleStep, StoppedCall
@@ -141,9 +162,12 @@ if TYPE_CHECKING:
     from stepwise.integrations.instrument import instrument, uninstrument
 
 __all__ = [
+    "ApprovalDenied",
     "ArgumentMutatedWarning",
     "ArgumentsChangedWarning",
     "AsyncHandle",
+    "Budget",
+    "BudgetExceeded",
     "Checkpoint",
     "CheckpointStore",
     "CodeChangedError",
@@ -156,25 +180,34 @@ __all__ = [
     "Event",
     "Handle",
     "InDoubtCall",
+    "InboxMessage",
     "Inconclusive",
     "JournalLostError",
     "Landed",
     "LeaseLostError",
     "NotRecordableError",
     "OutsideRunError",
+    "PendingWait",
     "PossibleStep",
     "Program",
+    "Question",
     "RecoverableAgent",
     "Recovered",
     "Run",
     "RunBusyError",
+    "RunCancelled",
     "RunCheckpoint",
     "RunConflictError",
+    "RunEndedError",
     "RunNotFoundError",
     "RunOwnedError",
     "RunSkipped",
     "RunStopped",
+    "RunSuspended",
+    "RunTimeoutError",
     "RunWarning",
+    "SignalRefusedError",
+    "Spent",
     "StepFailedError",
     "StepInDoubtError",
     "StepNotFoundError",
@@ -189,7 +222,10 @@ __all__ = [
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
     "Verification",
+    "WaitTimeoutError",
+    "WorkerDiedError",
     "Workflow",
+    "approve",
     "background",
     "configure",
     "current_run",
@@ -204,9 +240,13 @@ __all__ = [
     "reenterable",
     "resource",
     "runs",
+    "sleep",
+    "sleep_until",
+    "spend",
     "step",
     "tool",
     "uninstrument",
+    "wait_for",
     "workflow",
 ]
 
@@ -218,16 +258,22 @@ _ON_USE = {
         ("CompletedCall", "DidNotHappen", "Inconclusive", "InDoubtCall", "Landed"), "_calls.doubt"
     ),
     "Event": "_runtime.event",
+    "approve": "_calls.asking",
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
+    "InboxMessage": "_runs.messages",
     "StepRecord": "_runs.steps",
     **dict.fromkeys(("current_run", "get_run", "runs"), "_runs.listing"),
     **dict.fromkeys(("instrument", "uninstrument"), "integrations.instrument"),
     "on_event": "_runtime.listening",
+    "PendingWait": "_execution.suspension",
     "Program": "_runs.overview",
+    "Question": "_runs.questions",
     "RunCheckpoint": "_runs.checkpoints",
     "Verification": "_runs.verify",
     **dict.fromkeys(("PossibleStep", "StoppedCall"), "_runs.stops"),
     "map": "_calls.parallel",
+    "spend": "_calls.spending",
+    **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),
     **dict.fromkeys(("Recovered", "recover"), "_workflows.recover"),
     "Run": "_runs.run",
     **dict.fromkeys(("Checkpoint", "CheckpointStore", "RecoverableAgent"), "agent"),

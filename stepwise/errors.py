@@ -16,7 +16,12 @@
     ├── OutsideRunError                  a step called where its run is not visible
     ├── StepFailedError                  the summary of an exception that could not be recorded
     ├── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
-    └── StreamChangedError               a stream that was left began otherwise the second time
+    ├── StreamChangedError               a stream that was left began otherwise the second time
+    ├── WaitTimeoutError (TimeoutError)  nothing came for wait_for() or approve() in time
+    ├── ApprovalDenied                   a person refused what a call asked for
+    ├── RunEndedError                    a signal or an answer for a run that has ended
+    ├── SignalRefusedError (ValueError)  the run does not wait for a value like this one
+    └── WorkerDiedError                  the worker that executed a step's body died
 
     RunStopped (BaseException)           sticky: every later step call of the run raises it again
     ├── StepInDoubtError                 a side effect may or may not have happened
@@ -24,7 +29,11 @@
     │   ├── CorruptStoreError            its contents do not verify
     │   └── JournalLostError             records that existed are gone
     ├── RunOwnedError                    inside a run: another process is executing its child run
-    └── LeaseLostError                   another process took the run over
+    ├── LeaseLostError                   another process took the run over
+    ├── RunSuspended                     all that is left is to wait; the run goes on later
+    ├── RunCancelled                     somebody cancelled the run
+    ├── RunTimeoutError                  the run took longer than its workflow's timeout
+    └── BudgetExceeded                   the run has spent what it may
 
     StepwiseWarning (UserWarning)
     ├── ArgumentMutatedWarning           a step changed one of its arguments
@@ -43,8 +52,10 @@ import inspect
 from typing import Any
 
 __all__ = [
+    "ApprovalDenied",
     "ArgumentMutatedWarning",
     "ArgumentsChangedWarning",
+    "BudgetExceeded",
     "CodeChangedError",
     "ConfigurationError",
     "CorruptStoreError",
@@ -54,12 +65,17 @@ __all__ = [
     "NotRecordableError",
     "OutsideRunError",
     "RunBusyError",
+    "RunCancelled",
     "RunConflictError",
+    "RunEndedError",
     "RunNotFoundError",
     "RunOwnedError",
     "RunSkipped",
     "RunStopped",
+    "RunSuspended",
+    "RunTimeoutError",
     "RunWarning",
+    "SignalRefusedError",
     "StepFailedError",
     "StepInDoubtError",
     "StepNotFoundError",
@@ -71,6 +87,8 @@ __all__ = [
     "UnreadableValueError",
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
+    "WaitTimeoutError",
+    "WorkerDiedError",
 ]
 
 
@@ -144,7 +162,8 @@ class RunConflictError(StepwiseError):
 
     Cause: `options(run_id=...)` named a run that was begun with other arguments, of another
     workflow, or with other state of the instance or of captured variables. Its records cannot
-    answer this call. The message shows both calls, and what differs.
+    answer this call. The message shows both calls, and what differs. Or a run was to be copied into
+    a store that holds another history of it: both went on after an earlier copy.
 
     What to do: Give this call another run id. If the argument should not distinguish runs, name it
     in `ignore=` of the workflow. If the recorded run is no longer needed, delete it with `stepwise
@@ -300,6 +319,82 @@ class StreamChangedError(StepwiseError):
     run_id: str
 
 
+class WaitTimeoutError(StepwiseError, TimeoutError):
+    """What the run waited for did not come in time.
+
+    Cause: `wait_for(..., timeout=...)` or `approve(..., timeout=...)` waited as long as it was to
+    wait, over all attempts of the run, and nobody sent or answered anything.
+
+    What to do: Catch it in the workflow and go on without, or send what is missing and start the
+    program again: a run that ended with this error waits anew.
+    """
+
+    run_id: str
+    step: int
+    name: str
+
+
+class ApprovalDenied(StepwiseError):  # noqa: N818 -- not a fault: a person said no
+    """A person denied what a call asked for; it was not made.
+
+    Cause: The call needs a yes (`approve=` of a tool, or `approve(...)`), and somebody answered
+    with no. The message says who, when and why.
+
+    What to do: Catch it in the workflow and take another way. A run that ended with this error asks
+    again when it is started again.
+    """
+
+    run_id: str
+    step: int
+    by: str
+    note: str
+
+
+class RunEndedError(StepwiseError):
+    """The run has ended, so nothing in it can take this.
+
+    Cause: A signal, an answer or a request to cancel came after the run had completed, failed or
+    been cancelled.
+
+    What to do: Look at the run with `stepwise show RUN`. Resume a run that failed or was cancelled,
+    then send: what is sent to a run in progress, or to one that waits, reaches it.
+    """
+
+    run_id: str
+    status: str
+
+
+class SignalRefusedError(StepwiseError, ValueError):
+    """The value does not fit what the run waits for, or is not JSON.
+
+    Cause: The run waits with `wait_for(name, type=...)`, and the value does not fit the JSON schema
+    of that type; or the value has no form in JSON.
+
+    What to do: The message says where the value differs, and `stepwise show RUN` prints what the
+    run waits for. Send a value that fits.
+    """
+
+    run_id: str
+    name: str
+
+
+class WorkerDiedError(StepwiseError):
+    """The worker that executed the body of a step died.
+
+    Cause: The step has an `executor=`, and the process or the node in which its body was executed
+    is gone: killed, out of memory, cut off. The body may have done its work, in part or whole.
+
+    What to do: This error is a failed attempt: give a plain step `retries=`. A broken process pool
+    executes nothing more, so start the program again. A side effect is in doubt, unless the
+    workflow handles this error: look outside whether it happened, and settle it.
+    """
+
+    run_id: str
+    step: int
+    name: str
+    where: str
+
+
 class RunStopped(_Facts):
     """The run cannot continue; every later step call of the run raises this again.
 
@@ -336,8 +431,9 @@ class StoreError(RunStopped):
     """The store could not be read or written.
 
     Cause: The disk is full or read-only, the folder belongs to another user, was deleted during the
-    run, lies on a network file system, or was made by a newer version of stepwise. The message has
-    the path and the cause.
+    run, lies on a network file system, or was made by a newer version of stepwise. Of a store on
+    Postgres: the server stayed away for longer than `patience_seconds`, or refused. The message has
+    the place and the cause.
 
     What to do: Remove the cause and start the program again: nothing that was recorded is lost.
     `stepwise doctor` checks the store, the disk, the permissions and the key.
@@ -390,13 +486,74 @@ class LeaseLostError(RunStopped):
     """Another process took this run over; nothing more can be written from here.
     `stepwise explain LeaseLostError` says how that happens.
 
-    Cause: This process lost its lock, because somebody deleted the store's lock file or a store of
-    your own let the lease expire, and another process took the run. The store refuses the writes of
-    this process, so that two processes never write one run.
+    Cause: Another process took the run. In a store on Postgres this process was silent for longer
+    than `lease_seconds` (suspended, or cut off from the server); in a folder, somebody deleted the
+    store's lock file. The store refuses the writes of this process, so that two processes never
+    write one run.
 
     What to do: Nothing, if the other process continues the run: follow it with `stepwise watch
     RUN`. Otherwise start the program again.
     """  # noqa: D205 -- two sentences are the message
+
+
+class RunSuspended(RunStopped):
+    """The run waits, and gave up its process meanwhile; it goes on at the statement where it waits.
+
+    Cause: A wait takes longer than `suspend_after` seconds (60 by default). The run is recorded,
+    and nothing of it is left in this process. At the top of a script this ends the program with
+    exit code 75.
+
+    What to do: Start the program again when the time has come, or after `stepwise send` or
+    `stepwise approve`. Or leave that to `stepwise up`.
+    """
+
+    waits: Any
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows instead of a traceback: nothing has failed."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RunCancelled(RunStopped):
+    """Somebody cancelled the run.
+
+    Cause: `stepwise cancel RUN` or `Run.cancel()`. The message says who, when and why.
+
+    What to do: Nothing, if that was meant. `stepwise resume RUN` or `Run.resume()` takes the run up
+    again where it stopped; `options(fresh=True)` starts a new one.
+    """
+
+    by: str
+    reason: str
+    at: float
+    in_doubt: tuple[tuple[str, int], ...]
+
+
+class RunTimeoutError(RunStopped):
+    """The run took longer than the timeout of its workflow.
+
+    Cause: `@workflow(timeout=...)` counts the seconds since the run began, over all attempts, with
+    the time in which it waited or nobody executed it.
+
+    What to do: Start the program again with a longer timeout: the run goes on where it stopped.
+    """
+
+    timeout: float
+
+
+class BudgetExceeded(RunStopped):
+    """The run has spent what it may.
+
+    Cause: The steps so far have spent what `@workflow(budget=...)` allows, or more. What was in
+    flight was recorded; no other step began. `err.spent` and `err.budget` have the amounts.
+
+    What to do: Look with `stepwise show RUN` what it was spent for. With a larger budget,
+    `.options(budget=...)`, the next start continues where the run stopped. Until then the run is
+    `interrupted`: nothing brings it back by itself.
+    """
+
+    spent: Any
+    budget: Any
 
 
 class StepwiseWarning(UserWarning):

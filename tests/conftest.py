@@ -59,10 +59,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the backgro
 
 # What "make test-fast" leaves out: sweeps, kernels, builds, browsers, programs that are killed.
 SLOW = {
-    *("crash", "docs", "frameworks", "notebook", "integrations"),
+    *("crash", "docs", "frameworks", "notebook", "integrations", "postgres", "cluster"),
     *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
-    *("test_resume_loops.py", "test_stored_once.py"),
+    *("test_elsewhere.py", "test_resume_loops.py", "test_stored_once.py"),
     *("test_reports.py", "test_reloading.py", "test_cli_steer.py", "test_long_runs.py"),
     *("test_which_call.py", "test_variables.py", "test_starts.py"),
     *("test_resume_clients.py", "test_testing.py", "test_statements.py"),
@@ -72,6 +72,7 @@ SLOW_TESTS = {
     *("test_other_pythons", "test_other_processes", "test_many_steps", "test_broken_pipe"),
     *("test_what_a_script_defines", "test_a_table_fits", "test_suggested_names"),
     *("test_the_storm_sees_what_is_repeated", "test_the_race_sees_a_second_owner"),
+    *("test_a_copy_that_is_killed_at_any_write_is_continued", "test_no_run_is_in_memory_at_once"),
     *("test_garbage_is_collected_once_for_each_live_instance", "test_terminal"),
 }
 SLOW_FIXTURES = {"start", "tally", "library", "browse", "picture"}
@@ -128,25 +129,27 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch):
+def home():
     """``$STEPWISE_HOME``: our plugin gives each test its own; and no other setting is in force."""
     folder = pathlib.Path(os.environ["STEPWISE_HOME"])
-    for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
-        monkeypatch.delenv(f"STEPWISE_{name}", raising=False)
-    for name in ("COLUMNS", "LINES"):  # readline sets them for every process that pytest starts
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("STEPWISE_QUIET", "1")
-    monkeypatch.setattr(settings, "_settings", settings._Settings())
-    vars(process_memory.memory).update(
-        vars(process_memory.ProcessMemory())
-    )  # other modules hold the object itself
     opened: dict[str, stepwise.stores.Store] = {}
-    monkeypatch.setattr(stepwise.stores, "_open", opened)
-    yield folder
-    for run in list(live_runs):  # of a crash that was played: no other test is to see it
-        run.close()
-    for store in opened.values():
-        store.close()
+    # Not the fixture ``monkeypatch``: a test that undoes its changes would undo these.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
+            patch.delenv(f"STEPWISE_{name}", raising=False)
+        for name in ("COLUMNS", "LINES"):  # readline sets them for all that pytest starts
+            patch.delenv(name, raising=False)
+        patch.setenv("STEPWISE_QUIET", "1")
+        patch.setattr(settings, "_settings", settings._Settings())
+        vars(process_memory.memory).update(
+            vars(process_memory.ProcessMemory())
+        )  # other modules hold the object itself
+        patch.setattr(stepwise.stores, "_open", opened)
+        yield folder
+        for run in list(live_runs):  # of a crash that was played: no other test is to see it
+            run.close()
+        for store in opened.values():
+            store.close()
 
 
 @pytest.fixture

@@ -38,6 +38,16 @@ FACTS = {
     "owner": Owner(42, "host", 1.5, "thread MainThread"),
     "traceback_text": "Traceback ...",
     "timeout": 0.5,
+    "at": 1.5,
+    "budget": stepwise.Budget(usd=5),
+    "by": "ann@host",
+    "in_doubt": (("agent-0123456789ab", 3),),
+    "note": "not today",
+    "reason": "no more \u00fc",
+    "spent": stepwise.Spent(usd=5.5, steps=3),
+    "status": "completed",
+    "waits": (),
+    "where": "its node is gone",
 }
 
 
@@ -64,7 +74,15 @@ def drawn():
 
 def test_the_tree_is_drawn():
     """The tree in the docstring of ``stepwise.errors`` names every class, with its bases."""
-    mixed_in = (LookupError, TypeError, TimeoutError, UserWarning, Exception, BaseException)
+    mixed_in = (
+        LookupError,
+        TypeError,
+        TimeoutError,
+        ValueError,
+        UserWarning,
+        Exception,
+        BaseException,
+    )
     classes = {}
     for cls in ALL:
         bases = [base for base in cls.__bases__ if base in ALL or base in mixed_in]
@@ -87,10 +105,14 @@ def test_the_list_is_the_module():
 
 
 def test_names_say_what_they_are():
-    """Errors end in ``Error``, warnings in ``Warning``; two words do neither."""
+    """Errors end in ``Error``, warnings in ``Warning``; what somebody decided does neither."""
     assert {cls for cls in RAISED if not cls.__name__.endswith("Error")} == {
+        errors.ApprovalDenied,
+        errors.BudgetExceeded,
+        errors.RunCancelled,
         errors.RunSkipped,
         errors.RunStopped,
+        errors.RunSuspended,
     }
     assert all(cls.__name__.endswith("Warning") for cls in WARNED)
 
@@ -187,6 +209,7 @@ def test_what_stops_a_run_is_no_exception():
     assert {cls.__name__ for cls in sticky} == {
         *("RunStopped", "StepInDoubtError", "StoreError", "CorruptStoreError"),
         *("JournalLostError", "RunOwnedError", "LeaseLostError"),
+        *("RunSuspended", "RunCancelled", "RunTimeoutError", "BudgetExceeded"),
     }
     for cls in RAISED:
         with pytest.raises(cls), contextlib.suppress(*([] if cls not in sticky else [Exception])):

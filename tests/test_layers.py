@@ -35,8 +35,11 @@ ONLY_IN = {
     "click": {"stepwise.cli._demo", "stepwise.cli"},
     "cloudpickle": {"stepwise._values.pickling"},
     "concurrent": {
+        "stepwise._calls.elsewhere",
         "stepwise._calls.parallel",
+        "stepwise._calls.steps",
         "stepwise._runtime.thread_context",
+        "stepwise.integrations",
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.seal"},
@@ -44,19 +47,26 @@ ONLY_IN = {
     "fcntl": {"stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
+    "jsonschema": {"stepwise._values.schemas"},
+    "ipywidgets": {"stepwise._display.asked"},
     "langchain_core": {"stepwise.integrations"},
     "langgraph": {"stepwise.integrations"},
     "numpy": {"stepwise._values.digest_types"},
     "opentelemetry": {"stepwise.integrations"},
     "pandas": {"stepwise._values.digest_types"},
     "pickle": {
+        "stepwise._values.buffers",
         "stepwise._values.codec",
         "stepwise._values.pickling",
         "stepwise._checkpoints.variables",
     },
     "pydantic": {"stepwise._values.data"},
+    "referencing": {"stepwise._values.schemas"},
     "sqlite3": {"stepwise._runs.doctor", "stepwise.stores"},
     "stepwise_pytest": {"stepwise.testing.plugin"},
+    "psycopg": {"stepwise.stores"},
+    "psycopg_pool": {"stepwise.stores"},
+    "ray": {"stepwise.integrations"},
     "tenacity": {"stepwise._runtime.retries"},
     "wrapt": {"stepwise._workflows.workflow", "stepwise.integrations"},
 }
@@ -69,10 +79,15 @@ MAY_IMPORT = {
     "graph": "_runtime _values _workflows.host",
     "notebook": f"{BASIC} _rewrite.cells _runs _workflows.host _workflows.pieces",
     "integrations": (
-        "_calls _checkpoints.resources _execution.active_run _execution.outside _identity.clients "
-        "_runs.current _runs.run _runtime _values _workflows.host stores._files stores._locks"
+        "_calls _checkpoints.resources _execution.account _execution.active_run "
+        "_execution.outside _identity.clients _runs.current _runs.run _runtime _values "
+        "_workflows.elsewhere _workflows.engines _workflows.host stores._files stores._locks "
+        "stores._postgres_presence"
     ),
-    "cli": "_display _runs integrations._model_calls",
+    "cli": (
+        "_display _runs _workflows.run_output _workflows.supervisor integrations._model_calls "
+        "integrations._ray_engine"
+    ),
     "testing": (
         "_calls _execution _journal _runs _runtime _values integrations._model_calls "
         "integrations._model_requests integrations._recorded_responses"
@@ -170,11 +185,11 @@ def test_the_modules_of_a_room(room):
 
 
 def test_the_tests_lie_in_the_same_rooms():
-    """A folder of tests is called like a room, or holds crashes, pages or agent frameworks."""
+    """A folder of tests is called like a room, or holds crashes, pages, frameworks or servers."""
     rooms = {name.removeprefix("stepwise.").strip("_") for row in layers() for name in row}
     tests = ROOT.parent / "tests"
     folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
-    assert folders - {"."} <= rooms | {"crash", "docs", "frameworks"}
+    assert folders - {"."} <= rooms | {"crash", "docs", "frameworks", "postgres", "cluster"}
 
 
 def test_no_cycles():
@@ -301,9 +316,11 @@ def test_typing_extensions_are_for_the_type_checker():
 
 
 WRITERS = """
-    _execution.active_run _execution.outcomes _calls.compensation _calls.doubt _calls.perform
-    _calls.streams _runs.fork _runs.run _runs.verify _workflows.execute _workflows.host
-    _workflows.opening _workflows.pieces _workflows.takeover testing.crashes
+    _execution.account _execution.active_run _execution.outcomes _execution.steering
+    _calls.compensation _calls.doubt _calls.perform _calls.approvals _calls.asking _calls.pauses
+    _calls.streams _calls.waiting _runs.cancelling _runs.fork _runs.run _runs.settling _runs.verify
+    _workflows.execute _workflows.host _workflows.opening _workflows.pieces _workflows.takeover
+    testing.crashes
 """
 
 
@@ -350,10 +367,12 @@ def test_importing_is_light():
 
 FOR_LOOKING = """
     _runs.checkpoints _calls.compensation _runs.current _display.render _calls.doubt
-    _runs.fork _workflows.handles _runs.steps _execution.viewer
-    _runs.listing _calls.parallel _runs.overview _display.progress_notebook
-    _display.progress_terminal _workflows.recover _runs.run _runs.verify
+    _runs.fork _workflows.handles _runs.steps _execution.viewer _execution.budget
+    _calls.spending _runs.sending _values.schemas
+    _runs.listing _calls.parallel _calls.elsewhere _runs.overview _display.progress_notebook
+    _display.progress_terminal _workflows.recover _runs.run _runs.settling _runs.verify
     _display.elide _display.terminal _display.text
+    _workflows.run_output _workflows.supervisor _workflows.unfinished
     agent graph notebook
 """
 
@@ -451,17 +470,19 @@ def test_modules_describe_themselves():
 # -- the front door ------------------------------------------------------------------------------
 
 FRONT_DOOR = """
-    ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle Checkpoint CheckpointStore
-    CodeChangedError CompletedCall ConfigurationError CorruptStoreError CurrentStep DidNotHappen
-    DigestError Event Handle InDoubtCall Inconclusive JournalLostError Landed LeaseLostError
-    NotRecordableError OutsideRunError PossibleStep Program RecoverableAgent Recovered Run
-    RunBusyError RunCheckpoint RunConflictError RunNotFoundError RunOwnedError RunSkipped RunStopped
-    RunWarning StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError
-    StepwiseError StepwiseWarning StoppedCall StoreError StreamChangedError UnreadableValueError
-    UnrecordedCallWarning
-    UnusedRecordWarning Verification Workflow background configure current_run current_step errors
-    get_run identity instrument map on_event recover reenterable resource runs step tool
-    uninstrument workflow
+    ApprovalDenied ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle Budget
+    BudgetExceeded Checkpoint CheckpointStore CodeChangedError CompletedCall ConfigurationError
+    CorruptStoreError CurrentStep DidNotHappen DigestError Event Handle InDoubtCall InboxMessage
+    Inconclusive JournalLostError Landed LeaseLostError NotRecordableError OutsideRunError
+    PendingWait PossibleStep Program Question RecoverableAgent Recovered Run RunBusyError
+    RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
+    RunSkipped RunStopped RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent
+    StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
+    StepwiseWarning StoppedCall StoreError StreamChangedError UnreadableValueError
+    UnrecordedCallWarning UnusedRecordWarning Verification WaitTimeoutError WorkerDiedError Workflow
+    approve background configure current_run current_step errors get_run identity instrument map
+    on_event recover reenterable resource runs sleep sleep_until spend step tool uninstrument
+    wait_for workflow
 """
 
 

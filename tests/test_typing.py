@@ -177,8 +177,10 @@ def test_the_options_that_are_typed_are_those_that_there_are():
     """A decorator's typed options and those that it takes at run time are the same."""
     typed = {**overloads(steps), **overloads(workflow)}
     taken = set(inspect.signature(steps.Step.__init__).parameters)
-    taken = taken - {"self", "function", "kind"}
-    effects = {"side_effect", "in_doubt", "fails_cleanly", "idempotent", "compensate"}
+    taken |= set(inspect.signature(steps.SentStep.__init__).parameters)
+    taken -= {"self", "function", "kind", "options"}
+    effects = {"side_effect", "in_doubt", "fails_cleanly", "idempotent", "approve"}
+    effects |= {"compensate"}
     assert set(typed["step"]) == taken - effects == set(_options._OF_STEPS)
     assert set(typed["tool"]) == taken == set(_options._KINDS["tool"])
     options = {field.name for field in dataclasses.fields(Options)}

@@ -23,6 +23,7 @@ import statistics
 import string
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ PROCESS = "killed process"  # written, never flushed
 Job = dict[str, Any]
 Figures = dict[str, float]
 
-hook: SimpleNamespace = SimpleNamespace(body=None)
+hook: SimpleNamespace = SimpleNamespace(body=None, passed=None, waited=None)
 
 
 def body(number: int) -> Any:
@@ -52,6 +53,16 @@ async def abody(number: int) -> Any:
     """The same for an async step, after 10 ms."""
     await asyncio.sleep(0.010)
     return hook.body(number)
+
+
+def passed(number: int) -> None:
+    """A statement of the workflow's own that is no step: what runs again is counted here."""
+    hook.passed(number)
+
+
+def waited() -> None:
+    """The first statement after the wait."""
+    hook.waited()
 
 
 class Peer:
@@ -66,6 +77,7 @@ class Peer:
     resuming = False  # the workload resumes
     survives: dict[str, str] = {}  # variant: one of the levels above
     cannot: dict[str, str] = {}  # "workload" or "variant:workload": why not
+    sends_to_nobody = True  # a value can be sent while no process executes the run
     only_import = ""  # why nothing but W5 can be measured
 
     def __init__(self, variant: str, store: pathlib.Path, service: Job) -> None:
@@ -87,6 +99,17 @@ class Peer:
 
     def fanout(self, run_id: str, count: int) -> None:
         """``count`` async steps at once; each awaits `abody`."""
+        raise NotImplementedError
+
+    def waiting(self, run_id: str, count: int) -> None:
+        """Start or resume a run: ``count`` times `passed` and a step, a wait for a value, `waited`.
+
+        Without ``sends_to_nobody``, what resumes the run brings the value.
+        """
+        raise NotImplementedError
+
+    def sender(self, run_id: str) -> Callable[[], object]:
+        """Return what sends the value, from another process than the one that waits."""
         raise NotImplementedError
 
     @classmethod
@@ -298,6 +321,85 @@ def _fanout(peer: Peer, job: Job) -> Figures:
         return {"ms": (now() - began) * 1e3}
 
 
+_SETTLED = 1.0  # seconds after the last step in which a run comes to its wait
+
+
+class _Passing:
+    """Counts the statements of the workflow's own; calls something when the run waits."""
+
+    def __init__(self, job: Job, at_wait: Callable[[], object]) -> None:
+        self.last, self.at_wait, self.count = job["n"] - 1, at_wait, 0
+        self.done = threading.Event()
+        threading.Thread(target=self.follow, daemon=True).start()  # before the run: none of its own
+
+    def __call__(self, number: int) -> None:
+        self.count += 1
+        if number == self.last:
+            self.done.set()
+
+    def follow(self) -> None:
+        self.done.wait()
+        time.sleep(_SETTLED)
+        self.at_wait()
+
+
+def _waiting(peer: Peer, job: Job, at_wait: Callable[[], object]) -> NoReturn:
+    """Run to the first statement after the wait, and end there; says when that was."""
+    hook.body = _payload(job["bytes"])
+    hook.passed = passing = _Passing(job, at_wait)
+
+    def reached() -> None:
+        at = now()
+        answer(job, {"at": at, "ms": (at - job["began"]) * 1e3, "ran_again": passing.count})
+        os._exit(0)
+
+    hook.waited = reached
+    peer.open()
+    peer.waiting(job["run"], job["n"])
+    threading.Event().wait(2 * _SETTLED)  # one that left the wait: nobody has sent yet
+    os._exit(9)
+
+
+def _wait_and_die(peer: Peer, job: Job) -> Figures:
+    """W10: come to the wait, and die there."""
+    _waiting(peer, job, lambda: os._exit(9))
+
+
+def _listen(peer: Peer, job: Job) -> Figures:
+    """W10: come to the wait, say so, and wait there."""
+    _waiting(peer, job, pathlib.Path(job["ready"]).touch)
+
+
+def _in_place(peer: Peer, job: Job) -> Figures:
+    """W10, of a peer whose values come with what resumes the run: in the process that left it."""
+    hook.body, hook.passed = _payload(job["bytes"]), lambda _: None
+    peer.open()
+    peer.waiting(job["run"], job["n"])
+    began = now()
+
+    def reached() -> None:
+        answer(job, {"live_ms": (now() - began) * 1e3})
+        os._exit(0)
+
+    hook.waited = reached
+    peer.waiting(job["run"], job["n"])
+    raise SystemExit("the wait was not over")
+
+
+def _go_on(peer: Peer, job: Job) -> Figures:
+    """W10: go on in a fresh process, after the value was sent."""
+    _waiting(peer, job, lambda: None)
+
+
+def _send(peer: Peer, job: Job) -> Figures:
+    """W10: send the value."""
+    with _opened(peer):
+        send = peer.sender(job["run"])
+        began = now()
+        send()
+        return {"at": began, "ms": (now() - began) * 1e3}
+
+
 JOBS: dict[str, Callable[[Peer, Job], Figures]] = {
     "loop": _loop,
     "crash": _crash,
@@ -305,6 +407,11 @@ JOBS: dict[str, Callable[[Peer, Job], Figures]] = {
     "agent": _agent,
     "save": _save,
     "fanout": _fanout,
+    "wait_and_die": _wait_and_die,
+    "listen": _listen,
+    "in_place": _in_place,
+    "go_on": _go_on,
+    "send": _send,
 }
 
 

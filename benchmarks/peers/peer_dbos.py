@@ -8,8 +8,8 @@ import contextlib
 import harness
 import postgres
 import workloads
-from dbos import DBOS, SetWorkflowID
-from harness import Peer, abody, body
+from dbos import DBOS, DBOSClient, SetWorkflowID
+from harness import Peer, abody, body, passed, waited
 
 
 @DBOS.step()
@@ -45,6 +45,15 @@ async def fanout(count):
     await asyncio.gather(*(astep(n) for n in range(count)), return_exceptions=True)
 
 
+@DBOS.workflow()
+def waiting(count):
+    for number in range(count):
+        passed(number)
+        step(number)
+    DBOS.recv("go", timeout_seconds=3600)
+    waited()
+
+
 class Dbos(Peer):
     """The defaults of both databases: SQLite's rollback journal, PostgreSQL's fsync."""
 
@@ -54,9 +63,11 @@ class Dbos(Peer):
     imports = "import dbos"
     survives = dict.fromkeys(variants, harness.POWER)
 
+    def url(self):
+        return self.service.get("url") or f"sqlite:///{self.store}/dbos.sqlite"
+
     def open(self):
-        url = self.service.get("url") or f"sqlite:///{self.store}/dbos.sqlite"
-        DBOS(config={"name": "peer", "system_database_url": url, "log_level": "ERROR"})
+        DBOS(config={"name": "peer", "system_database_url": self.url(), "log_level": "ERROR"})
         DBOS.launch()
 
     def close(self):
@@ -76,6 +87,14 @@ class Dbos(Peer):
                 await fanout(count)
 
         asyncio.run(call())
+
+    def waiting(self, run_id, count):
+        with SetWorkflowID(run_id):
+            waiting(count)
+
+    def sender(self, run_id):
+        client = DBOSClient(system_database_url=self.url())
+        return lambda: client.send(run_id, {"number": 1}, "go")
 
     @classmethod
     def refusal(cls, variant, workload):

@@ -14,13 +14,13 @@ from typing import Annotated, TypedDict
 
 import harness
 import workloads
-from harness import Peer, abody, body
+from harness import Peer, abody, body, passed, waited
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Send
+from langgraph.types import Command, Send, interrupt
 
 
 @task
@@ -47,6 +47,14 @@ def functional_agent(count):
     messages = []
     for number in range(count):
         messages.append(say(messages, number).result())
+
+
+def functional_waiting(count):
+    for number in range(count):
+        passed(number)
+        step(number).result()
+    interrupt("go")
+    waited()
 
 
 async def functional_fanout(count):
@@ -92,6 +100,28 @@ async def leaf(state):
     return {"got": [await abody(state["i"])]}
 
 
+def passing(state):
+    passed(state["i"])
+    return work(state)
+
+
+def asking(state):
+    interrupt("go")
+    waited()
+    return {}
+
+
+def waiting_graph():
+    """The cycle, and then a node that waits."""
+    graph = StateGraph(LoopState)
+    graph.add_node("work", passing)
+    graph.add_node("ask", asking)
+    graph.add_edge(START, "work")
+    graph.add_conditional_edges("work", lambda s: "work" if s["i"] < s["n"] else "ask")
+    graph.add_edge("ask", END)
+    return graph
+
+
 def cycle(schema, node):
     """A graph of one node that leads back to itself."""
     graph = StateGraph(schema)
@@ -110,6 +140,9 @@ def fan():
     return graph
 
 
+_NO_MESSAGES = ("w1", "w2", "w4", "w6", "w10", "flushes")
+
+
 class LangGraph(Peer):
     """SqliteSaver: WAL, synchronous FULL."""
 
@@ -121,8 +154,9 @@ class LangGraph(Peer):
         "from langgraph.checkpoint.sqlite import SqliteSaver"
     )
     survives = {v: harness.POWER if v.endswith("sync") else harness.LATER for v in variants}
+    sends_to_nobody = False
     cannot = {
-        **{f"graph-delta:{w}": "only W3 differs" for w in ("w1", "w2", "w4", "w6", "flushes")},
+        **{f"graph-delta:{w}": "only W3 differs" for w in _NO_MESSAGES},
         "graph-sync:w6": "as graph",
     }
 
@@ -151,6 +185,17 @@ class LangGraph(Peer):
         else:
             app = cycle(LoopState, work).compile(checkpointer=self.saver)
             self.invoke(app, {"i": 0, "n": count, "last": None}, run_id, count)
+
+    def waiting(self, run_id, count):
+        config = {"configurable": {"thread_id": run_id}, "recursion_limit": count + 10}
+        if self.variant.startswith("functional"):
+            app, start = entrypoint(checkpointer=self.saver)(functional_waiting), count
+        else:
+            app = waiting_graph().compile(checkpointer=self.saver)
+            start = {"i": 0, "n": count, "last": None}
+        known = app.get_state(config).metadata is not None
+        durability = "sync" if self.variant.endswith("-sync") else "async"
+        app.invoke(Command(resume={"number": 1}) if known else start, config, durability=durability)
 
     def agent(self, run_id, count):
         if self.variant.startswith("functional"):

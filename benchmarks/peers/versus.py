@@ -56,9 +56,11 @@ _WORKLOADS = (  # name, arguments, the same for --quick, the most rounds
     ("w3", "--n 500", "--n 60", 9),
     ("w4", "--bytes 10000000", "--bytes 1000000", 9),
     ("w6", "--n 200", "--n 20", 9),
+    ("w10", "--n 100", "--n 20", 9),
     ("w5", "", "", 3),
 )
 _OURS = ("stepwise", "raw")  # they run in any environment that has stepwise
+_WAITING = ("stepwise", "dbos", "langgraph")  # whose waits are compared
 _SLOW = ("prefect",)  # 400 steps under strace take minutes
 _LONG = 20.0  # seconds of a measurement that is not repeated
 _USUAL = 5.0  # seconds of one that was never made
@@ -162,6 +164,8 @@ def _plan(arguments: argparse.Namespace) -> list[Planned]:
             if how is None or turn > most or not fnmatch.fnmatch(workload, arguments.workload):
                 continue
             for peer, variant in _who(arguments.only)[:: 1 if turn % 2 else -1]:
+                if workload == "w10" and peer not in _WAITING:
+                    continue
                 size = quick if peer in _SLOW and workload == "flushes" else how
                 what = f"{workload} {how}".strip()
                 plan.append(Planned(turn, what, peer, variant, workload, size))

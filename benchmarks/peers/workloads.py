@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from importlib import metadata
 
 from harness import (
@@ -55,9 +56,10 @@ class Bench:
         *,
         wrap: Sequence[str] = (),
         expect: int = 0,
+        name: str = "answer",
         **more: object,
     ) -> Figures:
-        found = root / "answer.json"
+        found = root / f"{name}.json"
         found.unlink(missing_ok=True)
         job = {
             "kind": kind,
@@ -73,7 +75,7 @@ class Bench:
             "began": now(),
         }
         # Into a file: a helper process of the peer may outlive the child, and hold a pipe open.
-        with open(root / "output", "w+", encoding="utf-8") as output:
+        with open(root / f"{name}.output", "w+", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [*wrap, sys.executable, sys.argv[0], json.dumps(job)],
                 stdout=output,
@@ -86,7 +88,7 @@ class Bench:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         if code != expect:
-            said = (root / "output").read_text(encoding="utf-8", errors="replace")
+            said = (root / f"{name}.output").read_text(encoding="utf-8", errors="replace")
             raise RuntimeError(f"{kind}: exit {code}\n{said[-1500:]}")
         return json.loads(found.read_text(encoding="utf-8")) if expect == 0 else {}
 
@@ -132,6 +134,33 @@ class Bench:
         with self.store() as (root, service):
             return self.child(root, service, "fanout")
 
+    def w10(self) -> Figures:
+        run, live = fresh_id(), self._live()
+        with self.store() as (root, service):
+            self.child(root, service, "wait_and_die", expect=9, run=run)
+            sent = {}
+            if self.peer.sends_to_nobody:
+                sent = self.child(root, service, "send", run=run)
+            time.sleep(self.peer.lease)
+            later = self.child(root, service, "go_on", run=run)
+        figures = {"ms": later["ms"], "ran_again": later["ran_again"], **live}
+        return figures | ({"send_ms": sent["ms"]} if sent else {})
+
+    def _live(self) -> Figures:
+        """From the send in one process to the statement after the wait in another."""
+        run = fresh_id()
+        if not self.peer.sends_to_nobody:
+            with self.store() as (root, service):
+                return self.child(root, service, "in_place", run=run)
+        with self.store() as (root, service), futures.ThreadPoolExecutor(1) as pool:
+            ready = root / "ready"
+            how = {"name": "listener", "run": run, "ready": str(ready)}
+            listener = pool.submit(self.child, root, service, "listen", **how)
+            while not (ready.exists() or listener.done()):
+                time.sleep(0.01)
+            sent = self.child(root, service, "send", run=run)
+            return {"live_ms": (listener.result()["at"] - sent["at"]) * 1e3}
+
     def flushes(self) -> Figures:
         """Per step: what a run of 3n steps has more than one of n, over 2n."""
         few, many = (self._flushes_of(count) for count in (self.arguments.n, 3 * self.arguments.n))
@@ -152,6 +181,7 @@ _DEFAULTS = {
     "w4": (1, 10_000_000),
     "w5": (1, 1),
     "w6": (200, 1024),
+    "w10": (100, 1024),
     "flushes": (100, 1024),
 }
 
@@ -172,7 +202,7 @@ def main(peer: type[Peer]) -> None:
     arguments = parser.parse_args()
     count, size = _DEFAULTS[arguments.workload]
     arguments.n, arguments.bytes = arguments.n or count, arguments.bytes or size
-    peer.resuming = arguments.workload == "w2"
+    peer.resuming = arguments.workload in ("w2", "w10")
     why = peer.refusal(arguments.variant, arguments.workload)
     said: dict[str, object] = {"survives": peer.survives.get(arguments.variant, "")}
     try:

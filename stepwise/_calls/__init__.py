@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    doubt driver perform async_driver awaitables caches steps streams parallel
-    compensation
+    doubt driver waiting perform terms approvals async_driver elsewhere awaitables caches steps
+    pauses asking streams parallel compensation spending
 """

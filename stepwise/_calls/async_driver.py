@@ -6,18 +6,19 @@ Imported at the first asynchronous call, so that a synchronous program does not 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 
 from stepwise._calls.driver import (
     Attempt,
     Cancelled,
     Core,
-    FlowChange,
     Operation,
     Ready,
     Result,
     Sleep,
     Unfinished,
+    Wait,
     Write,
     is_body,
     start,
@@ -27,7 +28,7 @@ from stepwise._calls.driver import (
 from stepwise._execution.active_run import ActiveRun, scope_variable
 from stepwise._runtime import tracing
 
-__all__ = ["adrive", "afinish", "aresume", "auntil_body", "in_task_of"]
+__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of"]
 
 
 async def adrive(core: Core) -> Result:
@@ -43,7 +44,7 @@ async def auntil_body(core: Core) -> Attempt | Result:
     operation = start(core)
     try:
         while not (isinstance(operation, Result) or is_body(operation)):
-            operation = core.send(await _run(operation))
+            operation = core.send(await arun(operation))
     except StopIteration as stop:
         operation = stop.value
     assert isinstance(operation, (Attempt, Result))
@@ -66,7 +67,7 @@ async def afinish(unfinished: Unfinished, awaited: str) -> Result:
             return await _go_on(core, operation)
         scope = operation.scope
         if scope is not None and scope.call is not None:
-            scope.run.flows.begin(scope.call.number)  # in this task
+            scope.run.flows.begin(scope.call.number, child=bool(scope.call.child))  # in this task
         done = await in_task_of(operation, value)
         done.awaited = awaited
         return await _go_on(core, operation, done)
@@ -79,18 +80,20 @@ async def _go_on(core: Core, operation: Operation | Result, done: Result | None 
         return operation
     try:
         while True:
-            operation = core.send(done or await _run(operation))
+            operation = core.send(done or await arun(operation))
             done = None
     except StopIteration as stop:
         result: Result = stop.value
         return result
 
 
-async def _run(operation: Operation) -> Result:
+async def arun(operation: Operation) -> Result:
+    """Await an operation of a call."""
     if isinstance(operation, Attempt):
         return await in_task_of(operation)
     if isinstance(operation, Write):
-        return await _write(operation) if _many(operation.run) else write(operation)
+        at_once = operation.at_once or not _many(operation.run)
+        return write(operation) if at_once else await _write(operation)
     if isinstance(operation, Ready):
         return Result()
     if isinstance(operation, Sleep):
@@ -98,7 +101,7 @@ async def _run(operation: Operation) -> Result:
         return Result()
     if isinstance(operation, Cancelled):
         return await _cancelled(operation)
-    return await _change(operation)
+    return await _wait(operation)
 
 
 async def _cancelled(operation: Cancelled) -> Result:
@@ -109,21 +112,28 @@ async def _cancelled(operation: Cancelled) -> Result:
     return Result(True)
 
 
-async def _change(operation: FlowChange) -> Result:
-    changed, loop = asyncio.Event(), asyncio.get_running_loop()
-    flows = operation.flows
+async def _wait(operation: Wait) -> Result:
+    bell, loop = operation.bell, asyncio.get_running_loop()
+    rung = loop.create_future()  # asyncio.wait_for may swallow a cancellation before Python 3.12
 
-    def wake() -> None:
-        loop.call_soon_threadsafe(changed.set)
+    def wake(ringing: bool) -> None:
+        if not rung.done():
+            rung.set_result(ringing)
 
-    with flows.watching(wake):
-        if flows.changes != operation.seen:
+    def ring() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(wake, True)
+
+    with bell.watching(ring):
+        if bell.changes != operation.seen:
             return Result(True)
+        timer = loop.call_later(operation.seconds, wake, False)
         try:
-            await asyncio.wait_for(changed.wait(), operation.seconds)
-        except asyncio.TimeoutError:
-            return Result(False)
-        return Result(True)
+            return Result(await rung)
+        except BaseException as error:  # raised by the code that decides about the call
+            return Result(error=error)
+        finally:
+            timer.cancel()
 
 
 async def in_task_of(attempt: Attempt, value: object = None) -> Result:

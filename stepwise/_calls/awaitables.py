@@ -18,6 +18,7 @@ from typing import Any
 from stepwise._calls.driver import Result, Unfinished
 from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.concurrency import Unawaited
+from stepwise._runtime import asyncio_state
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import caller, file_name
 from stepwise._runtime.tracebacks import fold
@@ -31,7 +32,8 @@ made_by: set[CodeType] = set()
 
 def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
     """Return a call, or its recorded outcome, in the form that the function itself would return."""
-    future = sys.modules.get("asyncio") and sys.modules["asyncio"].Future
+    asyncio = asyncio_state.loaded()
+    future = asyncio and asyncio.Future
     if isinstance(ending, Result):
         awaited = ending.awaited
     elif ending.value is None:

@@ -104,9 +104,10 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
             )
         )
     effects = _Effects(journal.load(Position()), Codec(facts.codec))
-    end = facts.end if facts.status == "failed" else 0
+    ended: Any = "cancelled" if facts.status == "cancelled" else "failed"
+    end = facts.end if facts.status == ended else 0
     undone = facts.undone + (not facts.undoing)
-    undoing, done = facts._replace(undoing=True, undone=undone, status="failed", end=end), 0
+    undoing, done = facts._replace(undoing=True, undone=undone, status=ended, end=end), 0
     for effect in effects.newest_first:
         try:
             if effect.call.child:
@@ -140,13 +141,11 @@ def _compensate_child(
         if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
             # If this process dies in there, the caller's next resume finishes the undoing first.
             journal.append(head=_touched(facts))
-        result = yield from compensate(*child)
-    if its.undone or result.value:
+        done: int = (yield from compensate(*child)).unwrap()
+    # A child run that is undone in part only stays to be undone, by the next attempt at it.
+    if its.undone or done:
         compensated = Compensated(effect.call.number, at=time.time())
         journal.append(*_undoing(effects, effect.call, compensated), head=_touched(facts))
-    if result.error is not None:
-        raise result.error
-    done: int = result.value or 0
     return done
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 from stepwise._identity.identity import compensation_key
 from stepwise._identity.parts import shown_part
+from stepwise._journal.course import Stop
 from stepwise._journal.journal import Journal
-from stepwise._journal.projection import RecordedCall, Stop
+from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Stopped
 from stepwise._matching.callers import differences
 from stepwise._matching.pool import Match
@@ -18,7 +19,9 @@ from stepwise._matching.rulings import ruling_on
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count, shell_word
 from stepwise._runtime.public_names import public
+from stepwise._runtime.store_urls import public_url
 from stepwise.errors import RunStopped, StepInDoubtError
+from stepwise.stores import open_store
 
 if TYPE_CHECKING:
     from stepwise._execution.active_run import ActiveRun
@@ -298,6 +301,8 @@ def _commands(active: ActiveRun, call: Call) -> list[str]:
 
 
 def _store_option(journal: Journal) -> str:
-    """Return the command line's ``--store`` option for a journal; empty for the default store."""
-    url = journal.store.url
-    return "" if url == settings.store() else f" --store {shell_word(url)}"
+    """Return the command line's ``--store`` option for a journal; empty where it needs none."""
+    url, default = journal.store.url, settings.store_of_commands()
+    if not journal.store.persistent or url in (public_url(default), open_store(default).url):
+        return ""
+    return f" --store {shell_word(url)}"

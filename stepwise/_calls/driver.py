@@ -11,25 +11,25 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, NamedTuple, Union
 
 from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
-from stepwise._execution.concurrency import Flows
+from stepwise._execution.concurrency import Gong
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
 from stepwise._runtime import tracing
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.buffers import Data
-from stepwise.errors import StepTimeoutError
+from stepwise.errors import RunStopped, StepTimeoutError
 
 __all__ = [
     "READY",
     "Attempt",
     "Cancelled",
     "Core",
-    "FlowChange",
     "Operation",
     "Ready",
     "Result",
     "Sleep",
     "Unfinished",
+    "Wait",
     "Write",
     "cancelled_again",
     "drive",
@@ -43,6 +43,7 @@ __all__ = [
     "timed_out",
     "until_body",
     "write",
+    "written",
 ]
 
 _DEPTH = 20  # decorators around each other
@@ -109,13 +110,16 @@ class Cancelled(NamedTuple):
     awaited: str = ""
 
 
-class FlowChange(NamedTuple):
-    """Wait until another flow of control of the run did something; the value says whether one did.
+class Wait(NamedTuple):
+    """Wait until a bell rings; the value says whether it did within ``seconds``.
 
-    It is false if that did not happen within ``seconds``.
+    A Ctrl-C or a cancellation meanwhile is the error of the result.
+
+    Args:
+        seen: how often it had rung when there was a reason to wait.
     """
 
-    flows: Flows
+    bell: Gong
     seen: int
     seconds: float
 
@@ -129,16 +133,20 @@ class Write(NamedTuple):
 
     The value of its result is the record's number.  An error beside it is a cancellation of the
     caller, not a failure of the journal.
+
+    Args:
+        at_once: before any other code runs, so that the caller cannot be cancelled meanwhile.
     """
 
     run: ActiveRun
     item: tuple[Record, Data]
     durable: bool = True
+    at_once: bool = False
 
 
 READY = Ready()
 
-Operation = Union[Attempt, Cancelled, Sleep, FlowChange, Ready, Write]
+Operation = Union[Attempt, Cancelled, Sleep, Ready, Wait, Write]
 Core = Generator[Operation, Result, Result]
 
 
@@ -181,12 +189,12 @@ class Unfinished(NamedTuple):
 
     Args:
         core: what executes it.
-        operation: an attempt of a body that returned an awaitable; or what only awaiting can do.
+        operation: an attempt of a body that returned an awaitable; or what is to be awaited.
         value: the awaitable.
     """
 
     core: Core
-    operation: Attempt | Cancelled
+    operation: Operation
     value: Any = None
 
 
@@ -285,10 +293,16 @@ def run(operation: Operation) -> Result:
     if isinstance(operation, Sleep):
         time.sleep(operation.seconds)
         return Result()
-    changed = threading.Event()
-    flows = operation.flows
-    with flows.watching(changed.set):
-        return Result(flows.changes != operation.seen or changed.wait(operation.seconds))
+    return _wait(operation)
+
+
+def _wait(operation: Wait) -> Result:
+    bell, rung = operation.bell, threading.Event()
+    try:
+        with bell.watching(rung.set):
+            return Result(bell.changes != operation.seen or rung.wait(operation.seconds))
+    except BaseException as error:  # raised by the code that decides about the call
+        return Result(error=error)
 
 
 def gives_awaitable(function: Any) -> bool:
@@ -313,6 +327,16 @@ def write(operation: Write) -> Result:
         return Result(numbers[0])
     except BaseException as error:  # raised by the code that decides about the call
         return Result(error=error)
+
+
+def written(active: ActiveRun, result: Result) -> tuple[int, BaseException | None]:
+    """Return a record's number, and a cancellation that came meanwhile; a failure stops the run."""
+    if isinstance(result.error, RunStopped):
+        raise active.stop(result.error) from result.error.__cause__
+    if result.value is None:
+        result.unwrap()
+    number: int = result.value
+    return number, result.error
 
 
 def in_thread_of(attempt: Attempt) -> Result:

@@ -7,6 +7,8 @@ functions and ``async_driver`` awaits for coroutine functions.  So both forms ar
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Container, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,15 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepwise._calls.driver import (
     READY,
     Attempt,
+    Cancelled,
     Core,
-    FlowChange,
     Result,
     Sleep,
+    Wait,
     Write,
     cancelled_again,
+    written,
 )
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
+from stepwise._execution.draining import let_go
 from stepwise._execution.location import Helper, Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
 from stepwise._execution.outcomes import (
@@ -35,12 +40,15 @@ from stepwise._execution.outcomes import (
     outcome,
     settled,
 )
+from stepwise._execution.steering import ENDINGS
 from stepwise._journal.projection import RecordedCall, Status
 from stepwise._journal.records import Call, Entry, Intent, Outcome, Record, StepStatus
+from stepwise._journal.spending import Sums
 from stepwise._matching.callers import NOBODY, AnyCaller, Caller
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._runtime.retries import Attempts
@@ -59,7 +67,19 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
 
-__all__ = ["PATIENCE", "Performance", "Performer", "ShownValue"]
+__all__ = [
+    "DECORATED",
+    "PATIENCE",
+    "Performance",
+    "Performer",
+    "ShownValue",
+    "record_failure",
+    "record_outcome",
+    "record_settled",
+]
+
+DECORATED = "__stepwise_step__"
+"""The attribute of a decorated function that holds its step."""
 
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 _NOTHING: Mapping[str, Any] = {}
@@ -77,6 +97,7 @@ class Performer:
         returns: the type that its value is annotated with.
         awaits: its body is a coroutine function.
         keeps_failures: an exception is an outcome; if not, the next equal call is made again.
+        by_turn: the record of the same turn answers, if none of the same arguments does.
     """
 
     name: str
@@ -91,6 +112,7 @@ class Performer:
     returns: Any
     awaits = False
     keeps_failures = True
+    by_turn = False
 
     def watch(self, bound: Mapping[str, Any]) -> Watches:
         """Return the watch that notices when the call changes its arguments."""
@@ -109,6 +131,9 @@ class Performer:
 
     def shown_value(self, value: Any) -> ShownValue | None:
         """Return what a listing shows of a value, if not the value."""
+
+    def child_spent(self, call: Call) -> Sums | None:
+        """Return what a child run has spent that no earlier outcome of its call says."""
 
     def attempts(self) -> Attempts:
         """Return the attempts that one call may have."""
@@ -139,11 +164,15 @@ class Performance(NamedTuple):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = _NOTHING
 
+    def watch(self) -> Watches:
+        """Return the watch that notices when the call changes its arguments."""
+        return self.performer.watch(self.bound)
+
     def core(self) -> Core:
         """Answer the call from the journal, or execute it and record its outcome."""
         performer, scope, identity, bound, _, _ = self
         active = scope.run
-        active.check(performer.name)
+        active.check(performer.name, scope.call, answered=True)
         active.subjects.begin(identity, scope.around)
         try:
             shown = performer.hiding.shown(bound, active.secrets)
@@ -158,29 +187,18 @@ class Performance(NamedTuple):
             if recorded is not None and match.verdict in (Verdict.ANSWER, Verdict.CHANGED):
                 if match.verdict is Verdict.CHANGED:
                     _warn_changed(call, recorded)
-                answer = yield from self._recalled(recorded)
+                answer = yield from self.recalled(recorded)
                 if answer is not None:
                     return answer
             if recorded is None and call.effect and active.journal.unknown_effects:
                 raise active.stop(active.journal.refuse_effect(call.name))
             yield READY
+            yield from self._admit(recorded)
             call = active.number(call, recorded, performer.new_child)
             if match.instead:
                 call = call._replace(instead=match.instead)
             identity.began(call.number)
-            settled = None
-            if recorded is not None and match.verdict is Verdict.DOUBT:
-                settled = yield from self._decide(call, recorded)
-            if settled is None and call.effect:
-                settled = yield from self._announce(call, recorded)
-            if settled is not None:
-                return settled
-            active.tell("step_started", call, lost=active.lost(recorded))
-            active.flows.begin(call.number)
-            try:
-                return (yield from self._execute(call, origin))
-            finally:
-                active.flows.done(call.number)
+            return (yield from self.conduct(call, origin, match))
         except MemoryError as error:  # ours: an error of the body is in its result
             then = f". If {performer.name!r} has happened, it is in doubt then"
             doing = f"a call of {performer.name!r} was looked up or recorded"
@@ -189,9 +207,66 @@ class Performance(NamedTuple):
         finally:
             active.subjects.end(identity)
 
+    def _admit(self, recorded: RecordedCall | None = None) -> Generator[Cancelled, Result, None]:
+        """Let no call begin that may not, now that the journal does not answer it.
+
+        After SIGTERM, a call of an asynchronous run waits to be cancelled.  A child run that is in
+        progress is to end itself, where it was.
+        """
+        scope = self.scope
+        answered = recorded is not None and bool(recorded.call.child)
+        scope.run.admit(scope.call, answered=answered)
+        if sigterms.draining and scope.call is None:
+            let_go(scope.run)
+            cancelled = yield Cancelled(math.inf)
+            raise cancelled.error or asyncio_state.cancellation()
+
+    def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
+        """Make a call that no record answers, and record its outcome."""
+        self.takes_off(call)
+        try:
+            settled = None
+            if match.verdict is Verdict.DOUBT:
+                settled = yield from self.decided(call, match)
+            if settled is None and call.effect:
+                settled = yield from self.announced(call, match)
+            return settled or (yield from self.carried_out(call, origin, match))
+        finally:
+            self.landed(call)
+
+    def takes_off(self, call: Call) -> None:
+        """Mark a call as in flight: before it is announced."""
+        # Two methods, not a context manager, which takes longer; it is done for every call.
+        if not call.child:
+            self.scope.run.in_flight[call.number] = threading.get_ident()
+
+    def landed(self, call: Call) -> None:
+        """Mark a call as no longer in flight: its outcome is recorded, or it has none."""
+        active = self.scope.run
+        active.in_flight.pop(call.number, None)
+        active.account.left(call.number)
+        if sigterms.draining:
+            let_go(active, later=True)
+
+    def decided(self, call: Call, match: Match) -> _Settling:
+        """Settle a call that is in doubt; ``None`` if it is to run."""
+        if match.verdict is not Verdict.DOUBT:
+            return None
+        return (yield from self._decide(call, match.recorded[0]))
+
+    def carried_out(self, call: Call, origin: Origin, match: Match) -> Core:
+        """Execute a call that was announced, and record its outcome."""
+        active = self.scope.run
+        active.tell("step_started", call, lost=active.lost(next(iter(match.recorded), None)))
+        active.flows.begin(call.number, child=bool(call.child))
+        try:
+            return (yield from self._execute(call, origin))
+        finally:
+            active.flows.done(call.number)
+
     # -- the record that answers it --------------------------------------------------------------
 
-    def _claim(self, call: Call, origin: Origin) -> Generator[FlowChange, Result, Match]:
+    def _claim(self, call: Call, origin: Origin) -> Generator[Wait, Result, Match]:
         """Find the record of the call, and take it out of the pool.
 
         Where a recorded side effect could be this very call with other arguments, the other tasks
@@ -203,7 +278,7 @@ class Performance(NamedTuple):
         began, told = 0.0, False
         try:
             while True:
-                seen = flows.changes
+                seen = flows.claims.changes
                 match = active.match(
                     call, origin, identity, caller, lambda: not others_alive(active)
                 )
@@ -213,9 +288,9 @@ class Performance(NamedTuple):
                     began = began or time.monotonic()
                     flows.block(call, self.scope.around, match)
                     if others_may_claim(active):
-                        changed = yield FlowChange(flows, seen, PATIENCE)
-                        if changed.value or flows.others_working():
-                            active.check(call.name)
+                        changed = (yield Wait(flows.claims, seen, PATIENCE)).unwrap()
+                        if changed or flows.others_working():
+                            active.check(call.name, self.scope.call, answered=True)
                             if not told and time.monotonic() - began >= PATIENCE:
                                 told = True
                                 _tell_waiting(active, call, match)
@@ -228,7 +303,12 @@ class Performance(NamedTuple):
                     continue  # another call has just taken the record
                 if not match.recorded:
                     with active.lock:
-                        return match._replace(instead=active.pool.instead(call))
+                        instead = active.pool.instead(call)
+                        same = active.pool.get(instead) if self.performer.by_turn else None
+                    if same is None:
+                        return match._replace(instead=instead)
+                    verdict = Verdict.ANSWER if same.answers else Verdict.AGAIN
+                    match = Match(verdict, (same,))
                 if active.take(match.recorded[0]):
                     active.subjects.met(identity, match.recorded[0].call)
                     return match
@@ -236,7 +316,7 @@ class Performance(NamedTuple):
             if began:
                 flows.unblock(call)
 
-    def _recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
+    def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
         """Return the recorded outcome; ``None`` if the call is to run again.
 
         It also runs again if the outcome cannot be loaded, unless it is a side effect.
@@ -273,11 +353,14 @@ class Performance(NamedTuple):
 
     # -- doubt -----------------------------------------------------------------------------------
 
-    def _announce(self, call: Call, recorded: RecordedCall | None) -> _Settling:
+    def announced(self, call: Call, match: Match, ticket: str = "") -> _Settling:
         """Announce a side effect; ``None`` if it is to run.
 
         The calls that a restored run does not know may have happened since: they are in doubt,
         under the idempotency keys that they had then.
+
+        Args:
+            ticket: of the question that a person answered with yes.
         """
         run = self.scope.run
         for stream in run.open_streams() if not call.child else ():
@@ -287,8 +370,9 @@ class Performance(NamedTuple):
                 read = yield Attempt(stream.read_rest, (), {}, None, f"the stream of {stream.name}")
                 if not (read.error is None or isinstance(read.error, Exception)):
                     read.unwrap()  # a Ctrl-C or a cancellation; its reader sees the others
-        yield from _intend(self.scope, call, self.performer.to_undo(self.bound, run.codec))
-        if recorded is not None or call.child or not run.facts.restored:
+        yield from _intend(self.scope, call, self.performer.to_undo(self.bound, run.codec), ticket)
+        known = match.recorded and match.recorded[0].status is not Status.WAITING
+        if known or call.child or not run.facts.restored:
             return None
         entry = Entry(0, Intent(call), b"")
         why = (
@@ -331,11 +415,11 @@ class Performance(NamedTuple):
             landed = settled(
                 active.codec, call, landed=True, value=answer.value, kind=self.performer.returns
             )
-            yield from _record_settled(active, landed)
+            yield from record_settled(active, landed)
             active.answered(self.scope, recorded)
             return Result(answer.value)
         if _is(answer, DidNotHappen):
-            yield from _record_settled(active, settled(active.codec, call, landed=False))
+            yield from record_settled(active, settled(active.codec, call, landed=False))
             return None
         if _is(answer, Inconclusive):
             why = f"{call.name} was started, and its reconcile could not tell whether it happened"
@@ -349,9 +433,9 @@ class Performance(NamedTuple):
     # -- executing it ----------------------------------------------------------------------------
 
     def _execute(self, call: Call, origin: Origin) -> Core:
-        performer, scope, identity, bound, args, kwargs = self
+        performer, scope, identity, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
-        function, watch = performer.body(call), performer.watch(bound)
+        function, watch = performer.body(call), self.watch()
         attempts: Attempts | None = None  # until one has failed
         number, awaited = 1, ""
         while True:
@@ -369,8 +453,9 @@ class Performance(NamedTuple):
                         return result
                     result = Result(error=error, awaited=awaited)
                 else:
-                    yield from _record_outcome(
-                        scope, record, looked=looked, helper=helper, awaited=awaited
+                    child = performer.child_spent(call) if call.child else None
+                    yield from record_outcome(
+                        scope, record, looked=looked, helper=helper, awaited=awaited, child=child
                     )
                     return result
             assert result.error is not None
@@ -386,17 +471,35 @@ class Performance(NamedTuple):
             finally:
                 if delay is None and not performer.keeps_failures:
                     _tell_failure(active, call, result.error)
+                    active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
                     did = did_to_subject(active, call, identity)
                     left = changed_by(watch, active.codec)
-                    yield from _record_failure(
-                        scope, inner, result, did, clean=clean, around=left, helper=helper
+                    child = performer.child_spent(call) if call.child else None
+                    yield from record_failure(
+                        scope,
+                        inner,
+                        result,
+                        did,
+                        clean=clean,
+                        around=left,
+                        helper=helper,
+                        child=child,
                     )
             if delay is None:
                 return result
             number = attempts.number
-            yield Sleep(delay)
-            active.check(call.name)
+            yield from self._rest(call, delay)
+
+    def _rest(self, call: Call, seconds: float) -> Generator[Any, Result, None]:
+        """Wait between two attempts: meanwhile the call is not in flight."""
+        in_flight = self.scope.run.in_flight
+        thread = in_flight.pop(call.number, None)
+        yield from self._admit()
+        yield Sleep(seconds)
+        yield from self._admit()
+        if thread is not None:
+            in_flight[call.number] = thread
 
     def _completed(
         self, call: Call, watch: Watches, value: object, inner: Scope
@@ -482,23 +585,23 @@ def _tell_failure(active: ActiveRun, call: Call, error: BaseException) -> None:
 # for the disk, and an event loop goes on meanwhile.  When one returns, its record is durable.
 
 
-def _intend(scope: Scope, call: Call, arguments: Encoded | None = None) -> _Recording:
+def _intend(scope: Scope, call: Call, arguments: Encoded | None, ticket: str) -> _Recording:
     """Announce a side effect.
 
     Raises:
         CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
     """
     active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
-    _, cancelled = _written(active, (yield Write(active, (Intent(call, form), payload))))
+    _, cancelled = written(active, (yield Write(active, (Intent(call, form, ticket), payload))))
     if cancelled is not None:
         record = outcome(
             active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
         )
-        yield from _record_outcome(scope, record, error=cancelled)
+        yield from record_outcome(scope, record, error=cancelled)
         raise cancelled
 
 
-def _record_outcome(
+def record_outcome(
     scope: Scope,
     outcome: tuple[Outcome, Data],
     *,
@@ -506,6 +609,7 @@ def _record_outcome(
     looked: Any = None,
     helper: Helper | None = None,
     awaited: str = "",
+    child: Sums | None = None,
 ) -> _Recording:
     """Record how a call ended.
 
@@ -514,6 +618,7 @@ def _record_outcome(
         looked: what its value looked like; see :meth:`ActiveRun.look`.
         helper: through which the workflow made it.
         awaited: see :class:`Outcome`.
+        child: what a child run has spent; see :meth:`Performer.child_spent`.
 
     Raises:
         CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
@@ -521,32 +626,27 @@ def _record_outcome(
     active, (record, payload) = scope.run, outcome
     if awaited:
         record = record._replace(awaited=awaited)
+    spent = active.account.spent_by(record, child)
+    if spent:
+        record = record._replace(spent=spent)
     durable = record.call.effect or record.status != "cancelled"
-    number, cancelled = _written(active, (yield Write(active, (record, payload), durable)))
+    # A caller that is cancelled while it takes a message would lose it.
+    write = Write(active, (record, payload), durable, at_once=bool(record.message))
+    number, cancelled = written(active, (yield write))
     active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
     if cancelled is not None:
         # The call's error may be part of the error that ends the run; the call is then retried.
         raise cancelled from (error if record.status == "failed" else None)
 
 
-def _record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> _Recording:
+def record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> _Recording:
     """Record the answer of a ``reconcile`` function, or the decision to skip."""
-    _, cancelled = _written(active, (yield Write(active, settled)))
+    _, cancelled = written(active, (yield Write(active, settled)))
     if cancelled is not None:
         raise cancelled
 
 
-def _written(active: ActiveRun, result: Result) -> tuple[int, BaseException | None]:
-    """Return a record's number, and a cancellation that came meanwhile; a failure stops the run."""
-    if isinstance(result.error, RunStopped):
-        raise active.stop(result.error) from result.error.__cause__
-    if result.value is None:
-        result.unwrap()
-    number: int = result.value
-    return number, result.error
-
-
-def _record_failure(
+def record_failure(
     scope: Scope,
     inner: Scope,
     result: Result,
@@ -555,6 +655,7 @@ def _record_failure(
     clean: bool,
     around: Surroundings | None,
     helper: Helper | None,
+    child: Sums | None = None,
 ) -> _Recording:
     """Record the exception of a call, unless it stops the run.
 
@@ -563,15 +664,19 @@ def _record_failure(
         did: what it did to its subject.
         around: the arguments, if it changed them.
         helper: through which the workflow made it.
+        child: what a child run has spent.
     """
     active, call, error = scope.run, inner.call, result.error
     assert call is not None and error is not None  # noqa: PT018
-    if isinstance(error, RunStopped):
+    if isinstance(error, RunStopped) and not isinstance(error, ENDINGS):
         active.stop(error)
     elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
-        pass  # the call has no outcome: it runs again, or is in doubt
+        active.account.cut_off = True  # the call has no outcome: it runs again, or is in doubt
+    elif active.suspension is not None and asyncio_state.is_cancellation(error):
+        pass  # nobody wanted that: its task is one of the others of a run that suspends
     else:
-        status: StepStatus = "cancelled" if asyncio_state.is_cancellation(error) else "failed"
+        cancelled = asyncio_state.is_cancellation(error) or active.steering.ending(error)
+        status: StepStatus = "cancelled" if cancelled else "failed"
         try:
             record = outcome(
                 active.codec,
@@ -587,6 +692,6 @@ def _record_failure(
         except NotRecordableError as problem:  # an argument is not recordable: the call stays open
             notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
             return
-        yield from _record_outcome(
-            scope, record, error=error, helper=helper, awaited=result.awaited
+        yield from record_outcome(
+            scope, record, error=error, helper=helper, awaited=result.awaited, child=child
         )

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
 from stepwise._calls.driver import Core, Unfinished, drive_on
-from stepwise._calls.perform import Performance, Performer
+from stepwise._calls.perform import DECORATED, Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import ArgumentWatch
 from stepwise._execution.outside import warn_if_unseen
@@ -39,12 +39,24 @@ from stepwise._values.hidden_arguments import Redact
 from stepwise.errors import ConfigurationError, NotRecordableError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from stepwise._calls.doubt import CompletedCall, InDoubt
 
-__all__ = ["Step", "compensated_tools", "known_steps", "step", "step_of", "steps_around", "tool"]
+__all__ = [
+    "SentStep",
+    "Step",
+    "compensated_tools",
+    "known_steps",
+    "step",
+    "step_of",
+    "steps_around",
+    "tool",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Compensate = Union[Callable[["CompletedCall"], Any], None]
+Approve = Union[bool, Callable[..., Any]]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 known_steps: set[tuple[str, ...]] = set()
@@ -59,7 +71,6 @@ _siblings: dict[tuple[str, str], WeakSet[Step]] = {}
 _lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKeyDictionary()
 """The live steps that a run has called."""
 
-_STEP = "__stepwise_step__"
 _NOTHING = object()  # None is the result of a decorator that forgot its return
 
 
@@ -86,6 +97,7 @@ class Step(Performer):
         in_doubt: InDoubt = "raise",
         fails_cleanly: Exceptions = (),
         idempotent: bool = False,
+        approve: Approve = False,
         compensate: Compensate = None,
     ) -> None:
         self.function = function
@@ -97,6 +109,7 @@ class Step(Performer):
         self.in_doubt = in_doubt
         self.fails_cleanly = fails_cleanly if isinstance(fails_cleanly, tuple) else (fails_cleanly,)
         self.idempotent = idempotent
+        self.approve = approve
         self.compensate = compensate
         self.timeout = timeout
         self.awaits = inspect.iscoroutinefunction(function)
@@ -170,6 +183,10 @@ class Step(Performer):
         scope = current_scope()
         if scope is None:
             warn_if_unseen(self.what)
+            if self.approve:
+                from stepwise._calls.approvals import refuse_outside  # on use
+
+                refuse_outside(self, args, kwargs)
             return self.function(*args, **kwargs)
         ending = drive_on(self.core(scope, args, kwargs))
         if isinstance(ending, Unfinished) or ending.awaited:
@@ -181,6 +198,10 @@ class Step(Performer):
         scope = current_scope()
         if scope is None:
             warn_if_unseen(self.what)
+            if self.approve:
+                from stepwise._calls.approvals import arefuse_outside  # on use
+
+                await arefuse_outside(self, args, kwargs)
             return await self.function(*args, **kwargs)
         from stepwise._calls.async_driver import (
             adrive,  # a synchronous program does not load asyncio
@@ -217,6 +238,10 @@ class Step(Performer):
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
             raise scope.run.stop(stopped(doing, error)) from error
+        if self.approve:
+            from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
+
+            return ApprovedCall(self, scope, identity, bound, args, kwargs).core()
         return Performance(self, scope, identity, bound, args, kwargs).core()
 
     def identify(
@@ -292,9 +317,70 @@ class Step(Performer):
         self._make_known()
 
 
+class SentStep(Step):
+    """A step whose bodies an executor executes, in a run; outside they are called plainly.
+
+    A class of its own, so that a call of any other step does not ask for an executor.
+    """
+
+    decorated: Any = None
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        kind: str,
+        executor: Executor | str | None = None,
+        resources: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        from stepwise._calls.elsewhere import check_executor, refuse_awaitables  # on use
+
+        super().__init__(function, kind=kind, **options)
+        check_executor(self.what, executor, resources)
+        refuse_awaitables(self.what, function)
+        self.executor = executor
+        self.resources = dict(resources) if resources is not None else None
+        self._found: Executor | None = None
+
+    def find(self) -> Executor:
+        """Return the executor of the bodies."""
+        if self._found is None:
+            from stepwise._calls.elsewhere import find_executor  # on use
+
+            assert self.executor is not None
+            self._found = find_executor(self.executor, self.resources)
+        return self._found
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function: recorded inside a run, its body elsewhere; plainly outside."""
+        scope = current_scope()
+        if scope is None or self.executor is None:
+            return super().__call__(*args, **kwargs)
+        from stepwise._calls.elsewhere import Elsewhere, sent  # on use
+
+        elsewhere = Elsewhere(self.find, self.decorated, args, kwargs)
+        return sent(self.core(scope, args, kwargs), elsewhere).unwrap()
+
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Await the coroutine function: recorded inside a run, its body elsewhere."""
+        scope = current_scope()
+        if scope is None or self.executor is None:
+            return await super().acall(*args, **kwargs)
+        from stepwise._calls.elsewhere import Elsewhere, asent  # on use
+
+        elsewhere = Elsewhere(self.find, self.decorated, args, kwargs)
+        return (await asent(self.core(scope, args, kwargs), elsewhere)).unwrap()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An executor stays in the process that made it; a name means one in any process.
+        executor = self.executor if isinstance(self.executor, str) else None
+        return {**super().__getstate__(), "executor": executor, "_found": None}
+
+
 def step_of(function: object) -> Step | None:
     """The step behind what ``@step`` or ``@tool`` handed out."""
-    found = getattr(function, _STEP, None)
+    found = getattr(function, DECORATED, None)
     return found if isinstance(found, Step) else None
 
 
@@ -352,6 +438,8 @@ def step(
     ignore: Iterable[str] = (),
     secret: Iterable[str] = (),
     redact: Redact = (),
+    executor: Executor | str | None = None,
+    resources: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def step(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record a function's calls: each is made once per run, and answered from the journal after.
@@ -379,6 +467,12 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
             run takes them from its call.
         redact: names of parameters that are stored but not shown; or a function of a name and a
             value that returns the text to show, or ``None`` for the usual text.
+        executor: executes the bodies of calls in a run: an executor of ``concurrent.futures``, or
+            the name of one: ``"ray"`` for the tasks of a Ray cluster.  The journal is asked and
+            written by the process of the run.  The arguments, secret ones too, are sent to the
+            worker; changes that the body makes to them, ``self`` included, stay there.
+        resources: options of an executor that is given by name.  For ``"ray"``, options of a task:
+            ``num_cpus``, ``num_gpus``, ``resources``, ``runtime_env`` and others.
 
     Raises:
         ConfigurationError: an option cannot mean anything.
@@ -395,6 +489,7 @@ def tool(
     in_doubt: InDoubt = "raise",
     fails_cleanly: Exceptions = (),
     idempotent: bool = False,
+    approve: Approve = False,
     compensate: Compensate = None,
     name: str | None = None,
     retries: int = 0,
@@ -405,6 +500,8 @@ def tool(
     ignore: Iterable[str] = (),
     secret: Iterable[str] = (),
     redact: Redact = (),
+    executor: Executor | str | None = None,
+    resources: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
     """A step that an agent may choose.  Takes all the options of :func:`step`, and these.
@@ -422,6 +519,11 @@ def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
             call in doubt, unless the workflow handles it.
         idempotent: True if repeating a call with the same ``current_step().idempotency_key`` is
             safe: ``retries`` then apply to every exception.
+        approve: True if a person has to allow each call before it is made; or a function of the
+            tool's arguments, plain or ``async``, that returns True for the calls that need it.  The
+            run waits for ``stepwise approve RUN STEP`` or ``Run.approve()``.  The yes is bound to
+            all arguments, and the call is made with copies of them.  A no is
+            :class:`ApprovalDenied`.
         compensate: a function of a :class:`CompletedCall` that undoes the call, whose arguments
             are then recorded.  ``Run.compensate()`` calls it, and so does a workflow with
             ``compensate_on_failure=True`` that fails.
@@ -451,7 +553,7 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
             f"{kind} {label_of(function)!r} is a generator function, and a step is recorded when "
             "it returns: return a list instead, or make the generator a @workflow of steps"
         )
-    recorded = Step(function, kind=kind, **options)
+    recorded = _made(function, kind, options)
     if recorded.effect:
         warn_if_caching(function, recorded.what)
     wrapper: Any
@@ -477,5 +579,14 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
             except BaseException as error:
                 raise wrapper.__stepwise_step__.fold(error)  # noqa: B904
 
-    setattr(wrapper, _STEP, recorded)
+    setattr(wrapper, DECORATED, recorded)
+    if isinstance(recorded, SentStep):
+        recorded.decorated = wrapper  # a worker gets it by its name
     return wrapper
+
+
+def _made(function: Any, kind: str, options: dict[str, Any]) -> Step:
+    if options.get("executor") is not None:
+        return SentStep(function, kind=kind, **options)
+    here = {name: options[name] for name in options if name not in ("executor", "resources")}
+    return Step(function, kind=kind, **here)

@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 from stepwise._checkpoints.chunks import Needs, Reader, Vault, chunk_name, digest_of
 from stepwise._checkpoints.references import References
 from stepwise._checkpoints.stored_values import KnownValues
-from stepwise._journal.journal import Journal, Position, read_one
+from stepwise._journal.journal import Journal, Position, holds, read, read_one, seal_for
 from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.spending import Sums
 from stepwise._values import codec
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import PYTHON
@@ -31,6 +32,7 @@ __all__ = [
     "load_checkpoint",
     "number_of",
     "sealed",
+    "spent_so_far",
 ]
 
 Retention = Literal["latest_only", "prune_old", "all"]
@@ -39,6 +41,7 @@ _READS_FILES = "+"  # so that it stands beside the one before the loop, after th
 _PRUNE_AT_LEAST = 200  # records at a time
 _NEEDS_NOTHING: Mapping[str, Any] = {}
 _NO_USAGE: Mapping[str, float] = {}
+_NONE_TAKEN: Mapping[str, Sequence[int]] = {}
 
 
 class State(NamedTuple):
@@ -53,7 +56,7 @@ class State(NamedTuple):
         calls: the highest number of a call.
         ordinals: how many calls there were, by name.
         children: how many equal calls of child workflows, by name and digest.
-        journal: last record, link to it, number of intents.
+        journal: the last record, the link to it, the number of intents, and the sums so far.
         unused: records before it that no call had used: origin, last, and their flags.
         arguments: the objects that are kept by reference, name and kind.
         python, at: the Python version that wrote it; when, in seconds since 1970.
@@ -65,6 +68,8 @@ class State(NamedTuple):
         before: if it holds only as long as files are what they were: the checkpoint to go back to
             otherwise; empty for the beginning of the run.
         seconds, usage: what the done steps had taken; see :class:`.counters.Progress`.
+        taken: the messages that were taken, by the names of the signals; see :class:`.waits.Taken`.
+        told: the workflow had been told that the run is to end, and had gone on.
     """
 
     position: str
@@ -88,6 +93,8 @@ class State(NamedTuple):
     before: str | None = None
     seconds: float = 0.0
     usage: Mapping[str, float] = _NO_USAGE
+    taken: Mapping[str, Sequence[int]] = _NONE_TAKEN
+    told: bool = False
 
     @property
     def where(self) -> str:
@@ -97,8 +104,7 @@ class State(NamedTuple):
     @property
     def start(self) -> Position:
         """Return the journal position at which it was taken."""
-        last, link, effects = self.journal
-        return Position(last, bytes.fromhex(link), effects)
+        return Position.from_kept(self.journal)
 
     def earlier(
         self, store: Store, seal: Seal, run_id: str
@@ -302,6 +308,20 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
     if not vault.holds(Needs.of(state.needs)):
         return None
     return Loaded(name, state, opened.payload, vault)
+
+
+def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:
+    """Return what the records of a run say it has spent, those before a checkpoint included."""
+    seal = seal or seal_for(store)
+    vault, at = Vault(store, seal, run_id), Position()
+    for name in reversed(store.names(run_id, PREFIX)):
+        loaded = load_checkpoint(vault, name)
+        if loaded is not None and holds(store, seal, run_id, loaded.state.start):
+            at = loaded.state.start
+            break
+    for _, following in read(store, seal, run_id, at):
+        at = following
+    return at.sums
 
 
 class _Chunks:

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    elide terminal render text markup timeline page activity progress_terminal progress_notebook
-    progress
+    elide terminal render asked text markup timeline page activity progress_terminal
+    progress_notebook progress
 """

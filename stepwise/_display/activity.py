@@ -16,6 +16,7 @@ _ENDS = {
     "run_failed": "failed",
     "run_interrupted": "interrupted",
     "run_stopped": "stopped",
+    "run_suspended": "suspended",
     "step_completed": "completed",
     "step_failed": "failed",
 }
@@ -53,7 +54,7 @@ class Doing:
                 self._hear_of_cell(event)
                 return True
             here = event.run_id, event.step
-            if event.kind == "step_started":
+            if event.kind in ("step_started", "step_waiting"):
                 self._working[here] = f"{event.name}({event.arguments})"
             elif event.kind.startswith("step"):
                 self._working.pop(here, None)
@@ -68,7 +69,7 @@ class Doing:
         if event.kind == "step_started":
             self._cell = event.step
             self._before = self._counts[self.run_id] = event.executed, event.skipped
-        elif event.kind.startswith("step"):
+        elif event.kind.startswith("step") and event.kind != "step_waiting":
             self.status = _ENDS.get(event.kind, "stopped")
 
     @property

@@ -22,7 +22,7 @@ from stepwise._display.markup import Content, Markup, markup, tag
 from stepwise._display.render import RunShown, duration_text
 from stepwise._display.timeline import timeline
 
-__all__ = ["CheckpointShown", "Different", "Question", "RunPage", "SourceShown", "page"]
+__all__ = ["CheckpointShown", "Different", "RunPage", "SourceShown", "Unsettled", "page"]
 
 _LINES = 2000  # of source
 _COMPARED = 5000  # characters of arguments
@@ -76,7 +76,7 @@ class Different:
 
 
 @dataclass(frozen=True)
-class Question:
+class Unsettled:
     """A call that somebody has to settle.
 
     Args:
@@ -116,7 +116,7 @@ class RunPage:
     line: str = ""
     source: SourceShown | None = None
     checkpoints: Sequence[CheckpointShown] = ()
-    questions: Sequence[Question] = ()
+    questions: Sequence[Unsettled] = ()
     different: Mapping[int, Different] = field(default_factory=dict)
     children: Mapping[str, RunPage] = field(default_factory=dict)
 
@@ -224,8 +224,10 @@ def _facts(run: RunPage) -> Markup:
         "took": duration_text(max(0.0, shown.updated_at - shown.created_at)) if ended else "",
         "executed by": shown.owner,
         **{name: tag("code", text) for name, text in run.facts.items() if text},
+        "waits": [tag("div", each) for each in shown.waits],
         "resumed": resumes,
         "last attempt": shown.attempt,
+        "spent": shown.spent,
         "lost": shown.gaps,
         "damage": shown.damage,
         "resumes": where if run.where else "",
@@ -238,7 +240,7 @@ def _facts(run: RunPage) -> Markup:
     return tag("dl", rows)
 
 
-def _question(question: Question) -> Markup:
+def _question(question: Unsettled) -> Markup:
     return tag(
         "section",
         tag("div", tag("code", question.call), " ", question.about),

@@ -28,6 +28,7 @@ _SHOWN_AS = {
     "completed": "good",
     "failed": "bad",
     "running": "now",
+    "suspended": "now",
     "interrupted": "doubt",
     "stopped": "doubt",
 }

@@ -21,6 +21,7 @@ __all__ = [
     "RunShown",
     "duration_text",
     "facts_html",
+    "framed",
     "printable",
     "run_html",
     "runs_html",
@@ -46,6 +47,8 @@ class RunShown:
         saved: seconds that the steps took that the last attempt did not execute.
         lost: seconds between its attempts.
         unreadable: how many of its records do not verify.
+        waits: what a suspended run waits for, in words.
+        spent: what it has spent, in words.
     """
 
     id: str
@@ -66,6 +69,8 @@ class RunShown:
     saved: float = 0.0
     lost: float = 0.0
     unreadable: int = 0
+    waits: Sequence[str] = ()
+    spent: str = ""
 
     @property
     def earlier(self) -> int:
@@ -177,6 +182,7 @@ background:currentColor}
 .stepwise .sw-failed,.stepwise .sw-crashed{color:var(--sw-bad)}
 .stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated,
 .stepwise .sw-interrupted{color:var(--sw-doubt)}
+.stepwise .sw-suspended,.stepwise .sw-waiting,
 .stepwise .sw-running,.stepwise .sw-started,.stepwise .sw-ready{color:var(--sw-now)}
 .stepwise .sw-skipped{color:var(--sw-soft)}
 .stepwise .sw-track.sw-skipped i{opacity:.5}
@@ -192,7 +198,8 @@ def _status(status: str) -> str:
     return f'<span class="sw-{name}">● {name.replace("_", " ")}</span>'
 
 
-def _framed(*parts: str) -> str:
+def framed(*parts: str) -> str:
+    """Return HTML with the style of all displays."""
     return f'<div class="stepwise">{_STYLE}{"".join(parts)}</div>'
 
 
@@ -205,13 +212,15 @@ def run_html(run: RunShown) -> str:
         f"begun {_when(run.created_at)}, updated {_when(run.updated_at)}; ",
         f"steps: {run.counts}</small>",
     ]
-    told = {"last attempt": run.attempt, "lost": run.gaps, "damage": run.damage}
+    waits = "; ".join(run.waits)
+    told = {"waits": waits, "last attempt": run.attempt, "spent": run.spent}
+    told |= {"lost": run.gaps, "damage": run.damage}
     parts += [f"<div><small>{k}: {_escaped(v)}</small></div>" for k, v in told.items() if v]
     if run.error:
         parts.append(f"<pre>{_escaped(run.error)}</pre>")
     if run.steps:
         parts.append(_steps_table(run))
-    return _framed(*parts)
+    return framed(*parts)
 
 
 def _steps_table(run: RunShown) -> str:
@@ -306,16 +315,16 @@ def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
         for each in runs
     )
     if not rows:
-        return _framed("<small>no runs</small>")
+        return framed("<small>no runs</small>")
     updated = '<th class="sw-less">updated</th>'
     head = f"<tr><th>run</th><th>status</th>{updated}<th>call</th></tr>"
     rest = f"<small>and {more} more</small>" if more else ""
-    return _framed(f"<table>{head}{rows}</table>{rest}")
+    return framed(f"<table>{head}{rows}</table>{rest}")
 
 
 def step_html(step: Any) -> str:
     """One step, with its arguments and result."""
-    return _framed(
+    return framed(
         f"<div>{_status(step.status)} <small>step {step.number}, "
         f"{duration_text(step.duration) or 'unfinished'}</small></div>{_unfolding(step)}"
     )
@@ -328,4 +337,4 @@ def facts_html(title: str, facts: Mapping[str, str]) -> str:
         f"</summary><pre>{_escaped(text)}</pre></details>"
         for name, text in facts.items()
     )
-    return _framed(f"<div><b>{html.escape(_line(title, 200))}</b></div>{rows}")
+    return framed(f"<div><b>{html.escape(_line(title, 200))}</b></div>{rows}")

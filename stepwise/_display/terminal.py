@@ -46,7 +46,7 @@ _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
 _COLOURS = {
     **dict.fromkeys(("completed", "verified", "ok"), _GREEN),
-    **dict.fromkeys(("running", "started", "ready"), _CYAN),
+    **dict.fromkeys(("running", "started", "ready", "suspended", "waiting"), _CYAN),
     **dict.fromkeys(("failed", "crashed", "problem"), _RED),
     **dict.fromkeys(("in_doubt", "cancelled", "compensated"), _YELLOW),
     **dict.fromkeys(("interrupted", "stopped", "warning"), _YELLOW),

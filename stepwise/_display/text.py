@@ -27,12 +27,17 @@ def _terminal() -> Terminal:
 
 def run_text(run: RunShown) -> str:
     """A run and its steps, in lines."""
-    told = "; ".join(filter(None, (run.attempt and f"last attempt: {run.attempt}", run.gaps)))
+    attempt, spent = (
+        run.attempt and f"last attempt: {run.attempt}",
+        run.spent and f"spent {run.spent}",
+    )
+    told = "; ".join(filter(None, (attempt, spent, run.gaps)))
     lines = [
         f"{line_of(run.call, 200)}: {run.status}{f', {run.owner}' if run.owner else ''}",
         f"  run {run.id}, begun {when(run.created_at)}; steps: {run.counts}",
         *([f"  {told}"] if told else []),
     ]
+    lines += [f"  waits {line_of(each, 200)}" for each in run.waits]
     if run.error:
         what = "stopped by" if run.status == "interrupted" else "error"
         lines.append(f"  {what} {line_of(run.error, 200)}")

@@ -3,5 +3,6 @@
 The modules, each importing only from those before it::
 
     reloading process_memory registry failures location contents outcomes inputs
-    concurrency active_run other_tasks outside viewer
+    concurrency waits steering budget account active_run draining other_tasks suspension outside
+    watching viewer
 """

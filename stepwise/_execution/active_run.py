@@ -17,15 +17,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stepwise._execution import outcomes
+from stepwise._execution.account import Account
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.location import Helper, Locator, Origin, WatchesSteps
+from stepwise._execution.steering import Steering
+from stepwise._execution.waits import RunInbox, Taken, Waits
 from stepwise._identity.identity import idempotency_key
 from stepwise._journal.counters import Ordinals, Progress, apart, counted_as
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import RecordedCall
-from stepwise._journal.records import Call, Handled, Outcome, Record, RunFacts, StepStatus
+from stepwise._journal.records import Call, Handled, Outcome, Record, RunFacts, RunWait, StepStatus
 from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.callers import AnyCaller
 from stepwise._matching.pool import Match, Pool
@@ -39,6 +42,7 @@ from stepwise._values.secrets import Secrets
 from stepwise.errors import OutsideRunError, RunStopped
 
 if TYPE_CHECKING:
+    from stepwise._execution.budget import Budget
     from stepwise._runtime.event import Kind
 
 __all__ = [
@@ -75,6 +79,12 @@ _ENDED: dict[StepStatus, Kind] = {
     "completed": "step_completed",
     "failed": "step_failed",
     "cancelled": "step_cancelled",
+}
+
+_ATTEMPT_ENDED: dict[str, Kind] = {
+    "completed": "run_completed",
+    "failed": "run_failed",
+    "cancelled": "run_cancelled",
 }
 
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
@@ -129,6 +139,8 @@ class ActiveRun:
         facts: what a listing shows of it.
         locator: finds the workflow's statement that makes a call.
         parent: the run that called it, whose secrets are its own, too.
+        budget: what it may spend; ``None`` for no limit.
+        is_new: nothing of it had been recorded.
     """
 
     def __init__(
@@ -140,6 +152,8 @@ class ActiveRun:
         locator: Locator,
         parent: ActiveRun | None,
         secrets: Secrets | None = None,
+        budget: Budget | None = None,
+        is_new: bool = False,
     ) -> None:
         self.lease = lease
         self.journal = journal
@@ -150,14 +164,20 @@ class ActiveRun:
         self.parent = parent
         self.progress = Progress()
         self.flows = Flows()
+        # Calls of steps from their announcement to the record of their outcome, with their threads.
+        self.in_flight: dict[int, int] = {}
+        outer = parent.account if parent is not None else None
+        self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.frame: WatchesSteps | None = None
         self.stopped: RunStopped | None = None
+        self.refused: BaseException | None = None  # with it calls were, since the process ends
         self.begun = False  # its function has been entered
         self.ended = False
         self.home = self.thread = threading.get_ident()  # in which a plain workflow function runs
         self.executor: FrameType | None = None  # below which it does
         self.task: Any = None  # in which an asynchronous workflow runs
+        self.awaits = False  # its function is a coroutine function, or an asynchronous generator
         self.waiter: Any = None  # the future at which its caller waits
         self.detached = False  # nobody waits in its caller's place: it was started
         self.ending: BaseException | None = None  # what ended the event loop around it
@@ -169,6 +189,10 @@ class ActiveRun:
         self.alive = 0.0  # when earlier attempts are known to have been alive, at last
         self.ordinals = Ordinals()
         self.subjects = Subjects(facts.run_id)
+        self.inbox = RunInbox(journal.store, journal.seal, facts.run_id, Taken())
+        self.waits = Waits()
+        self.suspension: tuple[RunWait, ...] | None = None  # what it waits for, once it suspends
+        self.steering: Steering = Steering(self, parent.steering if parent else None, is_new=is_new)
         self.is_first = Once()  # of notices about this run
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
@@ -206,8 +230,14 @@ class ActiveRun:
 
     # -- whether a call may be made --------------------------------------------------------------
 
-    def check(self, name: str) -> None:
-        """Raise if no call may be made now: the run stopped, ended, or is being interrupted."""
+    def check(self, name: str, around: Call | None = None, *, answered: bool = False) -> None:
+        """Raise if no call may be made now: the run stopped, ended, or is being interrupted.
+
+        Args:
+            around: the step that is being executed here: it may end after SIGTERM, with the steps
+                that it calls.
+            answered: the journal may answer the call, also of a run that is to end.
+        """
         if os.getpid() != self.pid:
             raise OutsideRunError(
                 f"{name} was called in a forked process of run {self.run_id!r}, which only the "
@@ -228,7 +258,23 @@ class ActiveRun:
         if self.interrupted:
             raise asyncio_state.cancellation()
         if interrupts.ending.by_ctrl_c and self.root.detached:
-            raise KeyboardInterrupt
+            raise self._refuse(KeyboardInterrupt())
+        self.admit(around, answered=answered)
+
+    def admit(self, around: Call | None, *, answered: bool) -> None:
+        """Raise if no call may be made any more, shortly after :meth:`check`; see there."""
+        if self.stopped is not None:
+            raise self.stopped
+        if interrupts.sigterms.draining and around is None and self.root.waiter is None:
+            # An asynchronous run is cancelled.
+            raise self._refuse(SystemExit(interrupts.AFTER_SIGTERM))
+        self.steering.check(around, answered=answered)
+
+    def _refuse(self, error: BaseException) -> BaseException:
+        """Note that a call is refused since the process ends: what comes after it is no end."""
+        for run in self.lineage():
+            run.refused = error
+        return error
 
     def stop(self, error: RunStopped) -> RunStopped:
         """Make ``error`` what every later call of this run, and of those around it, raises."""
@@ -236,6 +282,12 @@ class ActiveRun:
             run.stopped = run.stopped or error
             run.flows.change()
         return error
+
+    def ring(self) -> None:
+        """Have the calls that wait, in this run and in those that it calls, look around."""
+        for run in list(live_runs):
+            if self in run.lineage():
+                run.flows.change()
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -321,7 +373,7 @@ class ActiveRun:
             if self.pool.get(recorded.call.number) is not recorded:
                 return False
             self.pool.take(recorded)
-        self.flows.change()
+        self.flows.moved()
         return True
 
     def answered(self, scope: Scope, recorded: RecordedCall, value: Any = None) -> None:
@@ -336,27 +388,45 @@ class ActiveRun:
         usage = outcome.usage if outcome is not None else None
         with self.lock:
             self.progress.skipped += 1
-            self.progress.add(took if took and scope.call is None else 0.0, usage)
+            counts = scope.call is None and not recorded.call.is_wait
+            self.progress.add(took if took and counts else 0.0, usage)
         preview = getattr(recorded.entry.record, "preview", "")
         self.tell("step_answered", recorded.call, preview, duration=took, usage=usage)
 
     def number(
         self, call: Call, recorded: RecordedCall | None, new_child: Callable[[Container[str]], str]
     ) -> Call:
-        """Give a call its number: that of the record it continues, else a new number."""
+        """Give a call its number: that of the record it continues, else a new number.
+
+        Raises:
+            BudgetExceeded: no other step may begin.
+        """
         if recorded is not None:
             old = recorded.call
             if not recorded.retry:
                 self.cut_off.add(old.number)
             key = old.key or call.key
             child, serial = old.child or new_child(self.pool.children), old.serial or call.serial
-            return call._replace(number=old.number, key=key, child=child, serial=serial)
-        child = new_child(self.pool.children)
-        if child:
-            call = call._replace(child=child)
-        if self.pool.taken:
-            call = apart(call, self.run_id, self.facts.undone, self.pool.taken)
-        return Call(self.journal.next_call(), *call[1:])  # faster than _replace()
+            call = call._replace(number=old.number, key=key, child=child, serial=serial)
+        else:
+            child = new_child(self.pool.children)
+            if child:
+                call = call._replace(child=child)
+            if self.pool.taken:
+                call = apart(call, self.run_id, self.facts.undone, self.pool.taken)
+            call = Call(self.journal.next_call(), *call[1:])  # faster than _replace()
+        if self.account.limited and not (call.child and recorded is not None):
+            # A child run that was cut off may be over but for its record: its steps are checked.
+            error = self.account.begin(call, limited=not self._cleans_up())
+            if error is not None:
+                raise self.stop(error)
+        return call
+
+    def _cleans_up(self) -> bool:
+        """Return whether the run is to end, and handles that here: no budget may keep it."""
+        if self.steering.unwinds is None:
+            return False
+        return any(run.unwinding.handling() is not None for run in self.lineage())
 
     def lost(self, recorded: RecordedCall | None) -> float:
         """Return the seconds of an earlier attempt of a call that runs again; at least those."""
@@ -398,14 +468,16 @@ class ActiveRun:
             frame.recorded(number, outcome, looked)
         self._note(scope, call.number, outcome.inner)
         took = outcome.at - call.at
+        is_wait = call.is_wait
         with self.lock:
             self.progress.executed += 1
-            self.progress.add(took if scope.call is None else 0.0, outcome.usage)
+            counts = scope.call is None and not is_wait
+            self.progress.add(took if counts else 0.0, outcome.usage)
         self.tell(_ENDED[outcome.status], call, outcome.preview, duration=took, usage=outcome.usage)
         if error is not None:
             self.unwinding.failed(call.number, error)
         if frame is not None:
-            frame.done(effect=call.effect, helper=helper)
+            frame.done(effect=call.effect or is_wait, helper=helper)
 
     def _note(self, scope: Scope, number: int, inner: tuple[int, ...]) -> None:
         self.unwinding.made(number)
@@ -460,14 +532,14 @@ class ActiveRun:
 
     def finish(
         self,
-        status: Literal["completed", "failed"],
+        status: Literal["completed", "failed", "cancelled"],
         value: Any,
         encoded: codec.Encoded | None,
         *,
         changed: dict[str, str] | None = None,
     ) -> None:
         """Record how this attempt ended: ``value`` is its result or exception."""
-        error, secrets = value if status == "failed" else None, self.secrets
+        error, secrets = value if status != "completed" else None, self.secrets
         if error is None:
             for stream in list(self.streams.values()):
                 stream.leave()
@@ -481,6 +553,7 @@ class ActiveRun:
             changed=changed or {},
             retry=retry,
             spent=self.unwinding.spent(error) if error is not None else (),
+            rest=self.rest(),
         )
         items: list[tuple[Record, Data]] = [(record, payload)]
         if handled:
@@ -490,9 +563,14 @@ class ActiveRun:
             error=secrets.preview(error) if error is not None else "",
             end=self.journal.position.last + len(items),
             updated_at=record.at,
+            cancelling="",
         )
         self.write(*items, head=self.facts)
-        self.tell("run_completed" if error is None else "run_failed", detail=record.preview)
+        self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
+
+    def rest(self) -> dict[str, float]:
+        """Return what the attempt, which ends, has spent that no outcome says."""
+        return self.account.rest(unknown=bool(self.streams))
 
     def is_over(self) -> bool:
         """Return whether the workflow's code has certainly ended though nobody closed the run."""
@@ -513,10 +591,12 @@ class ActiveRun:
         for stream in list(self.streams.values()):
             stream.drop()
         tracing.end(self.run_id)
+        self.account.close()
         self.ended = True
         self.executor = None
         self.subjects.leave(completed=self.facts.status == "completed")
         live_runs.discard(self)
         list_digest.forget()  # its lists
         self._locator.close()
+        self.steering.close()
         self.lease.release()

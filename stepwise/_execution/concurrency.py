@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from time import monotonic
 from typing import Any, NamedTuple
 
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.messages import notice
 
-__all__ = ["Flows", "Unawaited", "Worker"]
+__all__ = ["Flows", "Gong", "Unawaited", "Worker"]
 
 _TELL_AFTER = 5.0  # seconds
 _DEPTH = 4  # calls inside each other, at most; almost always
@@ -56,67 +57,107 @@ class Unawaited(NamedTuple):
     give_up: Callable[[], None]
 
 
-class Flows:
-    """The calls being executed, the calls that wait, and a bell for the latter."""
+class Gong:
+    """Wakes those who wait for it."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        self._working: dict[int, int] = {}  # number of a call being executed -> its flow
-        self._workers: set[Worker] = set()
-        # Of each waiting call, its flow, the calls around it, itself, and what it waits for.
-        self._blocked: dict[int, tuple[int, tuple[int, ...], Any, Any]] = {}
-        self._changes = 0
-        self._bells: list[Callable[[], None]] = []
+        self._rings: list[Callable[[], None]] = []
+        self.changes = 0
+        """A number that grows whenever something happens that they may wait for."""
 
-    @property
-    def changes(self) -> int:
-        """A number that grows whenever something happens that a waiting call may wait for."""
-        return self._changes
-
-    def change(self) -> None:
-        """Count a change and ring the bells of waiting calls."""
+    def ring(self) -> None:
+        """Count a change, and wake everybody."""
         with self._mutex:
-            self._changes += 1
-            bells = tuple(self._bells)
-        for ring in bells:
+            self.changes += 1
+            rings = tuple(self._rings)
+        for ring in rings:
             ring()
 
     @contextmanager
     def watching(self, ring: Callable[[], None]) -> Iterator[None]:
         """Call ``ring`` at every change while the block runs."""
         with self._mutex:
-            self._bells.append(ring)
+            self._rings.append(ring)
         try:
             yield
         finally:
             with self._mutex:
-                self._bells.remove(ring)
+                self._rings.remove(ring)
 
-    def begin(self, number: int) -> None:
-        """The body of a call is executed in this flow, until it ends."""
+
+class Flows:
+    """The calls being executed, and the calls that wait.
+
+    Attributes:
+        claims: rings for calls that wait for the work of others.
+        parked: rings for calls that wait for a time, a signal or a person.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.RLock()
+        self._working: dict[int, int] = {}  # number of a call being executed -> its flow
+        self._children: set[int] = set()  # those of them that are child runs
+        self._workers: set[Worker] = set()
+        # Of each waiting call, its flow, the calls around it, itself, and what it waits for.
+        self._blocked: dict[int, tuple[int, tuple[int, ...], Any, Any]] = {}
+        self.moved_at = monotonic()
+        self.claims = Gong()
+        self.parked = Gong()
+        self.worked: Callable[[], None] | None = None  # called when a body begins or ends
+
+    def moved(self) -> None:
+        """Note that the work of the run went on."""
+        self.moved_at = monotonic()
+        self.claims.ring()
+
+    def change(self) -> None:
+        """Wake all calls that wait: something happened to the run."""
+        self.claims.ring()
+        self.parked.ring()
+
+    def begin(self, number: int, *, child: bool = False) -> None:
+        """The body of a call is executed in this flow, until it ends; ``child`` for a child run."""
         flow = asyncio_state.who()
         with self._mutex:
             self._working[number] = flow
+            if child:
+                self._children.add(number)
+        self.moved_at = monotonic()
+        if self.worked is not None:
+            self.worked()
+
+    @property
+    def working(self) -> int:
+        """Return how many calls are being executed."""
+        return len(self._working)
+
+    def executes(self, number: int) -> bool:
+        """Return whether the call of a number is being executed."""
+        return number in self._working
 
     def done(self, number: int) -> None:
         """Note that the body of a call is no longer executed."""
         with self._mutex:
             self._working.pop(number, None)
-        self.change()
+            self._children.discard(number)
+        if self.worked is not None:
+            self.worked()
+        self.moved()
 
     def start(self, name: str, *, daemon: bool) -> Worker:
         """A thread or job begins; it may make calls until it leaves."""
         worker = Worker(self, name, daemon)
         with self._mutex:
             self._workers.add(worker)
-        self.change()
+        self.moved()
         return worker
 
     def end(self, worker: Worker) -> None:
         """A thread or job makes no more calls."""
         with self._mutex:
             self._workers.discard(worker)
-        self.change()
+        self.moved()
 
     def block(self, call: object, around: tuple[int, ...], match: object = None) -> None:
         """Mark a call as waiting, in this flow, for the work of others.
@@ -131,7 +172,7 @@ class Flows:
             known = id(call) in self._blocked
             self._blocked[id(call)] = (asyncio_state.who(), around, call, match)
         if not known:
-            self.change()
+            self.moved()
 
     def blocked(self) -> list[tuple[Any, Any]]:
         """Return the calls that wait, and the calls that they wait for."""
@@ -154,6 +195,16 @@ class Flows:
                 flow != here and number not in waiting and (among is None or flow in among)
                 for number, flow in self._working.items()
             )
+
+    def steps_in_flight(self) -> bool:
+        """Return whether a body is being executed that is no child run."""
+        with self._mutex:
+            return not self._children.issuperset(self._working)
+
+    def others_than(self, flows: Container[int]) -> bool:
+        """Return whether a thread or job other than these flows may make calls."""
+        with self._mutex:
+            return any(each.flow not in flows and not each.daemon for each in self._workers)
 
     def busy(self, enough: int) -> bool:
         """Return whether at least ``enough`` flows execute bodies, judging by the oldest calls.
@@ -189,7 +240,7 @@ class Flows:
     def join(self, whose: str) -> None:
         """Wait until no other thread executes a body; tasks have ended by then."""
         bell, told = threading.Event(), False
-        with self.watching(bell.set):
+        with self.claims.watching(bell.set):
             while self._threads_working():
                 bell.clear()
                 if self._threads_working() and not bell.wait(_TELL_AFTER) and not told:

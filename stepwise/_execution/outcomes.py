@@ -177,7 +177,7 @@ def settled(
 
 
 def ended(
-    status: Literal["completed", "failed"],
+    status: Literal["completed", "failed", "cancelled"],
     value: Any,
     encoded: Encoded | None,
     progress: Progress,
@@ -186,12 +186,13 @@ def ended(
     changed: dict[str, str],
     retry: tuple[int, ...],
     spent: tuple[int, ...],
+    rest: Mapping[str, float],
 ) -> tuple[Ended, Data]:
     """Return how an attempt of the run ended.
 
     Args:
         value: what it returned or raised; ``encoded``, if it can be recorded.
-        changed: see :class:`Ended`, as of ``retry`` and ``spent``.
+        changed: see :class:`Ended`, as of ``retry``, ``spent`` and ``rest``.
     """
     record = Ended(
         status,
@@ -205,6 +206,7 @@ def ended(
         preview=secrets.preview(value),
         form=encoded.form if encoded is not None else None,
         at=time.time(),
+        rest=rest,
     )
     return record, encoded.data if encoded is not None else b""
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepwise._runtime.forks import process_lock
-from stepwise._runtime.messages import Once
+from stepwise._runtime.messages import Once, kernel_shell
+from stepwise._runtime.store_urls import hide_passwords
 from stepwise.errors import DigestError
 
 __all__ = ["Given", "ProcessMemory", "command", "memory"]
@@ -64,6 +65,8 @@ class ProcessMemory:
         self._executed: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._taken: dict[tuple[str, str], str] = {}
         self.is_first = Once()  # of notices in this process
+        self.is_executor = False
+        """This process continues runs that others began; its command line is not theirs."""
 
     def executes(self, store: str, run_id: str) -> None:
         """Remember that a run is executed in this process."""
@@ -136,7 +139,7 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
     """Return the command that started this process, and its folder.
 
     Empty if a command line does not tell: an interpreter at a prompt, a notebook's kernel, a
-    process that another one spawned.
+    process that another one spawned, an executor of runs that others began.
 
     Args:
         mask: replaces the secrets in a text.
@@ -144,9 +147,10 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
     given = getattr(sys, "orig_argv", [])[1:]
     spawned = "--multiprocessing-fork" in given
     main = getattr(sys.modules.get("__main__"), "__file__", None) or "-c" in given
-    if spawned or not main or not sys.executable or "ipykernel" in sys.modules:
+    others = spawned or memory.is_executor or kernel_shell() is not None
+    if others or not main or not sys.executable:
         return (), ""
     try:
-        return (sys.executable, *map(mask, given)), os.getcwd()
+        return (sys.executable, *(mask(hide_passwords(each)) for each in given)), os.getcwd()
     except FileNotFoundError:  # the folder is gone
         return (), ""

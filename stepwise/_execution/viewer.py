@@ -182,8 +182,9 @@ def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
 
 
 def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
-    """Return the error that a run raised, if it failed."""
-    entry = _end(store, seal, facts, "failed")
+    """Return the error that a run raised, if it failed or was cancelled."""
+    status = "cancelled" if facts.status == "cancelled" else "failed"
+    entry = _end(store, seal, facts, status)
     return view(entry).error if entry is not None else None
 
 

@@ -121,7 +121,11 @@ class Parameters:
     @cached
     def _left_out(self) -> set[str]:
         # Asked at the first call: configure(injected=...) may come after the import.
-        return self._ignored | _injected(self._function, self._signature)
+        return self._ignored | self._injected
+
+    @cached
+    def _injected(self) -> set[str]:
+        return _injected(self._function, self._signature)
 
     def _check(self, names: Iterable[str], option: str) -> set[str]:
         if isinstance(names, str):
@@ -169,6 +173,26 @@ class Parameters:
             return dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
             raise TypeError(f"{self._called} {error}") from None
+
+    def all_of(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return all arguments of a call: those that were passed, and the defaults in force.
+
+        ``key=`` and ``ignore=`` leave none out.  What a framework injects is in neither.
+        """
+        kept = {name: value for name, value in bound.items() if name not in self._injected}
+        passed = {n: v for n, v in kept.items() if v is not self._defaults.get(n, _NOTHING)}
+        rest = self._defaults.keys() - passed.keys() - self._injected
+        return passed, {
+            name: self._defaults[name] for name in self._signature.parameters if name in rest
+        }
+
+    def replaced(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call, some of them with other values."""
+        call = self._signature.bind(*args, **kwargs)
+        call.arguments.update(values)
+        return call.args, call.kwargs
 
     def digest(
         self, bound: Mapping[str, Any], call: tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -400,7 +424,7 @@ def instance_digest(
 
 def instance_parts(instance: object) -> dict[str, bytes | None]:
     """Encode the attributes of an instance by name; ``None`` for one without a digest."""
-    state = {name: held for name, held in attributes(instance).items() if name not in _NOT_STATE}
+    state = {name: held for name, held in attributes(instance).items() if name not in NOT_STATE}
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
         state.update(state.pop(extra, None) or {})
     cls: Any = type(instance)
@@ -416,13 +440,13 @@ def instance_parts(instance: object) -> dict[str, bytes | None]:
     return parts
 
 
-_NOT_STATE = {"__pydantic_fields_set__"}  # which fields were given is not part of ``==``
+NOT_STATE = {"__pydantic_fields_set__"}  # which fields were given is not part of ``==``
 
 
 @functools.lru_cache(maxsize=1000)
 def uncompared(cls: type) -> frozenset[str]:
     """The attributes of its instances that ``==`` leaves out, and so every identity."""
-    names = set(_NOT_STATE)
+    names = set(NOT_STATE)
     fields: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})
     names.update(name for name, field in fields.items() if not field.compare)
     names.update(each.name for each in getattr(cls, "__attrs_attrs__", ()) if not each.eq)

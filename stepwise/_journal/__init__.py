@@ -2,5 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    seal records projection heads lease chain log journal summary counters
+    seal records spending projection questions course run_facts heads lease chain log inbox bell
+    journal summary counters
 """

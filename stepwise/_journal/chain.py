@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Container, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from stepwise._journal import records
 from stepwise._journal.heads import read_head
 from stepwise._journal.projection import start_of
 from stepwise._journal.records import ANNOUNCES, Entry, RunFacts, Started
 from stepwise._journal.seal import NO_LINK, DamagedError, Envelope, ForeignKeyError, Seal
+from stepwise._journal.spending import NO_SUMS, Sums, sums_after
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store
 
@@ -24,6 +25,8 @@ __all__ = [
     "Lost",
     "Mark",
     "Position",
+    "followed",
+    "foreign",
     "holds",
     "identity",
     "is_another_history",
@@ -44,11 +47,23 @@ _SIZE = _MARK.size + 16
 
 
 class Position(NamedTuple):
-    """The end of a journal: its last number, the link to it, the intents up to it."""
+    """The end of a journal: its last number, the link to it, the intents up to it, its sums."""
 
     last: int = 0
     link: bytes | None = NO_LINK  # None: the last record cannot be read
     effects: int = 0
+    sums: Sums = NO_SUMS
+
+    def kept(self) -> list[Any]:
+        """Return the position as JSON-able facts."""
+        return [self.last, (self.link or b"").hex(), self.effects, self.sums]
+
+    @classmethod
+    def from_kept(cls, kept: Sequence[Any]) -> Position:
+        """Return the position of these facts; an earlier version kept no sums."""
+        last, link, effects, *sums = kept
+        spent = Sums(*sums[0]) if sums else Sums(at_least=bool(last))
+        return cls(last, bytes.fromhex(link) or None, effects, spent)
 
 
 class Lost(NamedTuple):
@@ -68,15 +83,20 @@ def read(
     at = start or Position()
     rows = store.read(run_id, after=at.last)
     for number, opened, _ in verified(store, seal, run_id, rows, at):
-        if number > at.last + 1:
-            yield Lost(number), at  # at the end: the number itself may be damaged
-        elif opened is None:
-            at = Position(number, None, at.effects)
-            yield Lost(number), at
-        else:
-            record = records.from_header(opened.header)
-            at = Position(number, opened.link, opened.effects + isinstance(record, ANNOUNCES))
-            yield Entry(number, record, opened.payload), at
+        entry, at = followed(at, number, opened)
+        yield entry, at
+
+
+def followed(at: Position, number: int, opened: Envelope | None) -> tuple[Entry | Lost, Position]:
+    """Return what :func:`verified` gave after a position as an entry, and the new position."""
+    if number > at.last + 1:
+        return Lost(number), at  # at the end: the number itself may be damaged
+    if opened is None:
+        return Lost(number), Position(number, None, at.effects, at.sums._replace(at_least=True))
+    record = records.from_header(opened.header)
+    effects = opened.effects + isinstance(record, ANNOUNCES)
+    at = Position(number, opened.link, effects, sums_after(at.sums, record))
+    return Entry(number, record, opened.payload), at
 
 
 def verified(
@@ -96,7 +116,7 @@ def verified(
             opened: Envelope | None = seal.open(identity(run_id, number), data)
         except ForeignKeyError:
             if not _knows(store, seal, run_id):
-                raise _foreign(store, run_id) from None
+                raise foreign(store, run_id) from None
             opened = None
         except DamagedError:
             opened = None
@@ -193,7 +213,7 @@ def _knows(store: Store, seal: Seal, run_id: str) -> bool:
     return read_head(store, seal, run_id) is not None
 
 
-def _foreign(store: Store, run_id: str) -> ConfigurationError:
+def foreign(store: Store, run_id: str) -> ConfigurationError:
     return ConfigurationError(
         f"run {run_id!r} in {store.url} was written with another key. Bring back the key file "
         "($STEPWISE_HOME/key), or set STEPWISE_KEY to the key it was written with; to start over "

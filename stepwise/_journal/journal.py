@@ -28,18 +28,21 @@ from stepwise._journal.chain import (
     read_start,
 )
 from stepwise._journal.heads import read_head, seal_head
-from stepwise._journal.projection import derive_facts, effects_seen, given_up
+from stepwise._journal.projection import effects_seen, given_up
 from stepwise._journal.records import ANNOUNCES, Entry, Record, RunFacts
+from stepwise._journal.run_facts import derive_facts
 from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
+from stepwise._journal.spending import sums_after
 from stepwise._runtime.group_commit import Group, Share
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import Once, notice, shell_word
 from stepwise._values.buffers import Data
-from stepwise.errors import JournalLostError
+from stepwise.errors import JournalLostError, StoreError
 from stepwise.stores import Batch, Store
 
 __all__ = [
+    "COPYING",
     "Journal",
     "Lost",
     "Position",
@@ -56,6 +59,8 @@ __all__ = [
     "seal_for",
 ]
 
+COPYING = "copying"
+"""The name of an object that lies beside the records of a run whose copy is not whole yet."""
 _ephemeral = ephemeral_seal()
 
 
@@ -135,6 +140,7 @@ class Journal:
 
         Raises:
             JournalLostError: acknowledged records of side effects are gone.
+            StoreError: it is a copy that is not whole.
         """
         self._at = start or Position()
         self.lost = []
@@ -152,6 +158,8 @@ class Journal:
         self._known = True
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
+        if not tolerant and self._at.last:
+            self._refuse_half()
         self._compare_marks()
         if self.lost or self.tail:
             self._assess(entries, start or Position())
@@ -247,7 +255,8 @@ class Journal:
             at.link or NO_LINK,
             at.effects,
         )
-        return data, Position(number, link, at.effects + isinstance(record, ANNOUNCES))
+        effects = at.effects + isinstance(record, ANNOUNCES)
+        return data, Position(number, link, effects, sums_after(at.sums, record))
 
     def begin_with(
         self,
@@ -322,6 +331,18 @@ class Journal:
                 self.count(entry)
             self._at = at
         self._known = True
+
+    def _refuse_half(self) -> None:
+        """Raise for a run of which a copy was begun and not finished: what lacks would repeat."""
+        if self.store.get(self.run_id, COPYING) is not None:
+            run = shell_word(self.run_id)
+            raise StoreError(
+                f"run {self.run_id!r} in {self.store.url} is a copy that is not whole: stepwise "
+                "copy was cut off. Give the same command again, which copies the rest; or delete "
+                f"the copy: stepwise forget {run}",
+                path=self.store.url,
+                errno=None,
+            )
 
     # -- lost records ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ record after which the log begins.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from stepwise._journal.chain import (
+    Mark,
     Position,
     identity,
     is_another_history,
@@ -28,9 +30,21 @@ from stepwise._values.buffers import Data
 from stepwise.errors import RunBusyError
 from stepwise.stores import Batch, Store
 
-__all__ = ["LogEnd", "LogEntry", "SealedLog"]
+__all__ = [
+    "LOG_KINDS",
+    "SESSIONS",
+    "START",
+    "THREADS",
+    "LogEnd",
+    "LogEntry",
+    "LogIndex",
+    "LogKind",
+    "SealedLog",
+    "start_of_log",
+]
 
-_START = "start"
+START = "start"
+"""The name of the object that says after which record a rewritten log begins."""
 _FRONT = 68  # bytes of a sealed record that no other record has
 _PATIENCE = 60.0  # seconds
 _SHORTEST, _LONGEST = 0.0005, 0.05  # seconds between two tries
@@ -80,7 +94,7 @@ class SealedLog:
                 return None
             start = end.at
         else:
-            start = self._start()
+            start = start_of_log(self.store, self.seal, self.name)
             first = next(rows, None)
             while first is not None and first[0] <= start.last:  # rows of a rewrite in progress
                 first = next(rows, None)
@@ -97,21 +111,52 @@ class SealedLog:
                 at, front = Position(number, link), row[:_FRONT]
         return found, LogEnd(at, front)
 
-    def missing(self, end: LogEnd) -> int:
-        """Return how many acknowledged records are gone from the end of the log."""
-        marked = newest_mark(self.store, self.seal, self.name)
+    def find_end(self) -> tuple[LogEnd, int]:
+        """Return the end of the log and the number of its records, mostly without reading it.
+
+        Raises:
+            ConfigurationError: it was written with another key.
+        """
+        marked = self.newest_mark()
+        data = next(self.store.read(self.name, after=marked.last - 1), (0, b""))[1]
+        try:
+            link = self.seal.open(identity(self.name, marked.last), data).link
+        except DamagedError:
+            link = b""
+        at = LogEnd(Position(marked.last, link), data[:_FRONT])
+        read = self.read(at) if link and link[:8] == marked.link else None
+        if read is None:
+            read = self.read(LogEnd())
+        assert read is not None  # from the beginning, there is always an answer
+        end = read[1]
+        return end, end.at.last - start_of_log(self.store, self.seal, self.name).last
+
+    def newest_mark(self) -> Mark:
+        """Return how far the log went, as is noted apart from it after each write."""
+        return newest_mark(self.store, self.seal, self.name)
+
+    def missing(self, end: LogEnd, marked: Mark | None = None) -> int:
+        """Return how many acknowledged records are gone from the end of the log.
+
+        Args:
+            marked: the newest mark, from before the log was read: others may have written since.
+        """
+        marked = self.newest_mark() if marked is None else marked
         gone = max(0, marked.last - end.at.last)
         other = is_another_history(self.store, self.seal, self.name, marked, end.at)
         return gone or (marked.last if other else 0)
 
     @contextmanager
-    def owned(self) -> Iterator[int]:
+    def owned(self, patience: float = _PATIENCE) -> Iterator[int]:
         """Hold the lease of the log; gives its epoch.  Waits for other processes and threads.
 
+        Args:
+            patience: seconds for which it waits.
+
         Raises:
-            RunBusyError: another one has held it for a minute.
+            RunBusyError: others have held it for all that time.
         """
-        lease, until, pause = Lease(self.store, self.name), time.monotonic() + _PATIENCE, _SHORTEST
+        lease, until, pause = Lease(self.store, self.name), time.monotonic() + patience, _SHORTEST
         while True:
             try:
                 lease.acquire()
@@ -133,13 +178,15 @@ class SealedLog:
         items: Sequence[tuple[list[Any], Data]],
         *,
         instead: bool = False,
+        durable: bool = True,
     ) -> LogEnd:
-        """Append records durably, in one transaction.
+        """Append records in one transaction.
 
         Args:
             end: the current end of the log.
             items: headers and payloads.
             instead: they replace all earlier records.
+            durable: they survive a power cut, not only the process.
         """
         at, front, sealed = end.at, end.front, list[tuple[int, Data]]()
         for header, payload in items:
@@ -150,14 +197,15 @@ class SealedLog:
             sealed.append((number, data))
         put: dict[str, Data] = {}
         if instead:
-            put[_START], _ = self.seal.close(
-                f"{_START}/{self.name}", [end.at.last, (end.at.link or NO_LINK).hex()]
+            put[START], _ = self.seal.close(
+                f"{START}/{self.name}", [end.at.last, (end.at.link or NO_LINK).hex()]
             )
         batch = Batch(
             tuple(sealed),
             put=put,
             prune=end.at.last if instead else 0,
             mark=mark(self.seal, self.name, at),
+            durable=durable,
         )
         with Uninterrupted():
             self.store.write(self.name, epoch, batch)
@@ -168,12 +216,75 @@ class SealedLog:
         with Uninterrupted():
             self.store.delete(self.name, epoch)
 
-    def _start(self) -> Position:
-        data = self.store.get(self.name, _START)
-        if data is None:
-            return Position()
-        try:
-            last, link = self.seal.open(f"{_START}/{self.name}", data).header
-        except DamagedError:
-            return Position()  # the missing records before the first one are reported as lost
-        return Position(last, bytes.fromhex(link))
+
+def start_of_log(store: Store, seal: Seal, name: str) -> Position:
+    """Return the position after which a log begins: behind the records that a rewrite replaced."""
+    data = store.get(name, START)
+    if data is None:
+        return Position()
+    try:
+        last, link = seal.open(f"{START}/{name}", data).header
+    except DamagedError:
+        return Position()  # the missing records before the first one are reported as lost
+    return Position(last, bytes.fromhex(link))
+
+
+# -- which logs there are --------------------------------------------------------------------------
+
+
+class LogKind(NamedTuple):
+    """A kind of logs of a host.
+
+    Args:
+        prefix: the beginning of their names in a store.
+        list_name: what stands in the place of a run id for the list of them.
+        field: what the host calls one of them.
+    """
+
+    prefix: str
+    list_name: str
+    field: str
+
+
+THREADS = LogKind("langgraph:", "langgraph-threads", "thread")
+SESSIONS = LogKind("openai-agents:", "openai-agents-sessions", "session")
+LOG_KINDS = (THREADS, SESSIONS)
+
+
+class LogIndex:
+    """The list of the logs of one kind, since a store lists runs only."""
+
+    def __init__(self, store: Store, seal: Seal, kind: LogKind) -> None:
+        self._store, self._seal, self._kind = store, seal, kind
+
+    def ids(self) -> Iterator[str | None]:
+        """Yield what the host calls each log; ``None`` for a damaged entry."""
+        index, field = self._kind.list_name, self._kind.field
+        for name in self._store.names(index, f"{field}/"):
+            data = self._store.get(index, name) or b""
+            try:
+                yield str(self._seal.open(f"{name}/{index}", data).header[field])
+            except DamagedError:
+                yield None
+
+    def has(self, which: str) -> bool:
+        """Return whether a log is on the list."""
+        return self._store.get(self._kind.list_name, self._entry(which)) is not None
+
+    def add(self, which: str) -> None:
+        """Put a log on the list."""
+        name = self._entry(which)
+        data, _ = self._seal.close(f"{name}/{self._kind.list_name}", {self._kind.field: which})
+        self._write(Batch(put={name: data}))
+
+    def remove(self, which: str) -> None:
+        """Take a log from the list."""
+        self._write(Batch(delete=(self._entry(which),)))
+
+    def _entry(self, which: str) -> str:
+        digest = hashlib.sha256(which.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{self._kind.field}/{digest}"
+
+    def _write(self, batch: Batch) -> None:
+        with SealedLog(self._store, self._seal, self._kind.list_name).owned() as epoch:
+            self._store.write(self._kind.list_name, epoch, batch)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from stepwise._journal.records import (
     ANNOUNCES,
     KINDS,
+    SUBMITTED,
+    Answered,
     Call,
+    Cancelling,
     Compensated,
     Compensating,
     Ended,
@@ -25,46 +28,49 @@ from stepwise._journal.records import (
     Interrupted,
     Outcome,
     Quarantined,
-    Restored,
+    Refused,
     Resumed,
     Ruled,
-    RunFacts,
     Settled,
     Started,
-    Stopped,
+    Waiting,
 )
 
 __all__ = [
     "CallKey",
     "Calls",
-    "Course",
     "Flags",
     "Places",
     "Projection",
     "RecordedCall",
     "Ruling",
     "Status",
-    "Stop",
     "announcements",
-    "derive_facts",
+    "call_key",
     "effects_seen",
     "end_of_step",
-    "facts_at_start",
     "given_up",
     "handled_in",
+    "is_only_submitted",
     "last_end",
     "made_again",
+    "met_messages",
     "start_of",
-    "stops_in",
 ]
 
-_RESUMES = 20  # resumes that are listed
 _EMPTY = bytes(8 * 1024)  # places for so many calls more
 
 Flags = tuple[bool, bool, bool]
 """The flags of a call that a checkpoint stores: handled, retry and spent; see `RecordedCall`."""
 CallKey = tuple[str, str, int]
 """The key of a stopped call: name, branch and ordinal."""
+
+
+def call_key(call: Call) -> CallKey:
+    """Return the key of a call."""
+    return call.name, call.branch, call.ordinal
+
+
 Ruling = tuple[int, Ruled]
 """A person's answer about a stopped call, with the number of its record."""
 
@@ -97,6 +103,7 @@ class Status(enum.Enum):
     FAILED = "raised"
     CANCELLED = "was cancelled"
     FREE = "did not happen, as a person settled"
+    WAITING = "waits for a time, a signal or a person; nothing has happened"
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -153,7 +160,7 @@ class RecordedCall:
     def happened(self) -> bool | None:
         """Whether what the call does was done; ``None`` if that is not known."""
         outcome = self.outcome
-        if self.status in (Status.COMPLETED, Status.FREE):
+        if self.status in (Status.COMPLETED, Status.FREE, Status.WAITING):
             return self.status is Status.COMPLETED
         return False if outcome is not None and outcome.clean else None
 
@@ -171,6 +178,22 @@ class RecordedCall:
         Where the same failure is cleaned up after again, it still answers.
         """
         return self.spent and not self.in_doubt
+
+    @property
+    def wait(self) -> Waiting | None:
+        """Return what the call waits for, while nothing else became of it."""
+        record = self.origin.record
+        if self.status is Status.WAITING and isinstance(record, Waiting):
+            return record
+        return None
+
+    @property
+    def answer(self) -> Answered | None:
+        """Return the answer of a person to the question that the call waits for."""
+        record, wait = self.entry.record, self.wait
+        if wait is not None and isinstance(record, Answered) and record.ticket == wait.ticket:
+            return record
+        return None
 
     @property
     def settled(self) -> bool:
@@ -219,6 +242,14 @@ class Calls(Projection):
 
     def on_intent(self, entry: Entry, record: Intent) -> None:
         self._add(record.call, Status.OPEN, entry)
+
+    def on_waiting(self, entry: Entry, record: Waiting) -> None:
+        self._add(record.call, Status.WAITING, entry)
+
+    def on_answered(self, entry: Entry, record: Answered) -> None:
+        call = self.known.get(record.number)
+        if call is not None and call.status is Status.WAITING:
+            call.entry = entry
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         self._add(record.call, _STATUS[record.status], entry)
@@ -269,7 +300,7 @@ class Calls(Projection):
     def on_ruled(self, entry: Entry, record: Ruled) -> None:
         if record.same:  # a recorded call is one act only
             self._take_back(record.steps)
-        self.rulings[_key(record.call)] = entry.number, record
+        self.rulings[call_key(record.call)] = entry.number, record
 
     def _take_back(self, steps: Iterable[int]) -> None:
         """Drop the rulings that identify a call with one of these steps."""
@@ -316,7 +347,7 @@ class Places(Projection):
         for entry in entries:
             self.take(entry)
 
-    def on_intent(self, entry: Entry, record: Intent | Outcome) -> None:
+    def on_intent(self, entry: Entry, record: Intent | Waiting | Outcome) -> None:
         number = record.call.number
         while number >= len(self.first):
             self.first.frombytes(_EMPTY)
@@ -324,7 +355,11 @@ class Places(Projection):
         self.first[number] = self.first[number] or entry.number
         self.last[number] = entry.number
 
-    on_outcome = on_intent
+    on_waiting = on_outcome = on_intent
+
+    def on_answered(self, entry: Entry, record: Answered) -> None:
+        if record.number < len(self.last):
+            self.last[record.number] = entry.number
 
     def on_settled(self, entry: Entry, record: Settled) -> None:
         if record.number in self._undoing:
@@ -355,6 +390,27 @@ def given_up(entries: Iterable[Entry]) -> set[int]:
     """The numbers of the records that cannot be read, which is known."""
     found = (each.record for each in entries if isinstance(each.record, Quarantined))
     return {number for record in found for number in record.numbers}
+
+
+def met_messages(entries: Iterable[Entry]) -> dict[int, tuple[int, str]]:
+    """Return what the run did with messages of its inbox, by their numbers.
+
+    Returns:
+        for each message, the number of the call that met it, and why the call refused it; an empty
+        text if the call took it.
+    """
+    found: dict[int, tuple[int, str]] = {}
+    for entry in entries:
+        record = entry.record
+        if isinstance(record, Outcome) and record.message:
+            found[record.message] = record.call.number, ""
+        elif isinstance(record, Answered) and record.message:
+            found[record.message] = record.number, ""
+        elif isinstance(record, Refused):
+            found[record.message] = record.number, record.why
+        elif isinstance(record, Cancelling) and record.message:
+            found[record.message] = 0, ""
+    return found
 
 
 def effects_seen(entries: Iterable[Entry]) -> int:
@@ -425,223 +481,15 @@ def last_end(entries: Sequence[Entry]) -> Entry | None:
     return None
 
 
+def is_only_submitted(entries: Sequence[Entry]) -> bool:
+    """Return whether a run was put on record for another process, and nobody has executed it."""
+    last = entries[-1].record if len(entries) == 2 else None
+    return isinstance(last, Interrupted) and last.why == SUBMITTED
+
+
 def start_of(entries: Iterable[Entry]) -> tuple[Started, bytes] | None:
     """The record of the run's beginning, if it is among these, and its payload."""
     for entry in entries:
         if isinstance(entry.record, Started):
             return entry.record, entry.payload
     return None
-
-
-# -- calls at which the run stopped --------------------------------------------------------------
-
-
-class Stop(NamedTuple):
-    """A call that was not made, since it could be a recorded side effect.
-
-    Args:
-        number: of the record that tells of it.
-        call: with its arguments at that start.
-        steps: numbers of the recorded calls that it could be.
-        records: numbers of the records that hold the arguments of those.
-        ruled: what somebody said of it since; ``None`` if nobody did.
-    """
-
-    number: int
-    call: Call
-    steps: tuple[int, ...]
-    records: tuple[int, ...]
-    at: float
-    ruled: Ruled | None = None
-
-
-def stops_in(entries: Iterable[Entry]) -> list[Stop]:
-    """The stops that are not over, the last one of each call."""
-    found: dict[CallKey, Stop] = {}
-    for entry in entries:
-        record = entry.record
-        if isinstance(record, Stopped):
-            found.pop(_key(record.call), None)
-            found[_key(record.call)] = Stop(entry.number, *record)
-        elif isinstance(record, Ruled):
-            if _key(record.call) in found:
-                found[_key(record.call)] = found[_key(record.call)]._replace(ruled=record)
-        elif found and _is_over(max(each.at for each in found.values()), entry):
-            found.clear()
-    return list(found.values())
-
-
-def _is_over(at: float, entry: Entry) -> bool:
-    """Return whether a record shows that the run continued after it had stopped at that time."""
-    if entry.call is not None:  # one in flight at the stop began before it
-        return entry.call.at > at
-    return isinstance(entry.record, Resumed)
-
-
-def _key(call: Call) -> CallKey:
-    return call.name, call.branch, call.ordinal
-
-
-# -- the run -------------------------------------------------------------------------------------
-
-
-@dataclass
-class Course(Projection):
-    """The attempts of a run: time, losses, answered steps.
-
-    Args:
-        born: when it began, seconds since 1970; what a fork shares is older.
-        forked: it is a fork.
-        started, command: numbers of the records that say where its workflow is defined, and how
-            its program was started the last time.
-        resumes: each time it was gone on with, the last few: number of the record, when, where.
-        resumed: how many times.
-        at: when the last record was made.
-        taken: seconds that the completed steps took that the workflow itself called.
-        saved: those of them that the last attempt need not execute.
-        lost: seconds from the last record of each attempt to the beginning of the next.
-        resumed_from, executed, skipped: of the last attempt; see :class:`stepwise.Run`.
-        effects: how many side effects were announced, by tool.
-        stops: numbers of the records of the calls at which it stopped, and of what somebody said of
-            them since, while it has not gone on.
-        stopped: when it stopped.
-    """
-
-    born: float = 0.0
-    forked: bool = False
-    started: int = 0
-    command: int = 0
-    resumes: list[list[Any]] = field(default_factory=list)
-    resumed: int = 0
-    at: float = 0.0
-    taken: float = 0.0
-    saved: float = 0.0
-    lost: float = 0.0
-    resumed_from: int | None = None
-    executed: int = 0
-    skipped: int = 0
-    effects: dict[str, int] = field(default_factory=dict)
-    stops: list[int] = field(default_factory=list)
-    stopped: float = 0.0
-
-    @property
-    def begun(self) -> int:
-        """The number of the record that began the last attempt; 0 for the first one."""
-        return self.resumes[-1][0] if self.resumes else 0
-
-    def on_outcome(self, entry: Entry, record: Outcome) -> None:
-        at, call = record.at, record.call
-        if self.stops and _is_over(self.stopped, entry):
-            self.stops = []
-        if record.status == "completed" and not call.scope:
-            self.taken += max(0.0, at - call.at)
-        if not self.forked or at > self.born:  # its own; this is asked for every step
-            self.executed += 1
-        self.at = max(self.at, at)
-
-    def on_intent(self, entry: Entry, record: Intent) -> None:
-        call = record.call
-        if self.stops and _is_over(self.stopped, entry):
-            self.stops = []
-        if not call.child:
-            self.effects[call.name] = self.effects.get(call.name, 0) + 1
-        self.at = max(self.at, call.at)
-
-    def on_started(self, entry: Entry, record: Started) -> None:
-        self._note_command(entry, record)
-        self.started, self.forked, self.born = entry.number, bool(record.forked_from), record.at
-        self.at = max(self.at, record.at)
-
-    def on_resumed(self, entry: Entry, record: Resumed) -> None:
-        self._note_command(entry, record)
-        self.stops = []
-        if self._is_own(record.at):
-            self.lost += max(0.0, record.at - max(self.at, self.born))
-            self.resumed += 1
-            self.resumes = [*self.resumes, [entry.number, record.at, record.how]][-_RESUMES:]
-            self.saved = self.taken
-            self.resumed_from, self.executed, self.skipped = record.step, 0, 0
-        self.at = max(self.at, record.at)
-
-    def on_stopped(self, entry: Entry, record: Stopped) -> None:
-        self.stopped = max(self.stopped, record.at)
-        self.on_ruled(entry, record)
-
-    def on_ruled(self, entry: Entry, record: Stopped | Ruled) -> None:
-        self.stops = [*self.stops, entry.number]
-        self.at = max(self.at, record.at)
-
-    def on_ended(self, entry: Entry, record: Ended) -> None:
-        if self._is_own(record.at):
-            self.resumed_from, self.executed = record.resumed_from, record.executed
-            self.skipped = record.skipped
-        self.at = max(self.at, record.at)
-
-    def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
-        """Leave ``at`` as it is: the calls in flight count as lost from the record before."""
-
-    def on_other(self, entry: Entry, record: Any) -> None:
-        self.at = max(self.at, record.at)
-
-    def _note_command(self, entry: Entry, record: Started | Resumed) -> None:
-        if record.command:
-            self.command = entry.number
-
-    def _is_own(self, at: float) -> bool:
-        """Return whether a record from that time is the run's own, not shared by a fork."""
-        return not self.forked or at > self.born
-
-
-def facts_at_start(run_id: str, started: Started) -> RunFacts:
-    """The facts of a run that begins."""
-    return RunFacts(
-        run_id=run_id,
-        workflow=started.workflow,
-        label=started.workflow.rpartition(":")[2],
-        status="running",
-        arguments=started.arguments,
-        digest=started.digest,
-        code=started.code,
-        parent=started.parent,
-        forked_from=started.forked_from,
-        secrets=started.secrets,
-        hidden=started.hidden,
-        created_at=started.at,
-        updated_at=started.at,
-        parts=started.parts,
-        tags=started.tags,
-        trace=started.trace,
-    )
-
-
-def derive_facts(run_id: str, entries: Iterable[Entry]) -> RunFacts | None:
-    """Derive a run's facts from its records; return ``None`` if they do not show how it began."""
-    facts: RunFacts | None = None
-    for entry in entries:
-        record = entry.record
-        if isinstance(record, Started):
-            facts = facts_at_start(run_id, record)
-        elif facts is not None:
-            facts = _after(facts, entry)
-    return facts
-
-
-def _after(facts: RunFacts, entry: Entry) -> RunFacts:
-    record = entry.record
-    if isinstance(record, Ended):
-        return facts._replace(status=record.status, end=entry.number, updated_at=record.at)
-    if isinstance(record, Interrupted):
-        return facts._replace(status="interrupted", error=record.why, updated_at=record.at)
-    if isinstance(record, Compensating):
-        undone = facts.undone + (not facts.undoing)
-        return facts._replace(
-            status="failed", end=0, undoing=True, undone=undone, updated_at=record.at
-        )
-    if isinstance(record, Resumed):
-        trace = record.trace or facts.trace
-        return facts._replace(
-            status="running", end=0, undoing=False, updated_at=record.at, trace=trace
-        )
-    if isinstance(record, (Forgotten, Quarantined)):
-        return facts.reopened(record.at)
-    return facts._replace(restored=True) if isinstance(record, Restored) else facts

@@ -12,7 +12,10 @@ from typing import Any, Literal, NamedTuple, get_args
 __all__ = [
     "ANNOUNCES",
     "KINDS",
+    "WAITS",
+    "Answered",
     "Call",
+    "Cancelling",
     "Compensated",
     "Compensating",
     "Ended",
@@ -24,22 +27,31 @@ __all__ = [
     "Outcome",
     "Quarantined",
     "Record",
+    "Refused",
     "Restored",
     "Resumed",
     "Ruled",
     "RunFacts",
+    "RunWait",
     "Settled",
     "Started",
     "Stopped",
+    "Suspended",
+    "WaitKind",
+    "Waiting",
     "from_header",
     "holds_plainly",
     "to_header",
 ]
 
 StepStatus = Literal["completed", "failed", "cancelled"]
+WaitKind = Literal["time", "signal", "approval"]
 
 _NOTHING: Mapping[str, str] = {}
 _NO_USAGE: Mapping[str, Any] = {}
+
+WAITS = "stepwise"
+"""The module of the calls that wait."""
 
 ANY_ERROR = 0
 """``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
@@ -89,6 +101,11 @@ class Call(NamedTuple):
     parts: Mapping[str, str] = _NOTHING
     instead: int = 0
 
+    @property
+    def is_wait(self) -> bool:
+        """True for a call of ``sleep``, ``sleep_until``, ``wait_for`` or ``approve``."""
+        return self.module == WAITS
+
 
 class Started(NamedTuple):
     """The run begins.  Payload: its arguments, where they can be recorded.
@@ -129,6 +146,10 @@ class Resumed(NamedTuple):
     Args:
         void: the end recorded before it does not count, since the caller had not acted on it.
         command, cwd, trace: as of :class:`Started`.
+        unknown: the attempt before ended without a record: it may have spent more than its records
+            say.
+        seen: number of the last message of the inbox, if the attempt before had ended: requests to
+            cancel the run that came by then are over.
     """
 
     epoch: int
@@ -140,16 +161,151 @@ class Resumed(NamedTuple):
     command: tuple[str, ...] = ()
     cwd: str = ""
     trace: Mapping[str, str] = _NOTHING
+    unknown: bool = False
+    seen: int = 0
 
 
 class Intent(NamedTuple):
     """A side effect is about to happen.
 
     Payload: the arguments by name, if the tool can be compensated.
+
+    Args:
+        ticket: of the question that a person answered with yes; empty if none was asked.
     """
 
     call: Call
     form: str | None = None
+    ticket: str = ""
+
+
+class Waiting(NamedTuple):
+    """A call waits: for a time, for a signal, or for a person.
+
+    Payload of an approval: the arguments that the person sees, by name.  A later record of the same
+    call takes the place of this one: a wait that begins again, a question that is asked anew.
+
+    Args:
+        name: of the signal; of an approval, the question.
+        until: when it ends by itself, in seconds since 1970; ``None`` for never.
+        seconds: how long it was to last when it began; ``None`` if only a moment was given.
+        ticket: of this question, which an answer has to name; random.
+        digest: of an approval: of all arguments of the call, ``key=`` and ``ignore=`` disregarded.
+        schema: of a signal: the JSON schema of its values, as JSON; empty if any value will do.
+        details: of an approval: what the person is shown, as text.
+        form: of the payload.
+    """
+
+    call: Call
+    kind: WaitKind
+    name: str = ""
+    until: float | None = None
+    seconds: float | None = None
+    ticket: str = ""
+    digest: str = ""
+    schema: str = ""
+    details: str = ""
+    form: str | None = None
+    at: float = 0.0
+
+
+class Answered(NamedTuple):
+    """A person answered the question of a call that waits for it.
+
+    Args:
+        number: of the call.
+        ticket: of the question.
+        by: who answered, as the answering process knows it (``user@host``).
+        note: what the person said about it; of a denial, the reason.
+        message: number of the answer in the inbox.
+        sent_at: when the person answered; ``at`` is when the run took it.
+    """
+
+    number: int
+    ticket: str
+    approved: bool
+    by: str = ""
+    note: str = ""
+    message: int = 0
+    sent_at: float = 0.0
+    at: float = 0.0
+
+
+class Refused(NamedTuple):
+    """A message of the inbox was met by the call that waited for it, and does not fit.
+
+    Args:
+        message: number in the inbox.
+        number: of the call.
+        name: of the signal.
+        why: in words.
+    """
+
+    message: int
+    number: int
+    name: str
+    why: str
+    at: float = 0.0
+
+
+class RunWait(NamedTuple):
+    """One thing that a suspended run waits for.
+
+    Args:
+        number: of the call.
+        kind, name, until, ticket: as of :class:`Waiting`.
+        since: when the wait began, in seconds since 1970.
+        run: the child run whose call it is; empty for the run itself.
+        seen: number of the last message in that run's inbox that was looked at.
+    """
+
+    number: int
+    kind: WaitKind
+    name: str
+    until: float | None
+    since: float
+    ticket: str = ""
+    run: str = ""
+    seen: int = 0
+
+    @property
+    def text(self) -> str:
+        """The event that it waits for, in words."""
+        return {
+            "time": "for its time",
+            "signal": f"for the signal {self.name!r}",
+            "approval": f"for an answer to {self.name!r}",
+        }[self.kind]
+
+
+class Suspended(NamedTuple):
+    """The attempt ended, since all that is left to do is to wait.
+
+    Args:
+        waits: what for, as values of :class:`RunWait`.
+        seen: number of the last message of the inbox that was looked at.
+        rest: as of :class:`Ended`.
+    """
+
+    waits: tuple[Any, ...]
+    seen: int = 0
+    at: float = 0.0
+    rest: Mapping[str, float] = _NO_USAGE
+
+
+class Cancelling(NamedTuple):
+    """Somebody asked for the end of the run; it unwinds.
+
+    Args:
+        by: who asked (``user@host``).
+        reason: in words; may be empty.
+        message: number of the request in the inbox; 0 if it was written to the journal directly.
+    """
+
+    by: str = ""
+    reason: str = ""
+    message: int = 0
+    at: float = 0.0
 
 
 class Outcome(NamedTuple):
@@ -166,6 +322,9 @@ class Outcome(NamedTuple):
         awaited: ``coroutine`` or ``task`` if a function that is no coroutine function returned
             such, which was awaited for the outcome.
         usage: of a model request, its model and tokens; see :class:`stepwise.Event`.
+        message: number in the inbox of the message that a wait for a signal took; 0 for none.
+        spent: what the call spent that no other record says, its failed attempts included, by unit:
+            ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one; see ``spending``.
     """
 
     call: Call
@@ -181,6 +340,8 @@ class Outcome(NamedTuple):
     state: tuple[str, ...] = ()
     awaited: str = ""
     usage: Mapping[str, Any] = _NO_USAGE
+    message: int = 0
+    spent: Mapping[str, float] = _NO_USAGE
 
 
 class Handled(NamedTuple):
@@ -274,9 +435,10 @@ class Ended(NamedTuple):
         changed: as in an outcome.
         retry: failed calls in the chain of the exception.
         spent: calls made while it unwound; they answer only the same unwinding.
+        rest: what the attempt spent that no outcome of a call says, by unit.
     """
 
-    status: Literal["completed", "failed"]
+    status: Literal["completed", "failed", "cancelled"]
     recorded: bool = True
     changed: Mapping[str, str] = _NOTHING
     retry: tuple[int, ...] = ()
@@ -287,23 +449,37 @@ class Ended(NamedTuple):
     preview: str = ""
     form: str | None = None
     at: float = 0.0
+    rest: Mapping[str, float] = _NO_USAGE
+
+
+SUBMITTED = "submitted"
+"""Why an attempt ended that only put the run on record, for another process to execute."""
 
 
 class Interrupted(NamedTuple):
-    """Somebody stopped the attempt on purpose, so that nothing brings the run back by itself.
+    """The attempt ended in good order, and the run did not.
 
     Args:
-        why: in words: Ctrl-C, a cancellation, a caller that stopped iterating.
+        why: in words: Ctrl-C, a cancellation, a caller that stopped iterating, a budget.
+        decided: somebody stopped the run on purpose, so that nothing brings it back by itself.
+            Otherwise its process was told to end, or a call stopped the run: it counts as crashed,
+            but not as a run that died.
+        rest: as of :class:`Ended`.
     """
 
     why: str = ""
     at: float = 0.0
+    decided: bool = True
+    rest: Mapping[str, float] = _NO_USAGE
 
 
 Record = (
     Started
     | Resumed
     | Intent
+    | Waiting
+    | Answered
+    | Refused
     | Outcome
     | Handled
     | Settled
@@ -316,7 +492,12 @@ Record = (
     | Restored
     | Ended
     | Interrupted
+    | Suspended
+    | Cancelling
 )
+
+_STATES = (Intent, Waiting, Outcome)
+"""Records that hold the call whose state they are."""
 
 ANNOUNCES = (Intent, Compensating)
 """Records that announce an outside change before it is made; the envelope counts these."""
@@ -352,12 +533,16 @@ class RunFacts(NamedTuple):
         restored: it was put back from a backup; side effects that it does not know are in doubt.
         tags: texts by name, for people who look for the run.
         trace: of the newest attempt; see :class:`Started`.
+        waits: what a suspended run waits for.
+        seen: number of the last message of its inbox that a suspended run had looked at.
+        cancelling: who asked for its end and why, in words, while it has not ended; or empty.
+        cancels: number of the last message of its inbox that is no new request to cancel it.
     """
 
     run_id: str
     workflow: str
     label: str
-    status: Literal["running", "completed", "failed", "interrupted"]
+    status: Literal["running", "completed", "failed", "interrupted", "suspended", "cancelled"]
     arguments: str
     digest: str
     code: str = ""
@@ -377,10 +562,15 @@ class RunFacts(NamedTuple):
     restored: bool = False
     tags: Mapping[str, str] = _NOTHING
     trace: Mapping[str, str] = _NOTHING
+    waits: tuple[RunWait, ...] = ()
+    seen: int = 0
+    cancelling: str = ""
+    cancels: int = 0
 
     def reopened(self, at: float) -> "RunFacts":
-        """Return the facts without an end; an interrupted run stays so until it is called."""
-        status: Any = "interrupted" if self.status == "interrupted" else "running"
+        """Return the facts without an end; what somebody stopped stays so until it is called."""
+        kept = ("interrupted", "cancelled")
+        status: Any = self.status if self.status in kept else "running"
         return self._replace(status=status, end=0, updated_at=at)
 
 
@@ -393,8 +583,8 @@ class Entry(NamedTuple):
 
     @property
     def call(self) -> Call | None:
-        """The call that the record announces, or whose outcome it is."""
-        return self.record.call if isinstance(self.record, (Intent, Outcome)) else None
+        """The call that the record announces, or whose wait or outcome it is."""
+        return self.record.call if isinstance(self.record, _STATES) else None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -407,6 +597,11 @@ class Entry(NamedTuple):
         return self.record if isinstance(self.record, Ended) else None
 
     @property
+    def waits(self) -> bool:
+        """True if the record says that a call waits, or what a person answered to it."""
+        return isinstance(self.record, (Waiting, Answered))
+
+    @property
     def landed(self) -> bool:
         """True if the record is a person's finding that the call happened."""
         return isinstance(self.record, Settled) and self.record.landed
@@ -414,15 +609,15 @@ class Entry(NamedTuple):
     @property
     def step(self) -> int:
         """The number of the call whose state the record holds; 0 for other records."""
-        if isinstance(self.record, (Intent, Outcome)):
+        if isinstance(self.record, _STATES):
             return self.record.call.number
-        return self.record.number if isinstance(self.record, Settled) else 0
+        return self.record.number if isinstance(self.record, (Settled, Answered)) else 0
 
     @property
     def concerns_effects(self) -> bool:
         """False for the records of a plain call that was made while no failure was handled."""
         record = self.record
-        if isinstance(record, (Intent, Outcome)):
+        if isinstance(record, _STATES):
             return record.call.effect or record.call.unwinding is not None
         return True
 
@@ -435,7 +630,7 @@ _TUPLES = {
     cls: [place for place, kind in enumerate(cls.__annotations__.values()) if "tuple[" in str(kind)]
     for cls in KINDS.values()
 }
-_OF_CALLS = (Intent, Outcome, Stopped, Ruled)
+_OF_CALLS = (*_STATES, Stopped, Ruled)
 
 
 def to_header(record: Record) -> list[Any]:

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepwise._journal.chain import Lost, Position, holds, read, read_entries, read_one, read_start
+from stepwise._journal.course import Course
 from stepwise._journal.journal import Journal
-from stepwise._journal.projection import Calls, Course, Flags, Projection, RecordedCall, Status
+from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall, Status
 from stepwise._journal.records import (
     Entry,
     Intent,
@@ -26,6 +27,7 @@ from stepwise._journal.records import (
     RunFacts,
     Settled,
     Started,
+    Waiting,
 )
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise._runtime.messages import reports
@@ -41,6 +43,7 @@ __all__ = [
     "follow",
     "how_started",
     "kept_summary",
+    "open_waits",
     "sealed_summary",
     "with_unclear",
 ]
@@ -75,8 +78,7 @@ class Summary(Projection):
     @property
     def start(self) -> Position:
         """Return the journal position at which it was made."""
-        last, link, effects = self.position
-        return Position(last, bytes.fromhex(link) or None, effects) if last else Position()
+        return Position.from_kept(self.position) if self.position[0] else Position()
 
     @property
     def total(self) -> int:
@@ -113,6 +115,10 @@ class Summary(Projection):
         self._count(record.call.number)
         self.others[record.call.number] = "started"
 
+    def on_waiting(self, entry: Entry, record: Waiting) -> None:
+        self._count(record.call.number)
+        self.others[record.call.number] = "waiting"
+
     def on_settled(self, entry: Entry, record: Settled) -> None:
         if record.number not in self.others:
             raise _NotFollowedError
@@ -142,7 +148,7 @@ class Summary(Projection):
 
     def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
         """Set the position that it reaches, and the known calls with side effects."""
-        self.position = [at.last, (at.link or b"").hex(), at.effects]
+        self.position = at.kept()
         self.unclear = [
             [each.origin.number, each.entry.number, *each.flags]
             for each in effects
@@ -199,7 +205,7 @@ def follow(
             return None
         if entry.concerns_effects:
             effects.append(entry)
-    summary.position = [at.last, (at.link or b"").hex(), at.effects]
+    summary.position = at.kept()
     return fresh, effects
 
 
@@ -228,6 +234,18 @@ def how_started(
     if entry is not None and isinstance(entry.record, (Started, Resumed)):
         return entry.record.command, entry.record.cwd, file
     return ((), "", file) if file else None
+
+
+def open_waits(store: Store, seal: Seal, facts: RunFacts) -> list[RecordedCall]:
+    """Return the calls of a run that wait, as its journal says."""
+    summary = kept_summary(store, seal, facts.run_id)
+    followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
+    if summary is not None and followed is not None:
+        found = [call for call in Calls(followed[0]) if call.wait]
+        if len(found) == list(summary.others.values()).count("waiting"):
+            return found
+    entries = read_entries(store, seal, facts.run_id, Position(facts.pruned, None))
+    return [call for call in Calls(entries) if call.wait]
 
 
 def with_unclear(

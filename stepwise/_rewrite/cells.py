@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from stepwise._rewrite.points import code_digest
+from stepwise._rewrite.source import parsed
 
 __all__ = ["AWAIT", "Cell", "parse_cell"]
 
@@ -58,7 +59,7 @@ def parse_cell(source: str) -> Cell:
     Raises:
         SyntaxError: it is not.
     """
-    tree = ast.parse(source)
+    tree = parsed(source)
     names = _BoundNames()
     names.all(tree.body)
     code = compile(tree, "<cell>", "exec", flags=AWAIT, dont_inherit=True)

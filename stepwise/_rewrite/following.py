@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stepwise._rewrite.points import TRIES, prefix_fingerprint
-from stepwise._rewrite.source import FunctionNode, remove_docstring
+from stepwise._rewrite.source import FunctionNode, parsed, remove_docstring
 
 __all__ = ["following_line", "function_like", "functions_named"]
 
@@ -73,7 +73,7 @@ def functions_named(text: str, name: str = "") -> Iterator[FunctionNode]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = ast.parse(text)
+            module = parsed(text)
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(module):

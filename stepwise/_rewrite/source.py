@@ -7,6 +7,7 @@ Imports nothing of ours.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import linecache
 import tokenize
@@ -15,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Union
 
-__all__ = ["FunctionNode", "Source", "capture", "remove_docstring"]
+__all__ = ["FunctionNode", "Source", "capture", "parsed", "remove_docstring"]
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+_TRIES = 20  # to parse a text, while others parse theirs
 
 
 @dataclass(eq=False, repr=False)
@@ -50,7 +53,7 @@ class Source:
             indented = self._block[0].isspace()
             with warnings.catch_warnings():  # compiling the code has shown them already
                 warnings.simplefilter("ignore")
-                module = ast.parse(("if 1:\n" if indented else "") + self._block)
+                module = parsed(("if 1:\n" if indented else "") + self._block)
         except (SyntaxError, IndexError, tokenize.TokenError, RecursionError):
             return None
         for node in ast.walk(module):
@@ -59,6 +62,21 @@ class Source:
                 remove_docstring(node)
                 return node
         return None
+
+
+def parsed(text: str) -> ast.Module:
+    """Parse a module, also while another thread parses one.
+
+    In CPython 3.11 two threads share one counter of depth, so that one of them may be told
+    "AST constructor recursion depth mismatch" for a good source; mended in 3.12.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError: it cannot be parsed.
+    """
+    for _ in range(_TRIES):
+        with contextlib.suppress(SystemError):
+            return ast.parse(text)
+    return ast.parse(text)
 
 
 def remove_docstring(node: FunctionNode) -> None:

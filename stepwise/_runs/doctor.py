@@ -20,6 +20,7 @@ from stepwise._runs.listing import listed
 from stepwise._runtime import settings
 from stepwise._runtime.file_trust import check_file, check_folder
 from stepwise._runtime.messages import count
+from stepwise._runtime.store_urls import public_url
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store
 from stepwise.stores._folder_store import FolderStore
@@ -30,6 +31,7 @@ __all__ = ["Finding", "findings"]
 _PACKAGES = ("click", "cloudpickle", "diskcache", "tenacity", "wrapt")
 _SQLITE = (3, 31)
 _SPACE = 200 * 2**20  # bytes that should be free
+_CLOCKS = 2.0  # seconds between two clocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ def findings(version: str) -> list[Finding]:
     Args:
         version: the version of stepwise.
     """
-    return [*_versions(version), *_store(), *_locks(), *_key(), *_runs()]
+    return [*_versions(version), *_store(), *_server(), *_locks(), *_key(), *_runs()]
 
 
 def _versions(version: str) -> Iterator[Finding]:
@@ -70,7 +72,7 @@ def _versions(version: str) -> Iterator[Finding]:
 
 
 def _store() -> Iterator[Finding]:
-    url, folder = str(settings.store()), None
+    url, folder = public_url(str(settings.store())), None
     try:
         folder = _place()
         if folder is not None and not os.path.isdir(folder):
@@ -126,12 +128,81 @@ def _folder(folder: str) -> Iterator[Finding]:
         yield Finding("disk", "ok", text)
 
 
+def _facts() -> Any:
+    """Return what the store's server says of itself; ``None`` if there is none, or no answer."""
+    try:
+        ask = getattr(open_store(settings.store()), "server_facts", None)
+        return ask() if ask is not None else None
+    except (StepwiseError, RunStopped):
+        return None  # the finding about the store says so
+
+
+def _is_server() -> bool:
+    try:
+        return hasattr(open_store(settings.store()), "server_facts")
+    except StepwiseError:
+        return False
+
+
+def _server() -> Iterator[Finding]:
+    facts = _facts()
+    if facts is None:
+        return
+    answered = f"{facts.seconds * 1000:.1f} ms for a request"
+    yield Finding("server", "ok", f"PostgreSQL {facts.settings['server_version']}, {answered}")
+    yield _durability(facts)
+    yield from _replication(facts)
+    if facts.direct:
+        yield Finding("pooler", "ok", "none: messages to runs arrive at once")
+    else:
+        text = "there is one: messages to runs are looked for twice a second"
+        yield Finding("pooler", "ok", text)
+    text = f"the server's is {abs(facts.ahead):.1f} s {'ahead' if facts.ahead > 0 else 'behind'}"
+    if abs(facts.ahead) > _CLOCKS:
+        todo = "synchronize the clocks (NTP): waits that another machine began end at other times"
+        yield Finding("clock", "warning", text, todo)
+    else:
+        yield Finding("clock", "ok", text)
+
+
+def _durability(facts: Any) -> Finding:
+    for name in ("fsync", "synchronous_commit"):
+        if facts.settings[name] == "off":
+            text = f"{name} = off: steps that were recorded are lost when the server crashes"
+            way = "ALTER SYSTEM" if name == "fsync" else f"ALTER DATABASE {facts.database}"
+            todo = f"{way} SET {name} = on; then restart the program"
+            return Finding("durability", "problem", text, todo)
+    if facts.settings["full_page_writes"] == "off":
+        text = "full_page_writes = off: a power cut may damage the database"
+        return Finding("durability", "warning", text, "ALTER SYSTEM SET full_page_writes = on")
+    text = f"fsync = on, synchronous_commit = {facts.settings['synchronous_commit']}"
+    return Finding("durability", "ok", text)
+
+
+def _replication(facts: Any) -> Iterator[Finding]:
+    if facts.standby:
+        text = "the server is a standby: it can be read, and no run can be executed"
+        yield Finding("replication", "problem", text, "use the URL of the primary server")
+    for each in facts.standbys:
+        if each.sync in ("sync", "quorum"):
+            yield Finding("replication", "ok", f"standby {each.name} is synchronous")
+            continue
+        text = (
+            f"standby {each.name} is asynchronous: a failover to it loses the newest records, so "
+            "that steps run again, and side effects among them happen twice, without a question"
+        )
+        todo = "set synchronous_standby_names; after a failover without it: stepwise restore"
+        yield Finding("replication", "warning", text, todo)
+
+
 def _locks() -> Iterator[Finding]:
+    if _is_server():
+        return  # leases are rows
     if has_ofd():
         yield Finding("locks", "ok", "of open file descriptions")
     else:
         text = "of processes (POSIX): a run that reads its own store's files loses its lease"
-        todo = f"keep {settings.store()!s} out of the folders that agents search"
+        todo = f"keep {public_url(str(settings.store()))} out of the folders that agents search"
         yield Finding("locks", "warning", text, todo)
 
 
@@ -157,6 +228,9 @@ def _key() -> Iterator[Finding]:
         yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
     elif mode & 0o077:
         yield Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
+    elif _is_server():
+        todo = "set STEPWISE_KEY to the same secret on every machine that uses the store"
+        yield Finding("key", "warning", f"{path}: other machines do not have it", todo)
     else:
         yield Finding("key", "ok", str(path))
 

@@ -17,6 +17,7 @@ from stepwise._execution.outcomes import outcome
 from stepwise._execution.viewer import look_into
 from stepwise._identity.identity import random_id
 from stepwise._journal.counters import key_of
+from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, Lost, Position, facts_of, read
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import (
@@ -29,6 +30,7 @@ from stepwise._journal.projection import (
 )
 from stepwise._journal.records import (
     Call,
+    Cancelling,
     Entry,
     Handled,
     Intent,
@@ -37,11 +39,15 @@ from stepwise._journal.records import (
     Record,
     RunFacts,
     Started,
+    Suspended,
+    Waiting,
 )
 from stepwise._journal.seal import Seal
+from stepwise._journal.spending import uncounted
 from stepwise._journal.summary import how_started, sealed_summary
 from stepwise._runs.checkpoints import checkpoints_of
 from stepwise._runtime.messages import shell_word
+from stepwise._runtime.options import check_values
 from stepwise._values import codec as _codec
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
@@ -77,6 +83,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     """Write a run that resumes from a point of another one; gives its id."""
     source = ForkedRun(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
+    check_values("a fork", run_id=new_id)
     taken = facts_of(store, seal, new_id)
     if taken is not None:
         recorded = f"{taken.label}({taken.arguments})"
@@ -224,9 +231,12 @@ def _write(
         run_id=new_id,
         parent=parent,
         forked_from=facts.run_id,
-        status=facts.status if parent else "running",
+        status=facts.status if parent and facts.status != "suspended" else "running",
         end=numbers.get(facts.end, 0) if parent else 0,
         error="",
+        waits=(),
+        cancelling="",
+        cancels=0,  # it has an inbox of its own
         undoing=False,
         pruned=1 if facts.pruned else 0,  # the record of its beginning is made anew
         created_at=now,
@@ -243,7 +253,7 @@ def _write(
         last = max((new for old, new in numbers.items() if old <= state.journal[0]), default=1)
         at = positions[last]
         state = state._replace(
-            journal=[at.last, (at.link or b"").hex(), at.effects],
+            journal=at.kept(),
             unused=[
                 [numbers[origin], numbers[end], *flags] for origin, end, *flags in state.unused
             ],
@@ -254,6 +264,9 @@ def _write(
 
     lease = Lease(source.store, new_id).acquire()
     try:
+        # First: a fork without its messages would wait for what was sent.
+        inbox = Inbox(source.store, source.seal, new_id)
+        Inbox(source.store, source.seal, facts.run_id).copy_to(inbox)
         journal = Journal(source.store, source.seal, new_id, lease.epoch, fsync=True)
         journal.begin_with(items, beside, head)
     finally:
@@ -300,16 +313,19 @@ def _items(
         record, payload = entry.record, entry.payload
         if isinstance(record, Started):
             record = _started(source, record, now)
-        elif isinstance(record, (Intent, Outcome)):
+        elif isinstance(record, (Intent, Waiting, Outcome)):
             call = record.call
             again = calls.get(call.number)
             if again is not None:
                 record = record._replace(call=call._replace(key=again.key, child=again.child))
             if isinstance(record, Intent) and (again is None or again.key == call.key):
                 record, payload = record._replace(form=None), b""  # the fork does not undo it
-        elif isinstance(record, Quarantined):
+            if isinstance(record, Waiting) and record.kind == "approval":
+                # The fork asks anew: a yes is for one call of one run.
+                record, payload = record._replace(ticket="", digest="", form=None), b""
+        elif isinstance(record, (Quarantined, Suspended, Cancelling)):
             continue
-        items.append((record, payload))
+        items.append((uncounted(record), payload))  # the source has spent it
         numbers[entry.number] = len(items)
     if handled.numbers:
         items.append((handled, b""))
@@ -375,7 +391,7 @@ def _changed_results(
                 call, last = entry.call, ended
         if call is None:
             raise source.no_step(number, "is not among the records that are shared")
-        yield outcome(
+        record, payload = outcome(
             codec,
             call,
             "completed",
@@ -383,3 +399,4 @@ def _changed_results(
             attempts=last.attempts if last is not None else 1,
             inner=last.inner if last is not None else (),
         )
+        yield uncounted(record), payload

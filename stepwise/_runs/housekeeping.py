@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from stepwise._journal.heads import children_of
 from stepwise._journal.journal import seal_for
-from stepwise._runs.listing import Listed, listed
+from stepwise._runs import listing
+from stepwise._runs.as_dict import RunStatus
+from stepwise._runs.children import ChildRuns
+from stepwise._runs.copying import Copier
+from stepwise._runs.listing import Listed, each_listed, listed
 from stepwise._runs.verify import note_restored
 from stepwise._runtime import settings
+from stepwise._runtime.store_urls import public_url, with_password
 from stepwise.errors import RunStopped, StepwiseError, StoreError
 from stepwise.stores import open_store
 
-__all__ = ["compact", "delete_each", "free_space", "old_runs", "put_back", "store_url"]
+__all__ = [
+    "compact",
+    "copier",
+    "delete_each",
+    "free_space",
+    "hand_down",
+    "has_objects",
+    "number_of_runs",
+    "old_runs",
+    "put_back",
+    "store_url",
+    "to_copy",
+    "url_for_programs",
+]
 
 
 def _store() -> Any:
@@ -23,32 +42,58 @@ def _store() -> Any:
 
 def store_url() -> str:
     """Return the URL of the store that commands and programs use."""
-    return str(settings.store())
+    return public_url(str(settings.store()))
 
 
-def old_runs(before: float, keep: int) -> list[Listed]:
-    """Return the completed runs that have not been updated since a time, the newest first.
+def url_for_programs(url: str) -> str:
+    """Return the URL of a store for programs that are started, with its password if it has one."""
+    return with_password(url)
+
+
+def hand_down(url: str) -> str:
+    """Return a URL for the command line of a child process, which finds the password elsewhere."""
+    shown = public_url(url)
+    if shown != url:
+        os.environ["STEPWISE_STORE"] = url
+    return shown
+
+
+def number_of_runs() -> int | None:
+    """Return how many runs the store has, child runs included; ``None`` if it cannot count them."""
+    return listing.number_of_runs(_store())
+
+
+def old_runs(before: float, keep: int, limit: int | None = None) -> Iterator[Listed]:
+    """Yield the completed and cancelled runs that were not updated since a time, one by one.
 
     Args:
-        keep: how many of the newest completed runs of each workflow stay.
+        before: the time, in seconds since 1970.
+        keep: how many of the newest such runs of each workflow stay.
+        limit: at most this many; without ``keep`` about the oldest.
     """
-    seen, old = Counter[str](), []
-    for each in listed(status="completed"):
-        if each.facts.parent:
+    return itertools.islice(_old(before, keep), limit)
+
+
+def _old(before: float, keep: int) -> Iterator[Listed]:
+    seen = Counter[str]()
+    for each in each_listed(oldest=not keep):
+        if each.facts.parent or each.status not in ("completed", "cancelled"):
             continue
         seen[each.facts.workflow] += 1
         if seen[each.facts.workflow] > keep and each.facts.updated_at <= before:
-            old.append(each)
-    return old
+            yield each
 
 
-def delete_each(found: list[Listed]) -> Iterator[tuple[Listed, StepwiseError | RunStopped | None]]:
+def delete_each(
+    found: Iterable[Listed],
+) -> Iterator[tuple[Listed, StepwiseError | RunStopped | None]]:
     """Delete runs; yield each one with the problem that kept it from being deleted.
 
     A run that is being executed stays.  The first failure of the store itself is the last item.
     """
-    children = children_of(found[0].run.store, found[0].run._seal) if found else {}
+    children = None
     for each in found:
+        children = children or ChildRuns(each.run.store, each.run._seal)
         try:
             each.run._delete(children)
         except (StepwiseError, RunStopped) as problem:
@@ -75,3 +120,25 @@ def put_back() -> list[str]:
     """Note that the store was put back from a backup; return the ids of its unfinished runs."""
     store = _store()
     return note_restored(store, seal_for(store))
+
+
+def copier(target: str, **how: Any) -> Copier:
+    """Return what copies from the configured store into another one.
+
+    Args:
+        target: its URL.
+        how: as of :class:`Copier`.
+    """
+    return Copier(_store(), open_store(target), **how)
+
+
+def to_copy(workflow: str | None, status: RunStatus | None, tags: Mapping[str, str]) -> list[str]:
+    """Return the ids of the runs to copy, the oldest first; child runs come with their parents."""
+    ids = {head.run_id for head in _store().heads()}
+    found = listed(workflow, status, tags=tags)
+    return [each.run.id for each in reversed(found) if each.facts.parent not in ids]
+
+
+def has_objects(name: str) -> bool:
+    """Return whether something is stored under a name that is no run: checkpoints alone, say."""
+    return bool(_store().names(name))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +21,23 @@ from stepwise._runs.run import Run
 from stepwise._runtime import options, settings
 from stepwise._runtime.messages import count
 from stepwise.errors import RunNotFoundError
-from stepwise.stores import Owner, Store, open_store
+from stepwise.stores import Head, Owner, Store, open_store
 
-__all__ = ["Listed", "Runs", "current_run", "get_run", "listed", "runs"]
+__all__ = [
+    "Listed",
+    "Runs",
+    "current_run",
+    "each_listed",
+    "get_run",
+    "listed",
+    "number_of_runs",
+    "runs",
+]
 
+_NEAR = 1000  # newest runs among which an id is looked for that was meant
 _SHOWN = 100  # runs of a list
+_NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled")
+_UNFINISHED = ("running", "crashed", "failed", "interrupted", "suspended", "ready")
 
 
 class Runs(list[Run]):
@@ -68,15 +82,16 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
     opened = open_store(store if store is not None else settings.store())
     run = Run(opened, run_id)
     if facts_of(opened, seal_for(opened), run_id) is None:
-        ids = [head.run_id for head in opened.heads()]
+        heads = _newest(opened, seal_for(opened))
+        ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
+        total = number_of_runs(opened) or len(ids)
         import difflib  # on use: only a mistake needs it
 
         near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         hint = hint or (" They are listed by: stepwise runs" if ids else "")
         raise RunNotFoundError(
-            f"there is no run {run_id!r} in {opened.url}, which holds {count(len(ids), 'run')}."
-            f"{hint}",
+            f"there is no run {run_id!r} in {opened.url}, which holds {count(total, 'run')}.{hint}",
             run_id=run_id,
         )
     return run
@@ -88,6 +103,7 @@ def runs(
     *,
     tags: Mapping[str, str] | None = None,
     store: Any = None,
+    limit: int | None = None,
 ) -> list[Run]:
     """Return the runs in the store, the newest first.
 
@@ -96,8 +112,10 @@ def runs(
         status: only those of this status.
         tags: only those that have all of these tags.
         store: a URL, path or store object; by default the configured one.
+        limit: at most this many; a store of many runs is then not read whole.
     """
-    return Runs(each.run for each in listed(workflow, status, store, tags))
+    found = listed(workflow, status, store, tags, limit=options.check_limit("runs()", limit))
+    return Runs(each.run for each in found)
 
 
 @dataclass(frozen=True)
@@ -113,9 +131,10 @@ class Listed:
         """The status of the run."""
         return status_of(self.facts, owned=self.owner is not None)
 
-    def to_dict(self, counts: Mapping[str, int]) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the same as :meth:`Run.to_dict`."""
-        return run_dict(self.facts, self.owner, counts)
+        seen = self.run._seen(1)
+        return run_dict(self.facts, self.owner, seen.statuses, seen.spent)
 
 
 def listed(
@@ -123,24 +142,76 @@ def listed(
     status: RunStatus | None = None,
     store: Any = None,
     tags: Mapping[str, str] | None = None,
+    *,
+    limit: int | None = None,
+    where: Callable[[RunFacts], bool] | None = None,
 ) -> list[Listed]:
-    """Return the runs for :func:`runs`, with the facts that were read for them."""
+    """Return the runs for :func:`runs`, with the facts that were read for them.
+
+    Args:
+        where: only those of which this is true.
+    """
+    found = [*itertools.islice(each_listed(workflow, status, store, tags, where=where), limit)]
+    # The store has them in its own order: copied runs, say, as they were copied.
+    return sorted(found, key=lambda each: each.facts.created_at, reverse=True)
+
+
+def each_listed(
+    workflow: Any = None,
+    status: RunStatus | None = None,
+    store: Any = None,
+    tags: Mapping[str, str] | None = None,
+    *,
+    where: Callable[[RunFacts], bool] | None = None,
+    begins: str = "",
+    oldest: bool = False,
+) -> Iterator[Listed]:
+    """Yield the runs of :func:`listed` one by one, the newest first, as the store has them.
+
+    Args:
+        begins: only runs whose id begins so.
+        oldest: about the oldest first, if the store has them in an order at all.
+    """
     if tags is not None:
         options.check_tags("runs()", tags)
     opened = open_store(store if store is not None else settings.store())
     seal = seal_for(opened)
-    found = []
-    for head in opened.heads():
+    unfinished = status in _UNFINISHED
+    heads = opened.heads(unfinished=unfinished) if oldest else None
+    for head in heads or _newest(opened, seal, unfinished=unfinished):
+        if not head.run_id.startswith(begins):
+            continue
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):
             continue
-        if tags and not tags.items() <= facts.tags.items():
+        if (tags and not tags.items() <= facts.tags.items()) or (where and not where(facts)):
+            continue
+        if facts.status == "running" and status in _NEVER_RUNNING:
             continue
         owner = opened.owner(facts.run_id) if facts.status == "running" else None
         each = Listed(Run(opened, facts.run_id, seal), facts, owner)
         if status in (None, each.status):
-            found.append(each)
-    return sorted(found, key=lambda each: each.facts.created_at, reverse=True)
+            yield each
+
+
+def number_of_runs(store: Store) -> int | None:
+    """Return how many runs a store has, child runs included; ``None`` if it cannot count them."""
+    count_heads = getattr(store, "count_heads", None)
+    return int(count_heads()) if count_heads is not None else None
+
+
+def _newest(store: Store, seal: Seal, *, unfinished: bool = False) -> Iterator[Head]:
+    """Yield the heads, those of the newest runs first."""
+    newest_heads = getattr(store, "newest_heads", None)
+    if newest_heads is not None:
+        yield from newest_heads(unfinished=unfinished)
+        return
+
+    def begun(head: Head) -> float:
+        facts = open_head(seal, head)
+        return facts.created_at if facts is not None else math.inf
+
+    yield from sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
 
 
 def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:

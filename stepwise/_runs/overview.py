@@ -11,12 +11,19 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from stepwise._checkpoints.checkpoints import spent_so_far
 from stepwise._display.render import RunShown
-from stepwise._journal.journal import Lost, Position, read
+from stepwise._execution.active_run import live_runs
+from stepwise._execution.budget import Spent
+from stepwise._execution.suspension import pending
+from stepwise._journal.course import Course
+from stepwise._journal.heads import is_ready
+from stepwise._journal.journal import Lost, Position, facts_of, read
 from stepwise._journal.lease import describe_owner
-from stepwise._journal.projection import Calls, Course, Places, given_up
+from stepwise._journal.projection import Calls, Places, given_up
 from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.spending import NO_SUMS, Sums, difference, together
 from stepwise._journal.summary import Summary, follow, how_started, kept_summary, with_unclear
 from stepwise._rewrite import following_line, function_like
 from stepwise._runs.as_dict import status_of
@@ -66,6 +73,7 @@ class Overview:
         in_doubt: those of which nobody knows whether they happened.
         unreadable: how many of its records do not verify, or are missing.
         stops: the calls at which it stopped, each with the recorded calls that it could be.
+        sums: what it has spent, with its child runs.
     """
 
     steps: list[StepRecord]
@@ -75,6 +83,16 @@ class Overview:
     course: Course
     unreadable: int = 0
     stops: Sequence[StoppedCall] = ()
+    sums: Sums = NO_SUMS
+
+    @property
+    def spent(self) -> Spent:
+        """Return what the run has spent."""
+        usd, tokens, steps, seconds, at_least, _ = self.sums
+        course = self.course
+        saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
+        lost = round(course.lost, 3)
+        return Spent(usd, int(tokens), steps, round(seconds, 3), at_least, saved, lost)
 
 
 def overview(
@@ -94,14 +112,37 @@ def overview(
             seen = _from_summary(store, seal, facts, summary, followed, owned, count)
     if seen is None:
         seen = _whole(store, seal, facts, owned, count)
+    seen = replace(seen, sums=_with_children(store, seal, facts, seen, owned=owned))
     if owned or facts.status != "running" or not seen.course.stops:
         return seen
     return replace(seen, stops=stopped_calls(store, seal, facts.run_id, seen.course.stops))
 
 
+def _with_children(
+    store: Store, seal: Seal, facts: RunFacts, seen: Overview, *, owned: bool
+) -> Sums:
+    """Return the sums of a run, with what its child runs have spent since its records said it."""
+    sums = spent_so_far(store, facts.run_id, seal) if facts.pruned else seen.sums
+    if sums.open and not owned and not is_ready(facts):  # it crashed
+        sums = sums._replace(at_least=True)
+    found = [sums]
+    for child, said in seen.course.children.values():
+        about = facts_of(store, seal, child)
+        if about is not None:
+            theirs = overview(store, seal, about, owned=owned, count=1)
+            found.append(difference(theirs.sums, Sums(*said)))
+    found += [
+        active.account.unsaid()
+        for active in list(live_runs)
+        if active.run_id == facts.run_id and active.journal.store is store
+    ]
+    return together(*found)
+
+
 def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
     places, effects, course = Places(), Calls(), Course()
     unreadable: set[int] = set()
+    at = Position()
     for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
         if isinstance(entry, Lost):
             unreadable.add(at.last)
@@ -123,12 +164,13 @@ def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | 
         doubted += [step] if step.status == "in_doubt" else []
         course.saved += _saved(step) if step._entry.number < course.begun else 0.0
     total = sum(statuses.values())
-    return Overview([*newest], total, dict(statuses), doubted, course, len(unreadable))
+    parts = [*newest], total, dict(statuses), doubted, course, len(unreadable)
+    return Overview(*parts, sums=at.sums)
 
 
 def _saved(step: StepRecord) -> float:
     outcome = step._entry.outcome
-    if step.status != "completed" or outcome is None or outcome.call.scope:
+    if step.status != "completed" or outcome is None or outcome.call.scope or outcome.call.is_wait:
         return 0.0
     return step.duration or 0.0
 
@@ -159,7 +201,8 @@ def _from_summary(
     for each in in_doubt:
         statuses[summary.others.get(each.number, "completed")] -= 1
         statuses["in_doubt"] += 1
-    return Overview(steps, summary.total, +statuses, in_doubt, summary.course)
+    sums = summary.start.sums
+    return Overview(steps, summary.total, +statuses, in_doubt, summary.course, sums=sums)
 
 
 def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Iterator[Entry]:
@@ -205,6 +248,7 @@ def shown(facts: RunFacts, owner: Owner | None, seen: Overview | None) -> RunSho
         facts.created_at,
         facts.updated_at,
         error=facts.error,
+        waits=tuple(map(str, pending(facts))),
     )
     if seen is None:
         return about
@@ -220,5 +264,6 @@ def shown(facts: RunFacts, owner: Owner | None, seen: Overview | None) -> RunSho
         begun=course.begun,
         saved=course.saved,
         lost=course.lost,
+        spent=str(seen.spent) if seen.sums.usd or seen.sums.tokens else "",
         unreadable=seen.unreadable,
     )

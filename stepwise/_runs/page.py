@@ -11,9 +11,9 @@ from dataclasses import replace
 from stepwise._display.page import (
     CheckpointShown,
     Different,
-    Question,
     RunPage,
     SourceShown,
+    Unsettled,
     page,
 )
 from stepwise._display.render import RunShown
@@ -40,7 +40,7 @@ __all__ = ["html_page"]
 _STEPS = 1000  # the newest ones, those of child runs included
 _CHECKPOINTS = 8  # the newest ones
 _VALUE = 2000  # characters of a value
-_UNFINISHED = ("crashed", "failed", "interrupted", "ready")
+_UNFINISHED = ("crashed", "failed", "interrupted", "ready", "suspended")
 
 
 def html_page(run: Run) -> str:
@@ -137,11 +137,11 @@ def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
             yield CheckpointShown(title, variables)
 
 
-def _questions(run: Run, seen: Overview) -> Iterator[Question]:
+def _questions(run: Run, seen: Overview) -> Iterator[Unsettled]:
     """Return the side effects in doubt, and the calls at which the run stopped."""
     command = f"stepwise resolve {shell_word(run.id)}"
     for step in seen.in_doubt:
-        yield Question(
+        yield Unsettled(
             f"{step.name}({step.arguments})",
             f"is in doubt: step {step.number} may or may not have happened. Find out (its key is "
             f"{step.idempotency_key}), then run one of these:",
@@ -152,7 +152,7 @@ def _questions(run: Run, seen: Overview) -> Iterator[Question]:
         )
     for stop in seen.stops:
         if stop.said is None:
-            yield Question(
+            yield Unsettled(
                 f"{stop.name}({stop.arguments})",
                 f"is where the run stopped, called at {stop.site or '?'}: it could be one of "
                 "these recorded steps. Say which:",

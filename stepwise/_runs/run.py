@@ -9,28 +9,35 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._calls.compensation import compensate
 from stepwise._calls.doubt import DidNotHappen, Landed
 from stepwise._calls.driver import drive
+from stepwise._display.asked import buttons, question_text, questions_html
 from stepwise._display.render import RunShown, run_html
 from stepwise._display.text import run_text
 from stepwise._execution.active_run import current_scope, live_runs
+from stepwise._execution.budget import Spent
 from stepwise._execution.inputs import load_inputs
-from stepwise._execution.outcomes import settled
 from stepwise._execution.registry import known_workflow
+from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
-from stepwise._journal.heads import children_of, is_ready
+from stepwise._journal.heads import is_ready
+from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease
-from stepwise._journal.projection import Calls, RecordedCall, Stop, stops_in
-from stepwise._journal.records import Entry, Forgotten, Record, Ruled, RunFacts
+from stepwise._journal.projection import Calls
+from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
 from stepwise._runs.as_dict import RunStatus, duration_of, run_dict, status_of
+from stepwise._runs.cancelling import cancel
 from stepwise._runs.checkpoints import RunCheckpoint, checkpoints_of, newest_checkpoint
+from stepwise._runs.children import ChildRuns
+from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
+from stepwise._runs.messages import InboxMessage, messages_of
 from stepwise._runs.overview import (
     SHOWN,
     Overview,
@@ -39,20 +46,19 @@ from stepwise._runs.overview import (
     overview,
     shown,
 )
+from stepwise._runs.questions import Question, give_answer, questions_of
+from stepwise._runs.sending import send
+from stepwise._runs.settling import UNSET, choose, said_of, to_record
 from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
-from stepwise._runtime.messages import shell_word
 from stepwise._runtime.public_names import public
 from stepwise._runtime.tracebacks import fold
-from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
 from stepwise._values.hidden_arguments import NOT_SHOWN
-from stepwise.errors import ConfigurationError, RunNotFoundError, StepNotFoundError
-from stepwise.stores import Owner, Store
+from stepwise.errors import RunNotFoundError, StepNotFoundError
+from stepwise.stores import Owner, Store, open_store
 
 __all__ = ["Run"]
-
-_UNSET: Any = object()
 
 
 @public
@@ -72,10 +78,23 @@ class Run:
         return f"<Run {self.id} {self.status}: {facts.label}({facts.arguments})>"
 
     def _repr_html_(self) -> str:
-        return run_html(self._shown(self._seen()))
+        seen = self._seen()
+        asked = self._asked(seen)
+        return run_html(self._shown(seen)) + (questions_html(asked) if asked else "")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(run_text(self._shown(self._seen())))
+        seen = self._seen()
+        asked = map(question_text, self._asked(seen))
+        printer.text("\n\n".join([run_text(self._shown(seen)), *asked]))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        seen = self._seen()
+        asked = self._asked(seen)
+        return buttons(run_html(self._shown(seen)), asked) if asked else {}
+
+    def _asked(self, seen: Overview) -> list[Question]:
+        """Return the open questions, which are looked for if there may be some."""
+        return self.questions if {"waiting", "started"} & seen.statuses.keys() else []
 
     def _shown(self, seen: Overview | None = None) -> RunShown:
         return shown(self._facts(), self.owner, seen)
@@ -160,10 +179,16 @@ class Run:
         """The condition of the run, as one word.
 
         ``running``, ``completed`` or ``failed``; ``interrupted`` if somebody stopped it: Ctrl-C, a
-        cancellation, a timeout; ``crashed`` if it had not ended, and its process is gone; ``ready``
-        if it is a fork that nobody has executed yet.
+        cancellation, a timeout; ``suspended`` if it gave up its process and waits for a time, a
+        signal or a person (``waits``); ``crashed`` if it had not ended, and its process is gone;
+        ``ready`` if it is a fork that nobody has executed yet.
         """
         return status_of(self._facts(), owned=self.owner is not None)
+
+    @property
+    def waits(self) -> list[PendingWait]:
+        """What it waits for, its child runs included, while it is suspended."""
+        return pending(self._facts())
 
     @property
     def owner(self) -> Owner | None:
@@ -191,6 +216,15 @@ class Run:
         return self._seen(1).statuses
 
     @property
+    def spent(self) -> Spent:
+        """What it has spent over all of its attempts, with its child runs.
+
+        Steps that the journal answered count once, failed attempts count, and so do steps that were
+        forgotten or undone since: the money is gone.
+        """
+        return self._seen(1).spent
+
+    @property
     def inputs(self) -> dict[str, Any]:
         """The arguments that it was called with, by the names of the parameters.
 
@@ -212,6 +246,11 @@ class Run:
     def steps(self) -> list[StepRecord]:
         """Every recorded call, in the order in which they were first made."""
         return steps_of(self.id, [*self._entries()], owned=self.owner is not None)
+
+    @property
+    def inbox(self) -> list[InboxMessage]:
+        """What was sent to it, in the order in which it came, and what became of each message."""
+        return messages_of(self.store, self._seal, self._facts())
 
     @property
     def checkpoints(self) -> list[RunCheckpoint]:
@@ -263,7 +302,8 @@ class Run:
         The names are those of the attributes; ``error`` is a text (for an interrupted run: what
         interrupted it), ``owner`` the process.  ``stepwise runs --json`` prints the same.
         """
-        return run_dict(self._facts(), self.owner, self.counts)
+        seen = self._seen(1)
+        return run_dict(self._facts(), self.owner, seen.statuses, seen.spent)
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -310,7 +350,7 @@ class Run:
         step: int | str,
         answer: Landed | DidNotHappen | type[DidNotHappen] | None = None,
         *,
-        landed: Any = _UNSET,
+        landed: Any = UNSET,
         did_not_happen: bool = False,
         same: bool = False,
         another: bool = False,
@@ -336,12 +376,94 @@ class Run:
             ConfigurationError: not exactly one thing is said.
             RunBusyError: the run is being executed.
         """
-        said = _said_of(answer, landed, did_not_happen, same, another, stop)
+        said = said_of(answer, landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
             codec = Codec(self._facts().codec)
-            items = _to_record(self.id, step, entries, said, codec)
+            items = to_record(self.id, step, entries, said, codec)
             if items:
                 journal.append(*items)
+
+    @property
+    def questions(self) -> list[Question]:
+        """The questions that it and its child runs wait with, for somebody to answer."""
+        return questions_of(self.store, self._seal, self._facts())
+
+    def approve(self, step: int | str, note: str = "") -> None:
+        """Answer the question of a step with yes: its call is made, with the arguments shown.
+
+        The answer is on disk when this returns, whether somebody executes the run or not.
+
+        Args:
+            step: the number of the call that asks, see :attr:`questions`; or the name of its tool,
+                if one call of that name asks.
+            note: what the workflow, and whoever looks at the run, is told.
+
+        Raises:
+            StepNotFoundError: the step does not wait for an answer, or somebody was faster; says
+                which steps wait.
+            RunEndedError: the run has completed, failed or been cancelled.
+            RunNotFoundError: there is no such run any more.
+        """
+        give_answer(self.store, self._seal, self.id, step, approved=True, note=note)
+
+    def deny(self, step: int | str, reason: str) -> None:
+        """Answer the question of a step with no: its call raises :class:`ApprovalDenied`.
+
+        Args:
+            step: the number of the call that asks, see :attr:`questions`; or the name of its tool,
+                if one call of that name asks.
+            reason: what the workflow, and whoever looks at the run, is told.
+
+        Raises:
+            StepNotFoundError: the step does not wait for an answer, or somebody was faster; says
+                which steps wait.
+            RunEndedError: the run has completed, failed or been cancelled.
+            RunNotFoundError: there is no such run any more.
+            ConfigurationError: there is no reason.
+        """
+        give_answer(self.store, self._seal, self.id, step, approved=False, note=reason)
+
+    def send(self, name: str, value: Any = None, key: str | None = None) -> int:
+        """Send a signal to the run: a value for its ``wait_for(name)``, from any process.
+
+        It is on disk when this returns, whether somebody executes the run or not.  Sent before the
+        run waits for it, it is kept.
+
+        Args:
+            name: of the signal, as the run waits for it; up to 200 printable characters.
+            value: plain data: texts, numbers, ``True``, ``None``, lists and dicts of such; with
+                the extra ``json`` also models, dataclasses, dates and what else pydantic writes as
+                JSON.  16 MB of JSON at most.
+            key: two signals of one name with the same key are one; for a sender that tries again.
+
+        Returns:
+            the number of the message in the run's inbox.
+
+        Raises:
+            RunNotFoundError: there is no such run any more.
+            RunEndedError: it has completed, failed or been cancelled.
+            SignalRefusedError: the value is no data, or does not fit what the run waits for.
+            ConfigurationError: the name cannot be one, or ``jsonschema`` is needed to check the
+                value.
+        """
+        return send(self.store, self._seal, self.id, name, value, key)
+
+    def cancel(self, reason: str = "") -> None:
+        """Have the run end: its clean-up runs, it ends as ``cancelled``, its caller gets that.
+
+        A process that executes the run notices it within a second where it awaits something, at
+        its next step or wait otherwise.  A run that nobody executes unwinds at its next start.
+        Calling it twice is calling it once.
+
+        Args:
+            reason: in words, for whoever looks at the run.
+
+        Raises:
+            RunEndedError: it has completed, failed or been cancelled.
+            ConfigurationError: it is a child run, which ends with its parent.
+            RunNotFoundError: there is no such run any more.
+        """
+        cancel(self.store, self._seal, self.id, reason)
 
     def fork(
         self,
@@ -384,7 +506,7 @@ class Run:
             RunBusyError: the run is being executed.
         """
         with self._journal() as (journal, entries):
-            recorded = _choose(self.id, step, [*Calls(entries)], "recorded")
+            recorded = choose(self.id, step, [*Calls(entries)], "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time())
@@ -428,21 +550,46 @@ class Run:
         """
         return repair(self.store, self._seal, self.id, fsync=True, accept_loss=accept_loss)
 
+    def copy_to(self, store: Any, *, restored: bool = False, wait: bool = False) -> Run:
+        """Copy the run with its child runs and inboxes into another store; return the copy.
+
+        The copy has the same id, and a call there continues it.  So does a call here continue the
+        original: decide for one of them.  Where a copy is there already, what came since is added.
+
+        Args:
+            store: a URL, path or store object.
+            restored: the run comes from a backup: it asks about each side effect that is not
+                recorded, as after ``stepwise restore``.
+            wait: wait while it is being executed.
+
+        Raises:
+            RunBusyError: it is being executed.
+            RunConflictError: the store holds another history of it.
+            CorruptStoreError: it is damaged, here or there.
+        """
+        target = open_store(store)
+        self._facts()
+        Copier(self.store, target, restored=restored, wait=wait).copy(self.id)
+        return Run(target, self.id, self._seal)
+
     def delete(self) -> None:
         """Delete the run, its journal and its child runs; calling the workflow starts afresh.
 
         Raises:
             RunBusyError: it, or a child run of it, is being executed.
         """
-        self._delete(children_of(self.store, self._seal))
+        self._delete(ChildRuns(self.store, self._seal))
 
-    def _delete(self, children: Mapping[str, list[str]]) -> None:
-        """Delete the run and its child runs, which are looked up once for many deletions."""
-        for child in children.get(self.id, ()):
+    def _delete(self, children: ChildRuns) -> None:
+        """Delete the run and its child runs."""
+        for child in children.of(self.id):
             Run(self.store, child, self._seal)._delete(children)
         lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
+        inbox = Inbox(self.store, self._seal, self.id)
         try:
+            inbox.delete()  # first: one without its run would be the inbox of the next such run
             self.store.delete(self.id, lease.epoch)
+            inbox.delete()  # what somebody sent meanwhile
         finally:
             lease.release()
 
@@ -455,143 +602,3 @@ class Run:
             yield journal, journal.load(Position(self._facts().pruned, None))
         finally:
             lease.release()
-
-
-# -- answers about steps in doubt and stopped calls ----------------------------------------------
-
-
-def _choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
-    """The one of these calls that a number or a name means.
-
-    Raises:
-        StepNotFoundError: none, or more than one.
-    """
-    number = int(step) if isinstance(step, int) or step.isdecimal() else None
-    found = [each for each in among if step == each.call.name or number == each.call.number]
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join(f"{each.call.number} ({each.call.name})" for each in among[:20])
-    problem = f"is not a step {what}" if not found else "names more than one; give its number"
-    raise StepNotFoundError(
-        f"{step!r} of run {run_id!r} {problem}. Steps {what}: {listed or 'none'}",
-        run_id=run_id,
-        step=step,
-    )
-
-
-class _Said(NamedTuple):
-    """A person's answer.
-
-    Args:
-        happened: of a step in doubt, whether it did; ``value`` is what it returned.
-        same: of a stopped call, whether it is the recorded one.
-        stop: number of the record that tells of the stopped call; needed if several could be it.
-    """
-
-    happened: bool | None = None
-    value: Any = None
-    same: bool | None = None
-    stop: int | None = None
-
-
-def _said_of(
-    answer: Any, landed: Any, did_not_happen: bool, same: bool, another: bool, stop: int | None
-) -> _Said:
-    """Return the answer in the arguments of ``resolve``.
-
-    Raises:
-        ConfigurationError: not exactly one thing is said.
-    """
-    given = [answer is not None, landed is not _UNSET, did_not_happen, same, another]
-    if sum(map(bool, given)) != 1:
-        raise ConfigurationError(
-            "give exactly one answer: for a step in doubt, resolve(step, landed=value) or "
-            "resolve(step, did_not_happen=True); for a call at which the run stopped because of a "
-            "step, resolve(step, same=True) or resolve(step, another=True)"
-        )
-    if same or another:
-        return _Said(same=bool(same), stop=stop)
-    if stop is not None:
-        raise ConfigurationError(
-            "stop= chooses a stopped call, for same=True and another=True only"
-        )
-    if isinstance(answer, Landed):
-        return _Said(happened=True, value=answer.value)
-    if answer is DidNotHappen or isinstance(answer, DidNotHappen) or did_not_happen:
-        return _Said(happened=False)
-    if answer is not None:
-        raise ConfigurationError(f"resolve() takes Landed(value) or DidNotHappen, not {answer!r}")
-    return _Said(happened=True, value=landed)
-
-
-def _to_record(
-    run_id: str, step: int | str, entries: list[Entry], said: _Said, codec: Codec
-) -> list[tuple[Record, Data]]:
-    """Build the records of a person's answer for a step; none, if it is recorded already.
-
-    Raises:
-        StepNotFoundError: no such step is in doubt, or no stopped call could be it.
-        ConfigurationError: it contradicts what was said of another stopped call.
-        NotRecordableError: the value cannot be recorded.
-    """
-    if said.same is not None:
-        ruled = _ruling(run_id, step, entries, said.same, said.stop)
-        return [] if ruled is None else [(ruled, b"")]
-    # Those in doubt, and the cancelled calls that the workflow handled.
-    among = [
-        each
-        for each in Calls(entries)
-        if each.in_doubt or (each.cancelled and each.may_have_happened and not each.call.child)
-    ]
-    recorded = _choose(run_id, step, among, "in doubt")
-    return [settled(codec, recorded.call, landed=bool(said.happened), value=said.value)]
-
-
-# -- stopped calls -------------------------------------------------------------------------------
-
-
-def _ruling(
-    run_id: str, step: int | str, entries: list[Entry], same: bool, wanted: int | None
-) -> Ruled | None:
-    """Build a ruling on a stopped call; return ``None`` if it is recorded already."""
-    stops = stops_in(entries)
-    if not stops:
-        raise StepNotFoundError(
-            f"run {run_id!r} has not stopped at a call that could be a recorded one. Run the "
-            "program again: if it stops at such a call, it names the step to resolve",
-            run_id=run_id,
-            step=step,
-        )
-    steps = {number for each in stops for number in each.steps}
-    among = [each for each in Calls(entries) if each.call.number in steps]
-    number = _choose(run_id, step, among, "that a stopped call could be").call.number
-    chosen = _stop_at(run_id, number, stops, wanted)
-    for other in stops:
-        if same and other is not chosen and (other.ruled or ())[1:3] == ((number,), True):
-            raise ConfigurationError(
-                f"step {number} of run {run_id!r} was resolved as the call of stop {other.number}, "
-                f"{_text(other)}, and a recorded call answers one call only. To take that back: "
-                f"stepwise resolve {shell_word(run_id)} {number} --another --stop {other.number}"
-            )
-    ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time())
-    return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled
-
-
-def _stop_at(run_id: str, number: int, stops: list[Stop], wanted: int | None) -> Stop:
-    found = [each for each in stops if number in each.steps and wanted in (None, each.number)]
-    if len(found) == 1:
-        return found[0]
-    listed = "; ".join(f"{each.number} is {_text(each)}" for each in stops if number in each.steps)
-    raise StepNotFoundError(
-        f"stop {wanted} of run {run_id!r} is not a call that could be step {number}: {listed}"
-        if wanted is not None
-        else f"several stopped calls of run {run_id!r} could be step {number}; choose one with "
-        f"stop= or --stop: {listed}",
-        run_id=run_id,
-        step=number,
-    )
-
-
-def _text(stop: Stop) -> str:
-    at = f" at {stop.call.site}" if stop.call.site else ""
-    return f"{stop.call.name}({stop.call.arguments}){at}"

@@ -187,7 +187,9 @@ def step_record(
     """
     outcome = entry.outcome
     ended: Any = entry.record if outcome is not None or entry.landed else None
-    status = outcome.status if outcome is not None else "completed" if ended else "started"
+    status: str = outcome.status if outcome is not None else "completed" if ended else "started"
+    if entry.waits:
+        status = "waiting"
     return StepRecord(
         number=call.number,
         name=call.name,

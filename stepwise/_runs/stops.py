@@ -8,8 +8,8 @@ from typing import Any
 
 from stepwise._calls.doubt import ruling_commands
 from stepwise._identity.parts import shown_part
+from stepwise._journal.course import Stop, stops_in
 from stepwise._journal.journal import read_one
-from stepwise._journal.projection import Stop, stops_in
 from stepwise._journal.records import Call, Entry
 from stepwise._journal.seal import Seal
 from stepwise._matching.rulings import differing

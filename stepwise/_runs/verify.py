@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
 from stepwise._checkpoints.chunks import Vault
 from stepwise._journal.heads import open_head, read_head
+from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, Position, facts_of
 from stepwise._journal.lease import Lease
 from stepwise._journal.records import Quarantined, Restored, RunFacts
@@ -24,7 +25,7 @@ from stepwise._runtime.public_names import public
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Batch, Store
 
-__all__ = ["QUARANTINE", "Verification", "note_restored", "repair", "verify"]
+__all__ = ["QUARANTINE", "Verification", "append_restored", "note_restored", "repair", "verify"]
 
 QUARANTINE = "quarantine/"
 _MARKS = 4  # appends that overwrite both marks, however a store uses its two slots
@@ -43,6 +44,8 @@ class Verification:
         damaged_checkpoints: numbers of those that do not verify.
         listing: its entry in the listing of runs verifies.
         summary: what it keeps for listings verifies, if there is any.
+        messages: how many messages of its inbox verify.
+        lost_messages: numbers of those that are damaged or missing, and not given up.
     """
 
     run_id: str
@@ -54,6 +57,8 @@ class Verification:
     damaged_checkpoints: tuple[int, ...] = ()
     listing: bool = True
     summary: bool = True
+    messages: int = 0
+    lost_messages: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -65,8 +70,7 @@ class Verification:
         """The problems found, each with its consequence."""
         found = []
         if self.lost:
-            numbers = ", ".join(map(str, self.lost[:10])) + ", ..." * (len(self.lost) > 10)
-            found.append(f"{count(len(self.lost), 'record')} unreadable ({numbers})")
+            found.append(f"{count(len(self.lost), 'record')} unreadable ({_numbers(self.lost)})")
         if self.tail:
             found.append(f"{count(self.tail, 'acknowledged record')} gone from the end")
         if self.effects:
@@ -83,7 +87,14 @@ class Verification:
             found.append("its entry in the listing is damaged")
         if not self.summary:
             found.append("its summary is damaged: listings read the whole journal")
+        if self.lost_messages:
+            lost = count(len(self.lost_messages), "message")
+            found.append(f"{lost} to it damaged or gone ({_numbers(self.lost_messages)})")
         return found
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
 
 
 def verify(store: Store, seal: Seal, run_id: str) -> Verification:
@@ -98,6 +109,8 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     if facts is None and not entries and not journal.lost and not journal.tail:
         raise RunNotFoundError(f"run {run_id!r} has no records in {store.url}", run_id=run_id)
     found = [checkpoint for checkpoint, _ in checkpoints_of(store, seal, run_id)]
+    inbox = Inbox(store, seal, run_id)
+    inbox.look(tolerant=True)
     return Verification(
         run_id,
         records=len(entries),
@@ -108,6 +121,8 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         damaged_checkpoints=tuple(each.number for each in found if not each.verified),
         listing=read_head(store, seal, run_id) is not None,
         summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
+        messages=len(inbox.messages),
+        lost_messages=tuple(inbox.all_lost()),
     )
 
 
@@ -130,11 +145,17 @@ def note_restored(store: Store, seal: Seal) -> list[str]:
         try:
             journal = Journal(store, seal, facts.run_id, lease.epoch, fsync=True)
             journal.load(Position(facts.pruned, None), tolerant=True)
-            for _ in range(_MARKS):
-                journal.append((Restored(time.time()), b""), head=facts._replace(restored=True))
+            append_restored(journal, facts)
+            Inbox(store, seal, facts.run_id).give_up()
         finally:
             lease.release()
     return [facts.run_id for facts in unfinished]
+
+
+def append_restored(journal: Journal, facts: RunFacts) -> None:
+    """Record in a run that it was put back from a backup."""
+    for _ in range(_MARKS):
+        journal.append((Restored(time.time()), b""), head=facts._replace(restored=True))
 
 
 def repair(
@@ -162,6 +183,8 @@ def repair(
             journal.append(head=facts)
         if (before.lost or before.tail) and (accept_loss or not before.effects):
             _give_up(journal, before, facts)
+        if before.lost_messages:
+            Inbox(store, seal, run_id).give_up()
     finally:
         lease.release()
     return verify(store, seal, run_id)

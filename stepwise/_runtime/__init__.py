@@ -2,6 +2,7 @@
 
 The modules, each importing only from those before it::
 
-    public_names limits forks settings messages interrupts tracebacks asyncio_state thread_context
-    group_commit event events listening tracing file_trust retries options
+    clock public_names limits forks settings store_urls messages interrupts tracebacks exits
+    asyncio_state thread_context group_commit event events listening tracing file_trust retries
+    options
 """

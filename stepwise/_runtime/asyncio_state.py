@@ -16,15 +16,32 @@ __all__ = [
     "closes_generator",
     "current",
     "is_cancellation",
+    "loaded",
     "loop_runs",
     "of_context",
     "who",
 ]
 
 
+_asyncio: Any = None
+
+
+def loaded() -> Any:
+    """Return asyncio, or ``None`` while no loop can run, since nobody has imported it whole.
+
+    Another thread may be importing it: half a module has no attributes yet.
+    """
+    global _asyncio  # noqa: PLW0603
+    if _asyncio is None:
+        found = sys.modules.get("asyncio")
+        if not getattr(getattr(found, "__spec__", None), "_initializing", False):
+            _asyncio = found
+    return _asyncio
+
+
 def current() -> Any:
     """The asyncio task that is running in this thread, or ``None``."""
-    asyncio = sys.modules.get("asyncio")
+    asyncio = loaded()
     if asyncio is None:
         return None
     loop = asyncio._get_running_loop()  # current_task() would raise without one, which is slow
@@ -33,7 +50,7 @@ def current() -> Any:
 
 def loop_runs() -> bool:
     """Return whether an event loop is running in this thread."""
-    asyncio = sys.modules.get("asyncio")
+    asyncio = loaded()
     return asyncio is not None and asyncio._get_running_loop() is not None
 
 
@@ -45,7 +62,7 @@ def who() -> int:
 
 def is_cancellation(error: BaseException | None) -> bool:
     """Return whether ``error`` is asyncio's ``CancelledError``."""
-    asyncio = sys.modules.get("asyncio")
+    asyncio = loaded()
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
@@ -62,7 +79,7 @@ def closes_generator(task: Any) -> bool:
 
 def of_context(variable: contextvars.ContextVar[Any]) -> list[tuple[Any, Any]]:
     """The unfinished tasks of this thread's loop in which ``variable`` is set, with its value."""
-    asyncio = sys.modules.get("asyncio")
+    asyncio = loaded()
     if asyncio is None or current() is None:
         return []
     found = []

@@ -16,9 +16,12 @@ Kind = Literal[
     "run_resumed",
     "run_completed",
     "run_failed",
+    "run_cancelled",
     "run_interrupted",
+    "run_suspended",
     "run_stopped",
     "step_started",
+    "step_waiting",
     "step_answered",
     "step_completed",
     "step_failed",
@@ -35,7 +38,9 @@ class Event:
 
     Args:
         kind: what; ``step_answered`` is a step that was not executed, since it was done;
+            ``step_waiting`` one that waits for a time, a signal or a person;
             ``run_interrupted`` a run that somebody stopped: Ctrl-C, a cancellation, a timeout;
+            ``run_suspended`` one that gave up its process until what it waits for is there;
             ``run_stopped`` one that stopped otherwise: something in doubt, an exit.
         run_id: of the run.
         workflow: its full name.

@@ -88,7 +88,7 @@ class Group(Generic[ShareT]):
         """Call a function while nobody else writes."""
         with self._lock:
             if self._writing:
-                raise self._refused()
+                raise self.refused()
             try:
                 self._writing = True
                 function(*args, **kwargs)
@@ -121,7 +121,7 @@ class Group(Generic[ShareT]):
     def _join(self, share: ShareT) -> None:
         with self._mutex:
             if self._leader == share.thread and share.future is None:
-                raise self._refused()
+                raise self.refused()
             self._waiting.append(share)
             if self._leader == _NOBODY:
                 share.leads, self._leader = True, share.thread
@@ -171,7 +171,8 @@ class Group(Generic[ShareT]):
             stop = error
         _end(shares, stop)
 
-    def _refused(self) -> StoreError:
+    def refused(self) -> StoreError:
+        """Return the error for code that writes in the middle of a write of its own thread."""
         return StoreError(
             "a signal handler or a finalizer called stepwise in the middle of a write; "
             "call it from ordinary code",

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 # The functions themselves: signal.signal makes three enum members each time.
 import _signal  # type: ignore[import-not-found]
+import os
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["Ending", "SigtermWatch", "Uninterrupted", "ending", "sigterms"]
+__all__ = ["AFTER_SIGTERM", "Ending", "SigtermWatch", "Uninterrupted", "ending", "sigterms"]
+
+
+AFTER_SIGTERM = 128 + 15
+"""The exit status of a program that ends since SIGTERM came, where it cannot end by the signal."""
 
 
 class Ending:
@@ -33,33 +39,75 @@ ending = Ending()
 
 
 class SigtermWatch:
-    """Counts the SIGTERMs that the program handles itself, while runs are in progress.
+    """Counts SIGTERMs while runs are in progress, and drains a program that has no handler.
 
     A server that is told to end cancels what it executes.  Without the signal, that would look like
     callers that gave up.  The program's handler stays in charge: it is called as ever.
+
+    A program without a handler would die in the middle of a step.  It gets one, which notes that no
+    step may begin any more and has ``drain`` do the rest.  The handler takes itself away first, so
+    that a second signal ends the process in the kernel, whatever the program does.
+
+    Attributes:
+        draining: a SIGTERM has come, and the program had no handler.
+        drain: called when that happens; may raise what ends the code of the main thread.
+        at_end: called when the time of the steps in flight is over, before the process ends.
+        ends_process: the process ends with the last run; a program may end by itself instead.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.draining = False
+        self.ends_process = True
+        self.drain: Callable[[], None] = _nothing
+        self.at_end: Callable[[], None] = _nothing
         self._handler: Any = None
+        self._forks_known = False
 
     def begin(self) -> None:
-        """A run begins: the handler that is installed now is watched."""
+        """A run begins: the handler that is installed now is watched, or ours is installed."""
         handler = _signal.getsignal(_signal.SIGTERM)
-        # Without a Python handler the process just ends.  Only the main thread may install one.
-        if callable(handler) and handler != self._note and _in_main_thread():
+        # Only the main thread may install one.
+        if not _in_main_thread() or self._is_ours(handler):
+            return
+        if handler == _signal.SIG_DFL:
+            if not self._forks_known:
+                os.register_at_fork(after_in_child=self._in_child)
+                self._forks_known = True
+            self._handler = handler
+            _signal.signal(_signal.SIGTERM, self._begin_draining)
+        elif callable(handler):
             self._handler = handler
             _signal.signal(_signal.SIGTERM, self._note)
 
     def end(self) -> None:
         """No run is in progress any more."""
         # The handler stays: other code may have saved ours, and may restore it.
-        if _in_main_thread() and _signal.getsignal(_signal.SIGTERM) == self._note:
+        if _in_main_thread() and self._is_ours(_signal.getsignal(_signal.SIGTERM)):
             _signal.signal(_signal.SIGTERM, self._handler)
+
+    def _is_ours(self, handler: Any) -> bool:
+        return handler in (self._note, self._begin_draining)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self._handler(number, frame)
+
+    def _begin_draining(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+        self.draining = True
+        self.drain()
+
+    def _in_child(self) -> None:
+        """Give a forked process, in which no run is in progress, the default handler again."""
+        self.draining = False
+        if _signal.getsignal(_signal.SIGTERM) == self._begin_draining:
+            _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 sigterms = SigtermWatch()

@@ -31,6 +31,7 @@ __all__ = [
     "count",
     "file_name",
     "is_ours",
+    "kernel_shell",
     "notice",
     "printable",
     "publisher",
@@ -142,11 +143,21 @@ def _html(text: str) -> str:
     return f'<div style="{_STYLE}">{html.escape(text)}</div>'
 
 
+def kernel_shell() -> Any:
+    """Return the shell of the notebook kernel that this process is, or that it was forked from.
+
+    ``None`` elsewhere: a test or a server that merely imports ``ipykernel`` is no kernel.
+    """
+    ipython = sys.modules.get("IPython")
+    find = getattr(ipython, "get_ipython", None)  # absent while IPython is being imported
+    shell: Any = find() if find is not None else None
+    return shell if getattr(shell, "kernel", None) is not None else None
+
+
 def publisher() -> Any:
     """Return what publishes outputs for a notebook, or ``None`` where nothing shows them."""
-    ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    if getattr(shell, "kernel", None) is None:
+    shell = kernel_shell()
+    if shell is None:
         return None
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:

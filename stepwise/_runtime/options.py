@@ -13,8 +13,18 @@ from typing import Any
 from stepwise._runtime import retries
 from stepwise.errors import ConfigurationError
 
-__all__ = ["check", "check_kind", "check_tags", "check_takes", "check_values", "no_function"]
+__all__ = [
+    "check",
+    "check_kind",
+    "check_limit",
+    "check_signal",
+    "check_tags",
+    "check_takes",
+    "check_values",
+    "no_function",
+]
 
+_LONGEST_NAME = 200  # characters
 Allowed = tuple[Callable[[Any], bool], str]
 
 
@@ -42,12 +52,31 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
             )
     if kind == "tool":
         _check_effect(name, given)
+    if given.get("resources") is not None and given.get("executor") is None:
+        raise ConfigurationError(
+            f"resources= of {kind} {name!r} say what an executor is to have: write "
+            f"@{kind}(executor='ray', resources=...)"
+        )
     if kind != "workflow":
         retries.check(
             given.get("retries", 0),
             given.get("retry_on", Exception),
             given.get("backoff"),
             f"{kind} {name!r}",
+        )
+
+
+def check_signal(name: object) -> None:
+    """Check the name of a signal.
+
+    Raises:
+        ConfigurationError: it is empty, long, or has characters that nobody sees.
+    """
+    good = isinstance(name, str) and name.isprintable() and name == name.strip()
+    if not good or not 0 < len(name) <= _LONGEST_NAME:  # type: ignore[arg-type]
+        raise ConfigurationError(
+            f"{name!r:.300} cannot be the name of a signal: give a text of 1 to {_LONGEST_NAME} "
+            "printable characters, without spaces around it, such as 'approval' or 'payment'"
         )
 
 
@@ -59,6 +88,17 @@ def check_tags(what: str, tags: object) -> None:
     """
     if not _are_tags(tags):
         raise ConfigurationError(f"tags={reprlib.repr(tags)} of {what}: it must be {_TAGS}")
+
+
+def check_limit(what: str, limit: int | None) -> int | None:
+    """Return how many are wanted at most; ``None`` for all.
+
+    Raises:
+        ConfigurationError: it is not a number of runs.
+    """
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
+        return limit
+    raise ConfigurationError(f"limit={limit!r} of {what}: it must be a positive number, or None")
 
 
 def no_function(kind: str, given: object) -> str:
@@ -160,6 +200,18 @@ def _is_text(value: Any) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+# What lies beside the runs in a store: inboxes, the bell, threads and sessions of frameworks.
+_RESERVED = (
+    *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
+    *("openai-agents:", "openai-agents-sessions"),
+)
+_RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
+
+
+def _is_run_id(value: Any) -> bool:
+    return _is_text(value) and not value.startswith(_RESERVED)
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
@@ -225,6 +277,11 @@ _OF_STEPS: dict[str, Allowed | None] = {
         _or_none(_is_seconds),
         "seconds, above 0; None for as long as it takes",
     ),
+    "executor": None,
+    "resources": (
+        _or_none(lambda value: isinstance(value, Mapping) and all(map(_is_text, value))),
+        "a dict of options by name, like {'num_gpus': 1}; None for the usual ones",
+    ),
 }
 
 _OF_EFFECTS: dict[str, Allowed] = {
@@ -234,6 +291,10 @@ _OF_EFFECTS: dict[str, Allowed] = {
     ),
     "fails_cleanly": (_are_exceptions, "an exception class or a tuple of them"),
     "idempotent": _SWITCH,
+    "approve": (
+        lambda value: isinstance(value, bool) or callable(value),
+        "True, or a function of the tool's arguments that returns True if a call needs an approval",
+    ),
     "compensate": (
         _or_none(callable),
         "a function compensate(call) that undoes what the tool did",
@@ -242,7 +303,7 @@ _OF_EFFECTS: dict[str, Allowed] = {
 
 _OF_WORKFLOWS: dict[str, Allowed | None] = {
     **_OF_ALL,
-    "run_id": (_or_none(_is_text), "a string, not empty"),
+    "run_id": (_or_none(_is_run_id), _RUN_ID),
     "fresh": _SWITCH,
     "on_owned": (_one_of("raise", "wait", "skip"), "'raise', 'wait' or 'skip'"),
     "start": (
@@ -250,6 +311,14 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         "'same', 'unfinished' or 'new'; None for what STEPWISE_START says",
     ),
     "tags": (_are_tags, _TAGS),
+    "budget": (
+        _or_none(lambda value: hasattr(value, "limits")),
+        "a stepwise.Budget(usd=..., tokens=..., steps=..., seconds=...), or None",
+    ),
+    "timeout": (
+        _or_none(_is_seconds),
+        "seconds, above 0; None for as long as it takes",
+    ),
     "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
     "retention": _RETENTION,
     "keep": (_is_count, "a number of checkpoints, 1 or more"),
@@ -277,7 +346,7 @@ _FROM_ZERO: Allowed = (
 _OF_CLASSIC: dict[str, Allowed] = {
     "id": _NAME_GIVEN,
     "name": _NAME_GIVEN,
-    "run_id": _NAME_GIVEN,
+    "run_id": (_is_run_id, _RUN_ID),
     "retention": _RETENTION,
     "retention_strategy": _RETENTION,
     "keep": _NUMBER,

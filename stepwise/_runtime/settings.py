@@ -14,6 +14,9 @@
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
 ``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook;
                        ``0`` turns off the display of a notebook's cells, too
+``STEPWISE_SUSPEND_AFTER``
+                       seconds that a run waits in its process before it suspends (default 60), or
+                       ``never``
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
 ``STEPWISE_ALLOW_NETWORK``
@@ -37,11 +40,13 @@ from stepwise.errors import ConfigurationError
 
 __all__ = [
     "Fields",
+    "adopt",
     "configure",
     "debug",
     "encrypt",
     "fields",
     "fresh",
+    "grace",
     "home",
     "injected",
     "progress",
@@ -49,14 +54,19 @@ __all__ = [
     "resume",
     "start",
     "store",
+    "store_of_commands",
     "strict",
+    "suspend_after",
+    "suspend_soon",
     "test_home",
+    "traveling",
 ]
 
 
 ClassFields = Mapping[Any, "str | Iterable[str]"]
 FieldNames = Mapping[str, tuple[str, ...]]
 
+_LONGEST = 1e9  # seconds, 32 years: more than any clock of the system takes
 _PATH = r"\w+(\[\])*(\.\w+(\[\])*)*"
 
 
@@ -73,14 +83,21 @@ class Fields:
         self.references = references
 
 
+_UNSET = object()
+_SUSPEND_AFTER = 60.0  # seconds
+
+
 class _Settings:
     def __init__(self) -> None:
         self.store: Any = None
         self.strict = False
         self.quiet: bool | None = None
         self.encrypt: bool | None = None
+        self.grace = 10.0
         self.injected: frozenset[str] = frozenset()
         self.fields = Fields({}, {})
+        self.suspend_after: float | object | None = _UNSET
+        self.suspend_by_default = _SUSPEND_AFTER
 
 
 _settings = _Settings()
@@ -95,6 +112,8 @@ def configure(
     injected: Iterable[str] | None = None,
     volatile: ClassFields | None = None,
     references: ClassFields | None = None,
+    grace: float | None = None,
+    suspend_after: float | None = _UNSET,  # type: ignore[assignment]
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
@@ -116,33 +135,52 @@ def configure(
         references: the same for ids that are made up anew at every start: they count by the order
             in which they first appear in a call.  ``"calls[].id"`` is the key ``id`` of each item
             of the field ``calls``.
+        grace: seconds that steps in flight have when SIGTERM comes, 10 by default.  No other step
+            begins, and then the process ends as SIGTERM ends it; with 0 it ends at once.  A program
+            with a SIGTERM handler of its own decides for itself.
+        suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
+            ``approve``) before it suspends: it then gives up the process, and goes on later where
+            it waited.  ``None`` for never, 0 for at once; 60 by default.
 
     Raises:
         ConfigurationError: one of them is not what it should be.
     """
     if store is not None:
-        is_store = isinstance(store, (str, os.PathLike)) or hasattr(store, "acquire")
-        if not is_store:
-            raise ConfigurationError(
-                f"configure(store=...) takes a URL, a path or a store object, not {store!r}: "
-                'write configure(store="disk:/path/to/folder")'
-            )
-        _settings.store = store
+        _settings.store = _checked_store(store)
     if strict is not None:
         _settings.strict = strict
     if quiet is not None:
         _settings.quiet = quiet
+    if suspend_after is not _UNSET:
+        what = f"configure(suspend_after={suspend_after!r})"
+        never = suspend_after is None
+        _settings.suspend_after = None if never else _seconds(suspend_after, what, "None")
     if encrypt is not None:
         _settings.encrypt = encrypt
+    if grace is not None:
+        _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
     if injected is not None:
-        names = (injected,) if isinstance(injected, str) else injected
-        _settings.injected = frozenset(names)
+        _settings.injected = frozenset((injected,) if isinstance(injected, str) else injected)
     if volatile is not None or references is not None:
-        known = _settings.fields
-        _settings.fields = Fields(
-            known.volatile if volatile is None else _by_name(volatile, "volatile"),
-            known.references if references is None else _by_name(references, "references"),
-        )
+        _settings.fields = _changed_fields(_settings.fields, volatile, references)
+
+
+def _changed_fields(
+    known: Fields, volatile: ClassFields | None, references: ClassFields | None
+) -> Fields:
+    return Fields(
+        known.volatile if volatile is None else _by_name(volatile, "volatile"),
+        known.references if references is None else _by_name(references, "references"),
+    )
+
+
+def _checked_store(store: Any) -> Any:
+    if isinstance(store, (str, os.PathLike)) or hasattr(store, "acquire"):
+        return store
+    raise ConfigurationError(
+        f"configure(store=...) takes a URL, a path or a store object, not {store!r}: "
+        'write configure(store="disk:/path/to/folder")'
+    )
 
 
 def _by_name(given: ClassFields, option: str) -> FieldNames:
@@ -192,8 +230,11 @@ def home() -> pathlib.Path:
 
 def store() -> Any:
     """The store to use where none is given: a URL, a path or a store object."""
-    if _settings.store is not None:
-        return _settings.store
+    return _settings.store if _settings.store is not None else store_of_commands()
+
+
+def store_of_commands() -> str:
+    """The URL of the store that a command in a shell opens, whatever this program configured."""
     return os.environ.get("STEPWISE_STORE") or f"disk:{home() / 'store'}"
 
 
@@ -242,9 +283,71 @@ def encrypt() -> bool:
     return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
 
 
+def grace() -> float:
+    """Return the seconds that steps in flight have after SIGTERM."""
+    return _settings.grace
+
+
 def quiet() -> bool:
     """Return whether notices stay off stderr."""
     return _flag("STEPWISE_QUIET") if _settings.quiet is None else _settings.quiet
+
+
+def suspend_after() -> float | None:
+    """Return how many seconds a run waits before it suspends; ``None`` if it never does."""
+    if _settings.suspend_after is not _UNSET:
+        return _settings.suspend_after  # type: ignore[return-value]
+    text = os.environ.get("STEPWISE_SUSPEND_AFTER", "").strip().lower()
+    if text in ("", "never"):
+        return None if text else _settings.suspend_by_default
+    return _seconds(text, f"STEPWISE_SUSPEND_AFTER={text!r}", "never")
+
+
+def traveling() -> dict[str, Any]:
+    """Return the settings that a process needs which executes runs for this one.
+
+    They are plain data.  The store and the key are not among them.
+    """
+    known = _settings
+    found: dict[str, Any] = {
+        "strict": strict(),
+        "encrypt": encrypt(),
+        "injected": known.injected,
+        "volatile": known.fields.volatile,
+        "references": known.fields.references,
+    }
+    said = os.environ.get("STEPWISE_SUSPEND_AFTER", "").strip()
+    if said or known.suspend_after is not _UNSET:
+        found["suspend_after"] = suspend_after()
+    return found
+
+
+def adopt(settings: Mapping[str, Any]) -> None:
+    """Take over the settings of another process; see :func:`traveling`."""
+    known = _settings
+    known.strict, known.encrypt = settings["strict"], settings["encrypt"]
+    known.injected |= settings["injected"]
+    known.fields = Fields(
+        {**known.fields.volatile, **settings["volatile"]},
+        {**known.fields.references, **settings["references"]},
+    )
+    known.suspend_after = settings.get("suspend_after", _UNSET)
+
+
+def suspend_soon(seconds: float) -> None:
+    """Let runs of this process suspend after these seconds, unless it is configured otherwise."""
+    _settings.suspend_by_default = seconds
+
+
+def _seconds(given: Any, what: str, never: str = "") -> float:
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST or isinstance(given, bool):
+        ways = f", or {never} for never" if never else ""
+        raise ConfigurationError(f"{what} is no number of seconds: give 0 or more{ways}")
+    return seconds
 
 
 def _flag(name: str) -> bool:

@@ -57,6 +57,15 @@ def _handed_down() -> dict[str, Any]:
     return processes.current_process()._config if processes is not None else {}
 
 
+def _pools() -> list[Any]:
+    """Return the class of thread pools; imported for the first run, not with the library."""
+    try:
+        from concurrent.futures import ThreadPoolExecutor
+    except RuntimeError:  # the main thread has ended: nobody can make a pool any more
+        return []
+    return [ThreadPoolExecutor]
+
+
 class Told(Protocol):
     """The listener for threads and jobs that carry the context."""
 
@@ -85,15 +94,14 @@ class Carrier:
         self._installed: list[_Wrapped] = []
 
     def __enter__(self) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # on the first run, not at import
-
+        pools = _pools()
         with self._mutex:
             self._users += 1
             _handed_down()[_IN_RUN] = os.getpid()
             if not self._installed:
                 self._installed = [
                     _Wrapped(threading.Thread, "start", self._start),
-                    _Wrapped(ThreadPoolExecutor, "submit", self._submit),
+                    *(_Wrapped(each, "submit", self._submit) for each in pools),
                 ]
 
     def __exit__(self, *exception: object) -> None:

@@ -15,6 +15,7 @@ import copy
 import inspect
 import io
 import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -26,6 +27,7 @@ from stepwise._values.buffers import Data
 from stepwise._values.pickling import (
     PROTOCOL,
     PYTHON,
+    CodeByValue,
     Reducers,
     dump,
     dump_plain,
@@ -45,6 +47,7 @@ __all__ = [
     "decode_error",
     "encode",
     "encode_error",
+    "encode_for_afar",
     "pickles",
 ]
 
@@ -162,6 +165,28 @@ def encode(value: object, what: str = "the value") -> Encoded:
         raise ran_out(f"{what} was recorded", error) from None
     except Exception as error:
         raise _not_recordable(value, what, error) from error
+
+
+def encode_for_afar(values: tuple[Any, ...], what: str = "the value") -> Encoded:
+    """Encode values for a process whose ``__main__`` is another program: its code by value.
+
+    Returns:
+        the values, and a dict of what they use of ``__main__``, by name.
+
+    Raises:
+        NotRecordableError: they cannot be pickled; says which part of them.
+    """
+    by_value = CodeByValue()
+    try:
+        data = dump((*values, {}), by_value)
+        if by_value.names:
+            main = vars(sys.modules["__main__"])
+            data = dump((*values, {name: main[name] for name in by_value.names}), by_value)
+        return Encoded(data, PYTHON)
+    except MemoryError as error:
+        raise ran_out(f"{what} was recorded", error) from None
+    except Exception as error:
+        raise _not_recordable(values, what, error) from error
 
 
 def _encode(value: object) -> Encoded:

@@ -17,9 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwise._runtime.limits import ran_out
-from stepwise.errors import NotRecordableError, UnreadableValueError
+from stepwise.errors import ConfigurationError, NotRecordableError, UnreadableValueError
 
-__all__ = ["decode_data", "encode_data", "json_bytes", "parameter_types", "returned_type"]
+__all__ = [
+    "checked_json",
+    "decode_data",
+    "encode_data",
+    "json_bytes",
+    "json_schema",
+    "parameter_types",
+    "plain",
+    "returned_type",
+]
 
 _ATOMS = (str, int, float, bool, type(None))
 
@@ -91,6 +100,60 @@ def decode_data(data: bytes, kind: Any) -> Any:
         ) from error
 
 
+def json_schema(kind: Any, what: str) -> str:
+    """Return the JSON schema of a type, as JSON; empty for any value, or if there is no schema.
+
+    Args:
+        what: names the type, for the message.
+
+    Raises:
+        ConfigurationError: pydantic is missing, or knows nothing about such a type.
+    """
+    if kind in (None, Any):
+        return ""
+    if _pydantic() is None:
+        raise ConfigurationError(
+            f"{what} needs pydantic: pip install 'stepwise-agents[json]'. Without it, leave the "
+            "type out, and check the value yourself"
+        )
+    try:
+        return json.dumps(_validator(kind).json_schema(), sort_keys=True)
+    except _pydantic().errors.PydanticInvalidForJsonSchema:
+        return ""
+    except Exception as error:  # of a class's own __get_pydantic_core_schema__, too
+        why = str(error).split("\n", 1)[0]
+        raise ConfigurationError(
+            f"{what} is {_name(kind)}, which pydantic cannot validate ({why}). Give a pydantic "
+            "model, a dataclass, or a type of plain data such as list[str]"
+        ) from error
+
+
+def checked_json(data: bytes, kind: Any) -> Any:
+    """Load JSON that somebody else wrote, as a type.
+
+    Raises:
+        ValueError: it does not fit; says where.
+    """
+    if kind is Any:
+        return json.loads(data)
+    try:
+        return _validator(kind).validate_json(data, strict=True)
+    except _pydantic().ValidationError as error:
+        found = [
+            f"{'.'.join(map(str, each['loc'])) or 'the value'}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise ValueError("; ".join(found)) from None
+
+
+def _validator(kind: Any) -> Any:
+    """Return pydantic's adapter for a type."""
+    try:
+        return _adapters(kind)
+    except TypeError:  # not hashable
+        return _pydantic().TypeAdapter(kind)
+
+
 def _not_data(value: Any, what: str, why: str) -> NotRecordableError:
     kind = _name(type(value))
     hint = "Annotate what the function returns (-> tuple[int, str], -> MyModel)"
@@ -121,6 +184,23 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "surrogatepass"
     )
+
+
+def plain(value: Any) -> Any:
+    """Return the JSON data that a model, dataclass, moment or the like stands for.
+
+    Raises:
+        TypeError: it has no such form, or pydantic is needed to know it.
+    """
+    if _pydantic() is None:
+        raise TypeError(
+            "plain data (texts, numbers, lists, dicts) can be sent; for models, dataclasses and "
+            "dates: pip install 'stepwise-agents[json]'"
+        )
+    try:
+        return _pydantic().TypeAdapter(Any).dump_python(value, mode="json", by_alias=True)
+    except Exception as error:  # its serializers are code of the user
+        raise TypeError(f"it has no form in JSON ({error!s:.200})") from error
 
 
 def _from_json(data: bytes, kind: Any) -> Any:
@@ -196,10 +276,7 @@ def _adapter(kind: Any) -> Any:
     """Return pydantic's adapter for a type, or ``None`` where plain JSON is enough."""
     if kind in (Any, None, type(None), *_ATOMS) or _pydantic() is None:
         return None
-    try:
-        return _adapters(kind)
-    except TypeError:  # not hashable
-        return _pydantic().TypeAdapter(kind)
+    return _validator(kind)
 
 
 @functools.lru_cache(256)

@@ -42,6 +42,7 @@ class Hiding:
         self.secret = secret
         self._defaults = {name: defaults[name] for name in secret & defaults.keys()}
         self._redact = redact if callable(redact) else None
+        self._only_ignored = ignored - secret - (set() if callable(redact) else redact)
         self._instead = {
             **dict.fromkeys(ignored, "<ignored>"),
             **dict.fromkeys(() if callable(redact) else redact, "<redacted>"),
@@ -73,9 +74,13 @@ class Hiding:
         """Return the names of the arguments that are not shown as they are."""
         return tuple(name for name, value in bound.items() if self.instead(name, value) is not None)
 
-    def instead(self, name: str, value: Any) -> str | None:
-        """Return the text shown instead of an argument; ``None`` for the usual text."""
-        text = self._instead.get(name)
+    def instead(self, name: str, value: Any, *, ignored: bool = True) -> str | None:
+        """Return the text shown instead of an argument; ``None`` for the usual text.
+
+        Args:
+            ignored: False for somebody who decides about the call, and so is shown what is ignored.
+        """
+        text = self._instead.get(name) if ignored or name not in self._only_ignored else None
         if text is not None or self._redact is None:
             return text
         try:

@@ -80,8 +80,10 @@ def _is_now(moment: dt.datetime) -> bool:
 
 def is_clock(number: float) -> bool:
     """Return whether a clock of this process has shown a number, in seconds or in parts of them."""
-    if not 1000 <= number <= 1 << 62:  # nor is NaN
+    if not 1 <= number <= 1 << 62:  # nor is NaN
         return False
+    if number < 1000 and number == round(number, 3):
+        return False  # soon after boot, a clock shows what others count; but with finer digits
     now, begun = time.time(), _began() - 1
     for unit in (1, 10**3, 10**6, 10**9):
         if begun * unit <= number <= now * unit:

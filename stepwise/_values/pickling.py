@@ -23,13 +23,16 @@ from stepwise._values.trees import LARGE_LEAF, NUMBERS
 __all__ = [
     "PROTOCOL",
     "PYTHON",
+    "CodeByValue",
     "FindClass",
     "Reducers",
     "canonical_bytes",
     "dump",
+    "dump_code",
     "dump_plain",
     "dump_tree",
     "from_module",
+    "load_code",
     "load_tree",
     "masked_copy",
     "pickled_by_value",
@@ -100,6 +103,25 @@ class Reducers:
             # cloudpickle would silently make it a StringIO copy
             raise pickle.PicklingError("an open file cannot be recorded")
         return self.forms.of(obj)
+
+
+class CodeByValue(Reducers):
+    """The reduction for another program: what ``__main__`` defines goes by value.
+
+    Attributes:
+        names: what was met of it, by the names that it has there.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def reduce(self, obj: Any) -> Any:
+        """See ``pickle.Pickler.reducer_override``."""
+        name = by_name(obj) if isinstance(obj, (type, types.FunctionType)) else None
+        if name is None:
+            return super().reduce(obj)
+        self.names.add(name.partition(".")[0])
+        return NotImplemented  # cloudpickle knows that nobody else has it
 
 
 def dump(value: object, reducers: Reducers) -> Data:
@@ -399,6 +421,19 @@ def with_deep_stack(function: Callable[[], T]) -> T:
         raise result
     value: T = result
     return value
+
+
+def dump_code(value: object) -> bytes:
+    """Pickle a call for another process: what ``__main__`` defines goes by value."""
+    import cloudpickle  # on use
+
+    data: bytes = cloudpickle.dumps(value, PROTOCOL)
+    return data
+
+
+def load_code(data: bytes) -> Any:
+    """Load what :func:`dump_code` made, in a process that trusts its sender."""
+    return pickle.loads(data)
 
 
 def pickled_by_value() -> bool:

@@ -21,7 +21,7 @@ from stepwise._rewrite import (
     capture,
     fingerprint,
 )
-from stepwise._runtime.forks import cached
+from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import Once, notice, reports, warn
 from stepwise._values.data import returned_type
 from stepwise._values.hidden_arguments import NO_HIDING, Redact
@@ -30,6 +30,8 @@ from stepwise.errors import ConfigurationError, RunWarning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from stepwise._execution.budget import Budget
 
 __all__ = [
     "BoundCall",
@@ -71,6 +73,8 @@ class Options:
     start: Start | None = None
     on_owned: Literal["raise", "wait", "skip"] = "raise"
     tags: tuple[tuple[str, str], ...] = ()
+    budget: Budget | None = None
+    timeout: float | None = None
 
     def recording(self, outer: str) -> str:
         """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
@@ -142,6 +146,8 @@ class TakesOptions:
             on_owned: Literal["raise", "wait", "skip"] = ...,
             start: Start | None = ...,
             tags: Mapping[str, str] = ...,
+            budget: Budget | None = ...,
+            timeout: float | None = ...,
             run_id: str | None = ...,
             fresh: bool = ...,
         ) -> Self:
@@ -163,6 +169,7 @@ def _with_start(before: Options, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 _defined: set[tuple[str, str]] = set()  # module and label
+_rewriting = process_lock()
 
 
 def is_defined(module: str, label: str) -> bool:
@@ -240,13 +247,17 @@ class Definition:
         """
         if self._like is not None:
             return self._like.rewritten()
+        problem: UnsupportedError | None = None
         if not self._tried:
-            self._tried = True
-            if not (self.is_generator or self.is_async_generator):
-                try:
-                    self._rewritten = build(self.function, self.source)
-                except UnsupportedError as error:
-                    self._tell_replay(error)
+            with _rewriting:  # a thread that went on without it would execute its run unresumable
+                if not (self._tried or self.is_generator or self.is_async_generator):
+                    try:
+                        self._rewritten = build(self.function, self.source)
+                    except UnsupportedError as error:
+                        problem = error
+                self._tried = True
+        if problem is not None:
+            self._tell_replay(problem)
         return self._rewritten
 
     @reports
@@ -338,6 +349,7 @@ class Callee:
         compensates: its side effects are undone when it fails.
         promised: somebody is told the id of its run at once, and relies on it.
         tags: names and texts for people who look for its run.
+        budget: what its run may spend; ``None`` for no limit.
     """
 
     instance: Any = None
@@ -347,6 +359,7 @@ class Callee:
     compensates = False
     promised = False
     tags: tuple[tuple[str, str], ...] = ()
+    budget: Budget | None = None
 
     def __init__(
         self,
@@ -375,6 +388,7 @@ class BoundCall(Callee):
         self.options = workflow.options
         self.compensates = workflow.options.compensate_on_failure
         self.tags = workflow.options.tags
+        self.budget = workflow.options.budget
         self.hiding = workflow.parameters.hiding
         self.instance = instance
         self.args = args if instance is None else (instance, *args)

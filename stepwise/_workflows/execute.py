@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
@@ -13,14 +15,25 @@ from typing import TYPE_CHECKING, Any
 from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import drive
 from stepwise._execution.active_run import ActiveRun, Scope, live_runs, scope_variable
+from stepwise._execution.draining import end_if_drained
 from stepwise._execution.other_tasks import tasks_of
 from stepwise._execution.outside import carrier
-from stepwise._journal.records import Interrupted
-from stepwise._runtime import asyncio_state, tracing
+from stepwise._execution.suspension import pending
+from stepwise._journal.records import SUBMITTED, Interrupted, Suspended
+from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.messages import notice, reports, warn
+from stepwise._workflows.cancelling import steered
 from stepwise._workflows.opening import OpenedRun
-from stepwise.errors import RunStopped, RunWarning, UnusedRecordWarning
+from stepwise.errors import (
+    BudgetExceeded,
+    LeaseLostError,
+    RunOwnedError,
+    RunStopped,
+    RunWarning,
+    StoreError,
+    UnusedRecordWarning,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,8 +43,13 @@ __all__ = [
     "execute_async",
     "execute_async_generator",
     "execute_generator",
+    "record_end_of_process",
     "record_interruption",
+    "record_submission",
 ]
+
+
+_LAST_WORDS = 1.0  # seconds
 
 
 class _Ownership:
@@ -49,15 +67,18 @@ class _Ownership:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if error is not None and sigterms.count == self._sigterms:
-                record_interruption(self.active, error)
+            if error is not None:
+                told = sigterms.count != self._sigterms
+                record_interruption(self.active, error, sigterm=told)
         finally:
             try:
                 self.active.close()
+                _ring_if_suspended(self.active)
             finally:
                 carrier.__exit__()
                 if not live_runs:
                     sigterms.end()
+                    end_if_drained()
 
     def enter_scope(self) -> None:
         self._token = scope_variable.set(Scope(self.active))
@@ -85,6 +106,7 @@ def execute(opened: OpenedRun) -> Any:
             active.flows.join(active.run_id)
             opened.conclude(None, error)
             drive(opened.undo_after())
+            opened.raise_ending(error)
             raise
         finally:
             attempt.leave_scope()
@@ -110,6 +132,7 @@ async def execute_async(opened: OpenedRun) -> Any:
             await _end_others(active, tell=False)
             opened.conclude(None, error)
             await adrive(opened.undo_after())
+            opened.raise_ending(error)
             raise
         await _end_others(active, tell=True)
         opened.conclude(value)
@@ -120,10 +143,12 @@ async def execute_async(opened: OpenedRun) -> Any:
 async def _inline(opened: OpenedRun) -> Any:
     active = opened.active
     active.task = asyncio_state.current()
+    active.awaits = True
     active.unwinding.enter()
     token, left = scope_variable.set(Scope(active)), tracing.enter(active.run_id)
     try:
-        value = await opened.arun()
+        with steered(active, is_new=opened.is_new):
+            value = await opened.arun()
         check_awaited(active, value)
         return value
     finally:
@@ -203,6 +228,9 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
 
     if isinstance(sys.exc_info()[1], GeneratorExit):
         return
+    if isinstance(active.stopped, BudgetExceeded):
+        with contextlib.suppress(asyncio.CancelledError):
+            await _until_recorded(active)
     left = tasks_of(active)
     forgotten = [each for each in left if not (tell and asyncio_state.closes_generator(each))]
     for task in forgotten:
@@ -219,6 +247,22 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
             "start them under `with stepwise.background():`",
             RunWarning,
         )
+
+
+async def _until_recorded(active: ActiveRun) -> None:
+    """Wait for the steps in flight of a run whose budget is used up: they are paid for."""
+    import asyncio
+
+    changed, loop, flows = asyncio.Event(), asyncio.get_running_loop(), active.flows
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    with flows.claims.watching(wake):
+        while flows.others_working():
+            changed.clear()
+            if flows.others_working():
+                await changed.wait()
 
 
 # -- generators: resumed by replay, so that they yield everything again --------------------------
@@ -243,13 +287,15 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
             except BaseException as error:
                 opened.conclude(None, error)
                 drive(opened.undo_after())
+                opened.raise_ending(error)
                 raise
             finally:
                 attempt.leave_scope()
-            try:
-                sent, resume = (yield item), generator.send
-            except BaseException as error:  # GeneratorExit too: the body unwinds in its scope
-                sent, resume = error, generator.throw
+            with active.account.waiting():  # the caller's code runs
+                try:
+                    sent, resume = (yield item), generator.send
+                except BaseException as error:  # GeneratorExit too: the body unwinds in its scope
+                    sent, resume = error, generator.throw
         opened.conclude(value, again=True)
     report_unused(active)
     return value
@@ -261,6 +307,7 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
 
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
+    active.awaits = True
     with _Ownership(active) as attempt:
         active.unwinding.enter()
         (await adrive(opened.undo_first())).unwrap()
@@ -275,13 +322,15 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
             except BaseException as error:
                 opened.conclude(None, error)
                 await adrive(opened.undo_after())
+                opened.raise_ending(error)
                 raise
             finally:
                 attempt.leave_scope()
-            try:
-                sent, resume = (yield item), generator.asend
-            except BaseException as error:
-                sent, resume = error, generator.athrow
+            with active.account.waiting():
+                try:
+                    sent, resume = (yield item), generator.asend
+                except BaseException as error:
+                    sent, resume = error, generator.athrow
         await _end_others(active, tell=True)
         opened.conclude(None, again=True)
     report_unused(active)
@@ -290,26 +339,95 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
 # -- how it ended --------------------------------------------------------------------------------
 
 
-def record_interruption(active: ActiveRun, error: BaseException) -> None:
-    """Record what interrupted an attempt that ended with ``error``, if something did.
+def record_interruption(active: ActiveRun, error: BaseException, *, sigterm: bool = False) -> None:
+    """Record that an attempt ended with ``error`` in good order, if the run did not end with it.
 
     Ctrl-C, a cancellation and a consumer that stops iterating are decisions of somebody who is
-    there to call again, so that nothing brings the run back by itself.  An exit, SIGTERM, a kill
-    and a closed event loop are not: nothing is recorded then, and the run is shown as ``crashed``.
+    there to call again, so that nothing brings the run back by itself.  Neither does it if a budget
+    is used up, which a person has to raise.  An exit, SIGTERM, a closed event loop and another call
+    that stops the run are not: the run is shown as ``crashed``, like one that was killed, of which
+    nothing is recorded.
+
+    Args:
+        sigterm: the process got a SIGTERM, whatever came of it.
     """
-    why = _what_interrupted(active, error)
-    over = active.stopped is not None or active.facts.status != "running"
-    if not why or over or os.getpid() != active.pid:
+    stop = active.stopped
+    if active.suspension is not None and active.facts.status == "running":
+        _record_suspension(active)
         return
-    at = time.time()
-    item = Interrupted(why, at), b""
-    facts = active.facts._replace(status="interrupted", error=why, updated_at=at)
+    if isinstance(stop, (StoreError, LeaseLostError, RunOwnedError)):
+        return  # nothing can be written, or by another process only
+    why = "" if sigterm or stop is not None else _what_interrupted(active, error)
+    if isinstance(stop, BudgetExceeded):
+        from stepwise._execution.budget import exceeded_text  # on use: for runs with a budget
+
+        why = exceeded_text(stop)
+    if why or active.begun:  # else its journal may not even have been read
+        _record(active, why or type(stop or error).__name__, decided=bool(why))
+
+
+def record_submission(active: ActiveRun) -> None:
+    """Record that a new run was only put on record: it is no attempt that died."""
+    active.write((Interrupted(SUBMITTED, time.time(), decided=False), b""), durable=False)
+
+
+def record_end_of_process() -> None:
+    """Record that the runs in progress do not die, but end with their process, as it was told.
+
+    It does not take long: what cannot be recorded at once is not.
+    """
+
+    def record() -> None:
+        for active in list(live_runs):
+            if active.begun and active.stopped is None:
+                _record(active, "SIGTERM", decided=False)
+
+    thread = threading.Thread(target=record, name="stepwise end", daemon=True)
+    contextvars.Context().run(thread.start)
+    thread.join(_LAST_WORDS)
+
+
+sigterms.at_end = record_end_of_process
+
+
+def _record(active: ActiveRun, why: str, *, decided: bool) -> None:
+    if active.facts.status != "running" or os.getpid() != active.pid:
+        return
+    at, facts = time.time(), None
+    item = Interrupted(why, at, decided=decided, rest=active.rest()), b""
+    if decided:
+        facts = active.facts._replace(status="interrupted", error=why, updated_at=at)
     try:
         active.written(active.journal.append(item, durable=False, head=facts), item)
     except RunStopped:
         return  # without a writable store the run counts as crashed, which loses nothing
+    if facts is not None:
+        active.facts = facts
+        active.tell("run_interrupted", detail=why)
+
+
+def _record_suspension(active: ActiveRun) -> None:
+    """Record what the run waits for; its lease is given up after that."""
+    waits, at = active.suspension or (), clock.now()
+    seen = min((each.seen for each in waits if not each.run), default=active.inbox.seen)
+    item = Suspended(tuple(map(tuple, waits)), seen, at, active.rest()), b""
+    facts = active.facts._replace(
+        status="suspended", waits=waits, seen=seen, updated_at=at, error=""
+    )
+    try:
+        active.written(active.journal.append(item, head=facts), item)
+    except RunStopped:
+        return  # without a writable store the run counts as crashed, which loses nothing
     active.facts = facts
-    active.tell("run_interrupted", detail=why)
+    active.tell("run_suspended", detail="; ".join(map(str, pending(facts))))
+
+
+def _ring_if_suspended(active: ActiveRun) -> None:
+    """Wake the processes that continue suspended runs: there is another one."""
+    if active.facts.status == "suspended" and active.parent is None:
+        from stepwise._journal.bell import Bell  # on use: few runs suspend
+
+        Bell(active.journal.store, active.journal.seal).ring(active.run_id)
 
 
 def _what_interrupted(active: ActiveRun, error: BaseException) -> str:

@@ -321,8 +321,9 @@ class WorkflowFrame(Frame):
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         """Return whether to take a checkpoint before the next statement.
 
-        Before what certainly calls a step, or did before: what was executed since the last
-        checkpoint flows into that.  One that is due need not wait for that where nothing does.
+        Before what waits, always.  Before what certainly calls a step, or did before: what was
+        executed since the last checkpoint flows into that.  One that is due need not wait for that
+        where nothing does.
         """
         rewritten, before = self.rewritten, self.drawn
         ahead = rewritten.ahead[number]
@@ -332,7 +333,7 @@ class WorkflowFrame(Frame):
         if reach > Reach.UNSURE:
             self.asked = number
             self.tried.add(number)
-        if self.wanted:
+        if self.wanted or reach is Reach.WAIT:  # which another process may well go on with
             if reach is Reach.NOTHING and not (ahead.ends or ahead.escapes):
                 return not self.drawn  # else there would be a second one
             if reach is not Reach.PERHAPS or seen or new:

@@ -15,11 +15,13 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from stepwise._execution.active_run import current_scope
+from stepwise._calls.driver import drive
+from stepwise._execution.active_run import current_scope, live_runs
+from stepwise._execution.suspension import suspended_text
 from stepwise._runs.as_dict import RunStatus
 from stepwise._runs.run import Run
 from stepwise._runtime import asyncio_state
-from stepwise._runtime.interrupts import ending
+from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._runtime.messages import notice, reports
 from stepwise._runtime.public_names import public
 from stepwise._runtime.thread_context import call_at_exit
@@ -29,7 +31,8 @@ from stepwise._workflows.execute import execute, execute_async, record_interrupt
 from stepwise._workflows.invoke import TopLevel, run_of
 from stepwise._workflows.opening import Recall
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.errors import ConfigurationError
+from stepwise._workflows.suspending import end_waiting, until_due
+from stepwise.errors import ConfigurationError, RunSuspended
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,6 +43,7 @@ __all__ = ["AsyncHandle", "Handle", "StartedRun", "start"]
 R = TypeVar("R")
 
 _tasks_held: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
+_woken: set[tuple[str, str]] = set()  # suspended runs that go on beside the cell that called them
 _threads_held: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -69,7 +73,10 @@ class StartedRun(abc.ABC):
     @property
     @abc.abstractmethod
     def done(self) -> bool:
-        """True if the run no longer runs in this process: it ended, or it stopped."""
+        """True if the run no longer runs in this process: it ended, or it stopped.
+
+        A suspended run goes on in this process by itself, so that it is not done.
+        """
 
     def _late(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
@@ -87,7 +94,10 @@ class Handle(StartedRun, Generic[R]):
 
     @property
     def done(self) -> bool:
-        """True if the run no longer runs in this process: it ended, or it stopped."""
+        """True if the run no longer runs in this process: it ended, or it stopped.
+
+        A suspended run goes on in this process by itself, so that it is not done.
+        """
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -125,7 +135,10 @@ class AsyncHandle(StartedRun, Generic[R]):
 
     @property
     def done(self) -> bool:
-        """True if the run no longer runs in this process: it ended, or it stopped."""
+        """True if the run no longer runs in this process: it ended, or it stopped.
+
+        A suspended run goes on in this process by itself, so that it is not done.
+        """
         return self._task.done()
 
     async def wait(self, timeout: float | None = None) -> bool:
@@ -163,7 +176,7 @@ def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
         ConfigurationError: it cannot be started: a generator, inside a run, or without a loop.
         StepwiseError: as a call of the workflow raises before it begins.
     """
-    _refuse(workflow)
+    refuse_start(workflow, f"{workflow.label}.start()")
     top = TopLevel(workflow, instance, args, kwargs)
     top.promised = True
     top.choose()
@@ -177,13 +190,14 @@ def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
     return start_task(top)
 
 
-def _refuse(workflow: Definition) -> None:
+def refuse_start(workflow: Definition, what: str) -> None:
+    """Refuse to start a generator, and anything inside a run; ``what`` names the operation."""
     if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
-            f"{workflow.label}.start(): nothing would consume the items of a generator workflow; "
+            f"{what}: nothing would consume the items of a generator workflow; "
             "iterate over it where you need them"
         )
-    refuse_inside(f"{workflow.label}.start()")
+    refuse_inside(what)
 
 
 def refuse_inside(what: str) -> None:
@@ -204,7 +218,7 @@ def start_thread(top: TopLevel) -> Handle[Any]:
 
     def target() -> None:
         try:
-            execute_here(top, handle, waits=began.set, begins=began.set)
+            execute_here(top, handle, waits=began.set, begins=began.set, wakes=True)
         finally:
             if not began.is_set() and handle._error is not None:
                 refused.append(handle._error)
@@ -222,6 +236,7 @@ def start_thread(top: TopLevel) -> Handle[Any]:
 def begin_thread(name: str, target: Callable[[], None]) -> None:
     """Start a thread that the interpreter waits for at its end, while everything still works."""
     call_at_exit(_wait_for_threads)
+    sigterms.begin()  # here: a thread cannot
     run = contextvars.copy_context().run
     thread = threading.Thread(target=run, args=(target,), name=name, daemon=False)
     _threads_held.add(thread)
@@ -231,6 +246,7 @@ def begin_thread(name: str, target: Callable[[], None]) -> None:
 def _wait_for_threads() -> None:
     """Wait for the started runs; after Ctrl-C, only for the steps in progress."""
     ending.begin()
+    end_waiting()
     for thread in list(_threads_held):
         while thread.is_alive():
             try:
@@ -239,6 +255,8 @@ def _wait_for_threads() -> None:
                 if ending.by_ctrl_c:  # the second one
                     raise
                 ending.by_ctrl_c = True
+                for run in list(live_runs):
+                    run.flows.change()
 
 
 def execute_here(
@@ -247,32 +265,89 @@ def execute_here(
     *,
     waits: Callable[[], None] | None = None,
     begins: Callable[[], None] | None = None,
+    wakes: bool = False,
 ) -> None:
     """Execute a run in this thread, for a handle.
 
     Args:
         waits: called when somebody else executes it, and it waits.
         begins: called when it is taken up.
+        wakes: should the run suspend, wait until it has to go on, and execute it again.
     """
     try:
-        top.begin_here(waits)
-        with top as opened:
-            _detach(opened)
-            if begins is not None:
-                begins()
-            if isinstance(opened, Recall):
-                value = opened.value
-            elif top.workflow.is_coroutine:
-                import asyncio
-
-                value = asyncio.run(execute_async(opened))
-            else:
-                value = execute(opened)
-    except BaseException as error:
+        while True:
+            try:
+                value = _executed(top, waits, begins)
+                break
+            except RunSuspended as error:
+                tell_failure(top, error, wakes=wakes)
+                if not wakes or not drive(until_due(top.store, top.run_id)).unwrap():
+                    handle._end(error=error)
+                    return
+            top.again()
+    except BaseException as error:  # the store's, too, while the run waited
         tell_failure(top, error)
         handle._end(error=error)
     else:
         handle._end(value)
+
+
+def _executed(
+    top: TopLevel, waits: Callable[[], None] | None, begins: Callable[[], None] | None
+) -> Any:
+    top.begin_here(waits)
+    with top as opened:
+        _detach(opened)
+        if begins is not None:
+            begins()
+        if isinstance(opened, Recall):
+            return opened.value
+        if top.workflow.is_coroutine:
+            import asyncio
+
+            return asyncio.run(execute_async(opened))
+        return execute(opened)
+
+
+def wake_here(top: TopLevel) -> None:
+    """Execute a suspended run again as soon as it has to go on, beside its caller."""
+    key = top.store.url, top.run_id
+    if key in _woken:
+        return
+    _woken.add(key)
+    top.unheard = True
+    if top.workflow.is_coroutine and asyncio_state.loop_runs():
+        task = sys.modules["asyncio"].create_task(_wake_in_task(top))
+        _tasks_held.add(task)
+        task.add_done_callback(_tasks_held.discard)
+    else:
+        begin_thread(f"stepwise {top.run_id}", lambda: _wake_in_thread(top))
+
+
+def _wake_in_thread(top: TopLevel) -> None:
+    try:
+        if drive(until_due(top.store, top.run_id)).unwrap():
+            top.again()
+            execute_here(top, Handle(run_of(top.store, top.run_id)), wakes=True)
+    except BaseException as error:
+        tell_failure(top, error)
+    finally:
+        _woken.discard((top.store.url, top.run_id))
+
+
+async def _wake_in_task(top: TopLevel) -> None:
+    from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
+
+    try:
+        if (await adrive(until_due(top.store, top.run_id))).unwrap():
+            top.again()
+            await _execute_and_wake(top)
+    except BaseException as error:
+        tell_failure(top, error)
+        if not isinstance(error, Exception):
+            raise
+    finally:
+        _woken.discard((top.store.url, top.run_id))
 
 
 def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHandle[Any]:
@@ -286,7 +361,8 @@ def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHa
     if limit is None:
         top.begin_now()
     handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
-    task = asyncio.get_running_loop().create_task(_execute_task(top, limit), name=top.run_id)
+    work = _execute_task(top, limit) if limit is not None else _execute_and_wake(top)
+    task = asyncio.get_running_loop().create_task(work, name=top.run_id)
     if isinstance(top.taken, WorkflowRun):
         # The run is neither finished nor executed by the thread that starts it.
         top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
@@ -294,6 +370,20 @@ def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHa
     task.add_done_callback(lambda _: _ended(top, task))
     handle._task = task
     return handle
+
+
+async def _execute_and_wake(top: TopLevel) -> Any:
+    """Execute a run, again and again as long as it suspends."""
+    from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
+
+    while True:
+        try:
+            return await _execute_task(top, None)
+        except RunSuspended as error:
+            tell_failure(top, error, wakes=True)
+            if not (await adrive(until_due(top.store, top.run_id))).unwrap():
+                raise
+            top.again()
 
 
 async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
@@ -328,7 +418,11 @@ def _detach(opened: Recall | WorkflowRun) -> None:
 
 
 @reports
-def tell_failure(top: TopLevel, error: BaseException) -> None:
+def tell_failure(top: TopLevel, error: BaseException, *, wakes: bool = False) -> None:
     """Report that a run ended by raising, since nobody may ask its handle."""
     if top.opened:
-        notice(f"{top.run_id}, which was started, ended with {preview(error)}")
+        if isinstance(error, RunSuspended):
+            here = ". It goes on here by itself" if wakes else ""
+            notice(f"{suspended_text(error.run_id, error.waits)}{here}")
+        else:
+            notice(f"{top.run_id}, which was started, ended with {preview(error)}")

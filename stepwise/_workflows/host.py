@@ -30,7 +30,7 @@ from stepwise._identity.parts import uncounted
 from stepwise._journal.chain import is_of_file
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease, describe_owner
-from stepwise._journal.log import LogEnd, SealedLog
+from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Forgotten, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
@@ -52,12 +52,15 @@ from stepwise._workflows.turns import live_run
 from stepwise.stores import Store
 
 __all__ = [
+    "SESSIONS",
+    "THREADS",
     "DamagedError",
     "HeldParts",
     "HostProgram",
     "HostStore",
     "HostedRun",
     "LogEnd",
+    "LogIndex",
     "Recall",
     "Retention",
     "SealedLog",

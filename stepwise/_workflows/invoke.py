@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING, Any
 from stepwise._calls.awaitables import made_by
 from stepwise._calls.driver import Core, Result, drive
 from stepwise._calls.perform import Performance, Performer
+from stepwise._checkpoints.checkpoints import spent_so_far
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._display.activity import Doing
 from stepwise._display.progress import Display
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import surroundings
 from stepwise._execution.process_memory import Given, memory
+from stepwise._execution.suspension import suspended_text
 from stepwise._identity import identity as _identity
 from stepwise._identity.identity import Parameters
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import captured
-from stepwise._journal.records import Call
+from stepwise._journal.journal import seal_for
+from stepwise._journal.records import Call, RunFacts
+from stepwise._journal.spending import Sums, difference
 from stepwise._matching.subjects import Identity, complete
 from stepwise._runtime import settings
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import kernel_shell, notice
 from stepwise._runtime.tracebacks import fold
 from stepwise._values import digest
 from stepwise._workflows.definition import BoundCall, Definition
@@ -35,17 +39,33 @@ from stepwise._workflows.execute import (
     execute_async_generator,
     execute_generator,
 )
-from stepwise._workflows.opening import Invocation, NotUnfinishedError, Recall, open_run
+from stepwise._workflows.opening import (
+    Invocation,
+    NoLongerMeantError,
+    Recall,
+    open_run,
+    recall_run,
+)
 from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.starts import Meant, Starting
 from stepwise._workflows.turns import turn
-from stepwise.errors import ConfigurationError, RunBusyError, RunOwnedError, RunSkipped
+from stepwise.errors import (
+    ConfigurationError,
+    RunBusyError,
+    RunOwnedError,
+    RunSkipped,
+    RunSuspended,
+)
 from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
     from stepwise._runs.run import Run
 
-__all__ = ["TopLevel", "invoke", "next_run_id", "run_of"]
+__all__ = ["TopLevel", "invoke", "next_run_id", "run_of", "wakers"]
+
+
+wakers: list[Callable[[TopLevel], None]] = []
+"""Functions that wake a suspended run in this process, which does not end when a cell does."""
 
 
 class WorkflowCall(BoundCall):
@@ -55,12 +75,24 @@ class WorkflowCall(BoundCall):
         self, store: Store, run_id: str, *, parent: ActiveRun | None = None, **how: Any
     ) -> Recall | WorkflowRun:
         """Take up the run of that id; ``how`` as for :class:`Invocation`."""
+        return open_run(self.invocation(store, run_id, parent=parent, **how), WorkflowRun)
+
+    def invocation(
+        self, store: Store, run_id: str, *, parent: ActiveRun | None = None, **how: Any
+    ) -> Invocation:
+        """Return this call with the run that it means; ``how`` as for :class:`Invocation`."""
         codec = self.options.recording(parent.facts.codec if parent is not None else "")
         rewritten = self.workflow.rewritten()
-        call = Invocation(
-            self, store, run_id, parent=parent, codec=codec, rewritten=rewritten, **how
+        return Invocation(
+            self,
+            store,
+            run_id,
+            parent=parent,
+            codec=codec,
+            rewritten=rewritten,
+            timeout=self.options.timeout,
+            **how,
         )
-        return open_run(call, WorkflowRun)
 
 
 class ChildCall(WorkflowCall, Performer):
@@ -134,6 +166,24 @@ class ChildCall(WorkflowCall, Performer):
         """Remember the child run that answers the call."""
         self.child = call.child
 
+    def child_spent(self, call: Call) -> Sums | None:
+        """Return what the child run has spent that no earlier outcome of its call says.
+
+        A run that had ended before was not executed for a new call, which spent nothing then.
+        """
+        opened, claims = self.opened, self.parent.account.claims
+        if isinstance(opened, WorkflowRun):
+            active = opened.active
+            return active.account.of_child(active.journal.position.sums)
+        said = claims.said.get(call.number)
+        if opened is None or said is None:
+            return None
+        return difference(spent_so_far(self._store(), self.child), said)
+
+    def _store(self) -> Store:
+        given = self.options.store
+        return self.parent.journal.store if given is None else open_store(given)
+
     def next_id(self, parent: ActiveRun) -> str:
         """The id of the child run that the call would be, were it made now."""
         name = self.workflow.label
@@ -145,9 +195,7 @@ class ChildCall(WorkflowCall, Performer):
 
     def handle(self) -> Run:
         """The child run."""
-        given = self.options.store
-        store = self.parent.journal.store if given is None else open_store(given)
-        return run_of(store, self.child)
+        return run_of(self._store(), self.child)
 
     @property
     def returns(self) -> Any:
@@ -162,10 +210,10 @@ class ChildCall(WorkflowCall, Performer):
         options, parent = self.options, self.parent
         journal = parent.journal
         self.child = call.child
-        store = journal.store if options.store is None else open_store(options.store)
+        store = self._store()
 
         def take(waited: bool) -> Recall | WorkflowRun:
-            return self.open(
+            opened = self.open(
                 store,
                 call.child,
                 explicit=options.run_id is not None,
@@ -174,6 +222,9 @@ class ChildCall(WorkflowCall, Performer):
                 cut_off=call.number in parent.cut_off,
                 waited=waited,
             )
+            if isinstance(opened, WorkflowRun):
+                opened.active.account.call = call.number
+            return opened
 
         blocks = not self.workflow.is_coroutine
         taking = turn(take, store, call.child, options.on_owned, blocks=blocks)
@@ -228,11 +279,19 @@ class TopLevel(WorkflowCall):
 
     Args:
         skips: a run that somebody else executes need not be taken up: only the run is asked for.
+
+    Attributes:
+        meant: as of :class:`Invocation`, for a run that is named.
     """
 
     display: Display | None = None
     run_id = ""  # empty until chosen
+    resumes = False  # also a run that was cancelled
     taken: Recall | WorkflowRun | None = None
+    meant: Callable[[RunFacts | None], bool] | None = None
+    _meant: Meant
+    continues = False  # it was suspended by a call of this object
+    unheard = False  # it is woken beside its call, which has ended: nobody gets the result
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
         super().__init__(*call)
@@ -269,6 +328,7 @@ class TopLevel(WorkflowCall):
         while self.taken is None:
             unfinished = self._meant.unfinished
             on_owned = "raise" if unfinished else self.options.on_owned
+            on_owned = "wait" if self.continues else on_owned
             try:
                 taking = turn(
                     self._take, self.store, self.run_id, on_owned, blocks=blocks, waits=waits
@@ -279,11 +339,17 @@ class TopLevel(WorkflowCall):
                     raise
                 self.joined, self.taken = True, Recall(None)
                 break
-            except (RunBusyError, RunOwnedError, NotUnfinishedError):
-                if not unfinished:
-                    raise
-                self._choose_next()  # another process was faster
-                continue
+            except (RunBusyError, RunOwnedError, NoLongerMeantError) as error:
+                if unfinished:
+                    self._choose_next()  # another process was faster
+                    continue
+                if isinstance(error, NoLongerMeantError):
+                    raise RunBusyError(
+                        f"run {self.run_id!r} is not continued here: another process did so",
+                        run_id=self.run_id,
+                        owner=None,
+                    ) from None
+                raise
             try:
                 self._note(opened)
             except BaseException:  # a warning that is an error
@@ -300,6 +366,12 @@ class TopLevel(WorkflowCall):
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
         return Starting(self, self.given, self.store)
 
+    def again(self) -> None:
+        """Mean the same run once more, which suspended."""
+        explicit = self._meant.explicit
+        self._meant = Meant(self.run_id, explicit=explicit, stopped=True)
+        self.taken, self.opened, self._turn, self.continues = None, False, None, True
+
     def choose(self) -> None:
         """Decide which run is meant."""
         self._starting = self.starting()
@@ -308,9 +380,34 @@ class TopLevel(WorkflowCall):
         self.joined = self.opened = False
         self._choose_next()
 
+    def mean(self, run_id: str, *, explicit: bool) -> None:
+        """Mean a run that another process has chosen for this call.
+
+        Args:
+            explicit: the user chose its id; see :class:`.starts.Meant`.
+        """
+        self._starting = self.starting()
+        self.base = self._starting.base
+        self._runs = iter(())
+        self.joined = self.opened = False
+        self._meant, self.run_id = Meant(run_id, explicit=explicit), run_id
+
+    @property
+    def is_explicit(self) -> bool:
+        """True if the user chose the id of the run."""
+        return self._meant.explicit
+
+    def recall(self) -> Recall | None:
+        """Return the recorded result, once another process has completed the run."""
+        explicit = self.is_explicit
+        call = self.invocation(self.store, self.run_id, explicit=explicit, fsync=True, waited=True)
+        return recall_run(call, seal_for(self.store))
+
     def _choose_next(self) -> None:
-        self._meant: Meant = next(self._runs)
-        self.run_id = self._meant.run_id
+        self._meant = next(self._runs)
+        self.run_id = run_id = self._meant.run_id
+        if run_id == settings.resume():
+            self.resumes = self.resumes or memory.is_first(f"resumed {self.store.url} {run_id}")
 
     def _take(self, waited: bool) -> Recall | WorkflowRun:
         meant = self._meant
@@ -324,8 +421,9 @@ class TopLevel(WorkflowCall):
             explicit=meant.explicit,
             fsync=self.options.durability != "os",
             arguments_changed=meant.stopped,
-            only_unfinished=meant.unfinished,
+            meant=_is_unfinished if meant.unfinished else self.meant,
             waited=waited,
+            resumes=self.resumes,
         )
         self.opened = True
         # The result of a run that was waited for belongs to that run's call: not counted here.
@@ -354,14 +452,31 @@ class TopLevel(WorkflowCall):
             self.display.close()
         if self.joined:
             return
-        if error is None:
+        if error is None and not self.unheard:  # else the next equal call means this run, too
             memory.completed(self.store.url, self.base, self.run_id)
-        elif self.opened:
+        elif error is not None and self.opened:
             memory.stopped(self.store.url, self.run_id, self.given, self._digest_again)
+
+    @contextlib.contextmanager
+    def returning_run(self, want_run: bool) -> Generator[None, None, None]:
+        """End without an exception if the run suspends, and its caller asked for the run."""
+        try:
+            yield
+        except RunSuspended as error:
+            if wakers and kernel_shell() is not None:
+                wakers[0](self)
+                text = suspended_text(self.run_id, error.waits)
+                error.args = (f"{text}. It goes on in this kernel; then run the cell again",)
+            if not want_run:
+                raise
 
     def _digest_again(self) -> str:
         parts = self.look()
         return digest.combine(parts.arguments, parts.instance)
+
+
+def _is_unfinished(facts: RunFacts | None) -> bool:
+    return facts is not None and facts.status not in ("completed", "cancelled")
 
 
 def next_run_id(
@@ -419,11 +534,9 @@ def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run
         child = ChildCall(workflow, instance, args, kwargs)
         return _given(child, drive(child.prepare(scope)), want_run)
     top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
-    with top as opened:
+    with top.returning_run(want_run), top as opened:
         value = opened.value if isinstance(opened, Recall) else execute(opened)
-        if want_run:
-            value = run_of(top.store, top.run_id)
-    return value
+    return run_of(top.store, top.run_id) if want_run else value
 
 
 def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
@@ -456,7 +569,7 @@ async def _awaited(
 
     top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
     await top.begin()
-    with top as opened:
+    with top.returning_run(want_run), top as opened:
         value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
         # A Ctrl-C during the last piece is raised now.  Raised after the end, it would lose the
         # result, and the next call would be a new run.
@@ -481,12 +594,14 @@ async def _agenerate(top: TopLevel) -> AsyncGenerator[Any, None]:
 
 
 def _drain(top: TopLevel) -> Run:
-    for _ in _generate(top):
-        pass
+    with top.returning_run(True):
+        for _ in _generate(top):
+            pass
     return run_of(top.store, top.run_id)
 
 
 async def _adrain(top: TopLevel) -> Run:
-    async for _ in _agenerate(top):
-        pass
+    with top.returning_run(True):
+        async for _ in _agenerate(top):
+            pass
     return run_of(top.store, top.run_id)

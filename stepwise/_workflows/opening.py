@@ -19,7 +19,9 @@ from stepwise._execution.outcomes import (
 )
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import memory
+from stepwise._execution.steering import ENDINGS
 from stepwise._identity.call_parts import spoken
+from stepwise._journal.heads import check_key
 from stepwise._journal.journal import (
     Journal,
     facts_of,
@@ -29,29 +31,31 @@ from stepwise._journal.journal import (
     seal_for,
 )
 from stepwise._journal.lease import Lease
-from stepwise._journal.projection import facts_at_start
 from stepwise._journal.records import RunFacts, Started
+from stepwise._journal.run_facts import facts_at_start
 from stepwise._journal.seal import Seal
 from stepwise._rewrite import Points, Rewritten
-from stepwise._runtime import tracing
+from stepwise._runtime import asyncio_state, tracing
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import notice, shell_word, warn
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.preview import preview
 from stepwise._values.secrets import Secrets
+from stepwise._workflows.cancelling import cancelled_before, with_doubts
 from stepwise._workflows.definition import Callee
 from stepwise._workflows.other_runs import is_call_of, tell_of_unfinished
 from stepwise.errors import (
     NotRecordableError,
     RunBusyError,
+    RunCancelled,
     RunConflictError,
     RunOwnedError,
     RunWarning,
 )
 from stepwise.stores import Store
 
-__all__ = ["Invocation", "NotUnfinishedError", "OpenedRun", "Recall", "open_run"]
+__all__ = ["Invocation", "NoLongerMeantError", "OpenedRun", "Recall", "open_run", "recall_run"]
 
 
 class Invocation(NamedTuple):
@@ -64,10 +68,13 @@ class Invocation(NamedTuple):
         codec: how its values are recorded; see :class:`stepwise._values.codec.Codec`.
         rewritten: the function that can be entered in the middle; ``None`` if there is none.
         arguments_changed: by an attempt that stopped, in this process.
-        only_unfinished: it is not meant any more if it has been completed or deleted.
+        meant: says, by the run's facts as they are now (``None`` if it was deleted), whether it is
+            still meant; ``None`` if it is, whatever became of it.
         cut_off: if it ended as failed, its caller had not acted on that when the crash came: it
             goes on to the same end, and is not tried again.
         waited: until somebody else had executed it.
+        resumes: it is taken up even if it was cancelled.
+        timeout: seconds that the run may take since it began.
     """
 
     callee: Callee
@@ -79,9 +86,11 @@ class Invocation(NamedTuple):
     codec: str = ""
     rewritten: Rewritten | None = None
     arguments_changed: bool = False
-    only_unfinished: bool = False
+    meant: Callable[[RunFacts | None], bool] | None = None
     cut_off: bool = False
     waited: bool = False
+    resumes: bool = False
+    timeout: float | None = None
 
 
 class Recall(NamedTuple):
@@ -95,8 +104,8 @@ class Recall(NamedTuple):
     changed: bool = False
 
 
-class NotUnfinishedError(Exception):
-    """The run that is meant only while it is unfinished has been completed, or deleted."""
+class NoLongerMeantError(Exception):
+    """The run is not meant any more: another process executed, completed or deleted it."""
 
 
 class OpenedRun:
@@ -154,19 +163,22 @@ class OpenedRun:
             if result.error is not None:
                 raise result.error
             active.facts = active.facts._replace(undoing=False)
+            if active.facts.status == "cancelled" and not self.call.resumes:
+                store, seal = active.journal.store, active.journal.seal
+                return Result(error=cancelled_before(store, seal, active.facts, says_how=True))
         return Result()
 
     def undo_after(self) -> Core:
-        """Undo the side effects of a failed run, if its workflow asks for that."""
-        active = self.active
-        if self.call.callee.compensates and active.facts.status == "failed":
+        """Undo the side effects of a run that failed or was cancelled, if its workflow asks."""
+        active, ended = self.active, ("failed", "cancelled")
+        if self.call.callee.compensates and active.facts.status in ended:
             from stepwise._calls.compensation import compensate  # on use
 
             result = yield from compensate(active.journal, active.facts)
             if result.error is not None:
                 warn(
-                    f"run {active.run_id!r} failed, and undoing its side effects failed too: "
-                    f"{preview(result.error)}. To undo the others: "
+                    f"run {active.run_id!r} {active.facts.status}, and undoing its side effects "
+                    f"failed too: {preview(result.error)}. To undo the others: "
                     f"stepwise.get_run({active.run_id!r}).compensate()",
                     RunWarning,
                 )
@@ -182,17 +194,33 @@ class OpenedRun:
 
         Raises:
             RunStopped: the workflow went on although the run had stopped.
+            SystemExit, KeyboardInterrupt: it went on although the process ends, and a call was
+                refused for that.
         """
         active = self.active
         if active.stopped is not None:
             if error is active.stopped:
                 raise error
             raise active.stopped from error
+        refused = active.refused
+        if refused is not None and not isinstance(error, type(refused)):
+            raise refused from error
         try:
             self.changed = bool(self._record_end(value, error, again=again))
         except MemoryError as problem:
             doing = f"the end of {active.facts.label!r} was recorded"
             raise active.stop(stopped(doing, problem)) from (error or problem)
+
+    def raise_ending(self, error: BaseException) -> None:
+        """Raise what the caller gets instead of the error of an attempt that was to end.
+
+        A cancelled task stays one, up to the call of the run that was to end.
+        """
+        steering = self.active.steering
+        ending = steering.ending(error)
+        if ending not in (None, error) and (self.active.parent is None or ending is steering.asked):
+            assert ending is not None
+            raise ending from error
 
     def _record_end(
         self, value: Any, error: BaseException | None, *, again: bool
@@ -204,7 +232,14 @@ class OpenedRun:
         elif error is None:
             encoded, changed = self._encode(value)
             active.finish("completed", value, encoded, changed=changed)
-        elif isinstance(error, Exception) and active.begun and not active.interrupted:
+        elif (ending := active.steering.ending(error)) is not None and active.begun:
+            if ending is not error and ending.__cause__ is None:
+                ending.__cause__ = error
+            status: Any = "failed"
+            if isinstance(ending, RunCancelled):
+                status, ending = "cancelled", with_doubts(active, ending)
+            active.finish(status, ending, active.codec.encode_error(ending))
+        elif isinstance(error, (Exception, *ENDINGS)) and active.begun and not active.interrupted:
             active.finish("failed", error, active.codec.encode_error(error))
             if active.parent is not None:  # an answer with this error repeats its changes to them
                 changed = self.changed_arguments()
@@ -250,16 +285,16 @@ def open_run(
         RunBusyError, RunOwnedError: somebody is executing it.
         RunConflictError: its id belongs to a run with other arguments.
         JournalLostError: records of side effects are gone.
-        NotUnfinishedError: only an unfinished run was meant.
+        NoLongerMeantError: it is not what was meant any more.
     """
     seal = seal_for(call.store)
-    recall = _recall(call, seal)
+    recall = recall_run(call, seal)
     if recall is not None:
         return recall
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        recall = _recall(call, seal)  # the owner may have completed the run a moment ago
+        recall = recall_run(call, seal)  # the owner may have completed the run a moment ago
         if recall is None:
             return kind(call, *_take_up(call, seal, lease))
     except BaseException:
@@ -285,14 +320,21 @@ def _acquire(lease: Lease, *, child: bool) -> None:
 # -- a completed run -----------------------------------------------------------------------------
 
 
-def _recall(call: Invocation, seal: Seal) -> Recall | None:
+def recall_run(call: Invocation, seal: Seal) -> Recall | None:
+    """Return the recorded result of a completed run; ``None`` if there is none to recall.
+
+    Raises:
+        RunConflictError, RunCancelled, NoLongerMeantError: as of :func:`open_run`.
+    """
     facts = facts_of(call.store, seal, call.run_id)
-    if call.only_unfinished and (facts is None or facts.status == "completed"):
-        raise NotUnfinishedError
+    if call.meant is not None and not call.meant(facts):
+        raise NoLongerMeantError
     if facts is None:
         return None
     if call.explicit:
         _check_conflict(call, seal, facts)
+    if facts.status == "cancelled":
+        _refuse_cancelled(call, seal, facts)
     if facts.status != "completed":
         return None
     end = read_end(call.store, seal, facts)
@@ -319,6 +361,18 @@ def _recall(call: Invocation, seal: Seal) -> Recall | None:
             f"{f'. To run it afresh: {ways}, or: {forget}' if first else ''}"
         )
     return Recall(value, bool(ended.changed))
+
+
+def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+    """Raise for a cancelled run, unless it is asked for, or its caller was resumed."""
+    if call.parent is None:
+        if not (call.resumes or facts.undoing):
+            raise cancelled_before(call.store, seal, facts, says_how=True)
+    elif call.parent.steering.unwinds is not None:
+        error: BaseException = cancelled_before(call.store, seal, facts, says_how=False)
+        if call.parent.task is not None and asyncio_state.current() is not None:
+            error = asyncio_state.cancellation()
+        raise error
 
 
 def _has_changed(call: Invocation, recorded: str) -> bool:
@@ -356,6 +410,9 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
 # -- taking a run over ---------------------------------------------------------------------------
 
 
+_same_key: set[tuple[str, bytes]] = set()  # stores in which this process began a run
+
+
 def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, bytes, bool]:
     callee = call.callee
     journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
@@ -367,6 +424,9 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, byt
     began: tuple[Started, Data] | None = None
     if facts is None:
         journal.load()  # an empty run, or an error that names the loss
+        if call.parent is None and (call.store.url, seal.key_id) not in _same_key:
+            check_key(call.store, seal)
+            _same_key.add((call.store.url, seal.key_id))
         facts, began = _start(call, journal, secrets)
     node = callee.workflow.source.node()
     function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
@@ -380,7 +440,11 @@ def _take_up(call: Invocation, seal: Seal, lease: Lease) -> tuple[ActiveRun, byt
         locator=Locator(function.__code__, Points(node) if node is not None else None),
         parent=call.parent,
         secrets=secrets,
+        budget=callee.budget,
+        is_new=is_new,
     )
+    if call.timeout is not None:
+        active.steering.limit(call.timeout)
     if began is not None:
         active.written([1], began)
     return active, before, is_new

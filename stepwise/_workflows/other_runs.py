@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+from stepwise._execution.active_run import live_runs
 from stepwise._identity.call_parts import Parts, spoken
 from stepwise._identity.module_names import place_of
 from stepwise._journal.chain import is_of_file, place_of_run
@@ -19,7 +20,7 @@ from stepwise._journal.heads import open_head, unfinished_heads
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
-from stepwise._runtime.messages import notice, reports, shell_word
+from stepwise._runtime.messages import kernel_shell, notice, reports, shell_word
 from stepwise._workflows.definition import Callee, is_defined
 from stepwise.stores import Store
 
@@ -59,7 +60,7 @@ def _was_renamed(old: RunFacts, digest: str, module: str) -> bool:
     Args:
         module: that of the workflow which is called now.
     """
-    if (place_of_run(old), old.digest) != (place_of(module), digest) or "ipykernel" in sys.modules:
+    if (place_of_run(old), old.digest) != (place_of(module), digest) or kernel_shell():
         return False
     # Only names are compared: reading an attribute of an arbitrary object in a module may run
     # arbitrary code (a proxy outside of its request raises).
@@ -82,7 +83,7 @@ def tell_of_unfinished(
         module: that of the workflow.
         parts: what tells the new run's call apart.
     """
-    unfinished = list(_unfinished(store, seal, new.workflow))
+    unfinished = list(_unfinished(store, seal, new.workflow, _BESIDE))
     if unfinished:
         newest = max(unfinished, key=lambda facts: facts.updated_at)
         more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
@@ -116,6 +117,7 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
 
 _looked_for: set[str] = set()  # workflows that were searched under another name
 _MOST = 300  # unfinished runs that the search examines
+_BESIDE = 30  # of the same workflow: there may be a million, and each is asked for its owner
 
 
 def _tell_of_renamed(store: Store, seal: Seal, new: RunFacts, module: str) -> None:
@@ -149,7 +151,10 @@ def _unfinished(
         heads = store.heads(unfinished=True)
     else:
         heads = unfinished_heads(store, seal, workflow)
+    mine = {run.run_id for run in list(live_runs)}
     for head in itertools.islice(heads, most):
+        if head.run_id in mine:
+            continue  # without asking the store, which may be far away
         facts = open_head(seal, head)
         if facts is not None and not facts.parent and store.owner(facts.run_id) is None:
             yield facts

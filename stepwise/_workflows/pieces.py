@@ -21,6 +21,7 @@ from stepwise._calls.steps import Step, known_steps
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import ArgumentWatch, load_outcome
+from stepwise._execution.waits import Taken
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
 from stepwise._journal.projection import Calls
@@ -147,6 +148,7 @@ class RunPieces:
         loose = {each.call.number for each in pool.all}
         used = [each.call for each in recorded if each.call.number not in loose]
         active.pool = pool
+        active.inbox.taken = Taken(entries=self._entries)
         active.ordinals = Ordinals(
             Counter(call.name for call in used),
             Counter((call.name, call.digest) for call in used if call.child),
@@ -156,13 +158,24 @@ class RunPieces:
     def _tell(self, run: PieceRun) -> None:
         """Record that the run is in progress; for the first piece here, that it resumes."""
         active, now = run.active, time.time()
-        active.facts = active.facts._replace(status="running", end=0, error="", updated_at=now)
+        unknown = not run.is_new and active.facts.status == "running"  # it was killed
+        active.account.resume(active.journal.position.sums)
+        active.facts = active.facts._replace(
+            status="running", end=0, error="", updated_at=now, waits=()
+        )
         first, self.begun = not self.begun, True
         resumed = []
         if first and not run.is_new:
             skipped = self.progress.resumed_from = self.progress.skipped
             told = f"resumes after {count(skipped, f'skipped {self._noun}')}"
-            record = Resumed(active.journal.epoch, told, skipped, at=now, trace=active.facts.trace)
+            record = Resumed(
+                active.journal.epoch,
+                told,
+                skipped,
+                at=now,
+                trace=active.facts.trace,
+                unknown=unknown,
+            )
             resumed.append((record, b""))
         active.write(*resumed, durable=False, head=active.facts)
         active.progress = self.progress

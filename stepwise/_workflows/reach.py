@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from stepwise._calls.steps import step_of
+from stepwise._calls.waiting import may_wait
 from stepwise._rewrite import Ahead, Rewritten
 from stepwise._workflows.loops import Counted
 
@@ -35,6 +36,7 @@ class Reach(enum.IntEnum):
     PERHAPS = 2
     STEP = 3
     EFFECT = 4
+    WAIT = 5
 
 
 class Outlook(NamedTuple):
@@ -296,6 +298,8 @@ class _Look:
             self.held(value.func, called=True, attribute=False)
         elif _is_workflow(cls):
             self.found(Reach.EFFECT)  # a child run, which is announced like a side effect
+        elif cls is types.FunctionType and value in may_wait:
+            self.found(Reach.WAIT)
         elif cls is types.FunctionType and (step := step_of(value)) is not None:
             self.found(Reach.EFFECT if step.effect else Reach.STEP)
         elif _perhaps(value, cls, called=called):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepwise._execution.inputs import RunInputs, load_inputs
 from stepwise._execution.registry import known_workflow, known_workflows, names_of
-from stepwise._runs.listing import listed
 from stepwise._runs.run import Run
-from stepwise._runtime import asyncio_state, settings
+from stepwise._runtime import asyncio_state
 from stepwise._runtime.interrupts import ending
 from stepwise._runtime.messages import count, notice, reports
 from stepwise._runtime.public_names import public
@@ -28,8 +25,9 @@ from stepwise._workflows.handles import (
     start_thread,
 )
 from stepwise._workflows.invoke import TopLevel, run_of
-from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, UnreadableValueError
-from stepwise.stores import Store, open_store
+from stepwise._workflows.unfinished import Backlog, call_again, stores_of
+from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
+from stepwise.stores import Store
 
 __all__ = ["Recovered", "recover", "resume"]
 
@@ -56,61 +54,24 @@ class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
 def resume(workflow: Definition, run: Run, given: Mapping[str, Any]) -> Any:
     """Continue a run; gives its handle.  See :meth:`stepwise.Run.resume`."""
     refuse_inside(f"resume() of run {run.id!r}")
-    top = _call_again(workflow, run, given)
+    top = call_again(workflow, run, given)
+    top.resumes = True
     in_task = top.workflow.is_coroutine and asyncio_state.loop_runs()
     return start_task(top) if in_task else start_thread(top)
-
-
-def _call_again(
-    workflow: Definition, run: Run, given: Mapping[str, Any], **options: Any
-) -> TopLevel:
-    """The call that a run was started with, as the call that continues it."""
-    facts = run._facts()
-    if facts.parent:
-        raise ConfigurationError(
-            f"run {run.id!r} is a child run: it resumes when its parent, {facts.parent!r}, does"
-        )
-    if workflow.is_generator or workflow.is_async_generator:
-        raise ConfigurationError(
-            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: call it"
-        )
-    try:
-        inputs = load_inputs(run.store, run._seal, facts)
-    except UnreadableValueError:
-        if not given:
-            raise
-        inputs = RunInputs({}, "self" if "self" in given else "")
-    values = inputs.whole(given)
-    signature = inspect.signature(workflow.function)
-    unknown = sorted(values.keys() - signature.parameters.keys())
-    if unknown:
-        raise ConfigurationError(
-            f"run {run.id!r}: its workflow {workflow.label!r} has no parameter {unknown[0]!r}; its "
-            f"parameters are {list(signature.parameters)}"
-        )
-    bound = inspect.BoundArguments(signature, OrderedDict(values))
-    instance, args = (bound.args[0], bound.args[1:]) if inputs.method else (None, bound.args)
-    if facts.codec:
-        options["codec"] = "json"
-        options["trust"] = "data" if facts.codec == "data" else "all"
-    chosen = workflow.options.changed(
-        {**options, "run_id": run.id, "store": run.store, "fresh": False}
-    )
-    top = TopLevel(Definition(workflow.function, chosen, workflow), instance, args, bound.kwargs)
-    top.choose()
-    return top
 
 
 # -- all of them ---------------------------------------------------------------------------------
 
 
 def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) -> Recovered:
-    """Continue, in this process, the runs that were cut off and that nobody executes.
+    """Continue, in this process, the runs that have to go on now and that nobody executes.
 
     Those are the runs shown as ``crashed``: their process was killed or ended, or their host is
-    gone.  Runs that failed or were interrupted are left alone; so are child runs, which their
-    parents call again.  Runs of workflows that this process does not know, and runs whose arguments
-    could not be recorded, are left alone and named.
+    gone; the ``suspended`` runs whose time or message has come; and those that somebody cancelled,
+    so that they unwind.  ``stepwise up`` does the same all the time.  Runs that failed or were
+    interrupted are left alone; so are child runs, which their parents call again.  Runs of
+    workflows that this process does not know, and runs whose arguments could not be recorded, are
+    left alone and named.
 
     Call it when a server starts, after the modules that define its workflows are imported.  It
     returns at once.  What a run raises is in its handle, and stops no other run; a run that another
@@ -139,44 +100,32 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
     names = {name for each in meant for name in names_of(each)}
     if wanted is not None and not names:
         known_workflow(str(wanted))  # raises
-    found, left = _cut_off(wanted, names, _stores(known, store))
+    found, left = _due(wanted, names, stores_of(known, store))
     _tell(found, left)
     return Recovered(_executed(found, max_workers), left)
 
 
-def _stores(known: Iterable[Definition], store: Any) -> list[Store]:
-    if store is not None:
-        return [open_store(store)]
-    opened = [open_store(settings.store())]
-    for each in known:
-        if each.options.store is not None:
-            other = open_store(each.options.store)
-            if other not in opened:
-                opened.append(other)
-    return opened
-
-
-def _cut_off(
+def _due(
     wanted: Any, names: set[str], stores: Iterable[Store]
 ) -> tuple[list[TopLevel], list[tuple[Run, str]]]:
+    """Return the calls that continue the runs which have to go on now, and what is left alone."""
     found: list[TopLevel] = []
     left: list[tuple[Run, str]] = []
     for number, store in enumerate(stores):
         try:
-            crashed = listed(None, "crashed", store)
+            runs = Backlog(store).look()
         except (StepwiseError, RunStopped) as error:
             if number == 0:
                 raise
             notice(f"recover: the runs in {store.url} are left alone: {error}")
             continue
-        for each in reversed(crashed):
-            facts = each.facts
-            if facts.parent or (wanted is not None and facts.workflow not in names):
+        for each in runs:
+            if wanted is not None and each.facts.workflow not in names:
                 continue
             try:
-                definition = known_workflow(facts.workflow).definition
-                found.append(_call_again(definition, each.run, {}, on_owned="raise"))
-            except Exception as error:  # classes of loaded values may raise, too
+                if each.why():
+                    found.append(each.again())
+            except (Exception, RunStopped) as error:  # classes of loaded values may raise, too
                 left.append((each.run, error_text(error) or type(error).__name__))
     return found, left
 
@@ -186,7 +135,7 @@ def _tell(found: list[TopLevel], left: list[tuple[Run, str]]) -> None:
     if found:
         ids = ", ".join(each.run_id for each in found[:_SHOWN])
         more = ", ..." if len(found) > _SHOWN else ""
-        notice(f"recover: {count(len(found), 'run')} that crashed, continued here: {ids}{more}")
+        notice(f"recover: {count(len(found), 'run')} continued here: {ids}{more}")
     reasons = Counter(why for _, why in left)
     for why, many in reasons.most_common(_SHOWN):
         ids = ", ".join([run.id for run, each in left if each == why][:_SHOWN])

@@ -10,7 +10,7 @@ from stepwise._checkpoints.variables import load_values
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.inputs import JSON
 from stepwise._journal.journal import Position
-from stepwise._journal.projection import Status, last_end, start_of
+from stepwise._journal.projection import Status, is_only_submitted, last_end, start_of
 from stepwise._journal.records import Entry
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
 from stepwise._runtime.messages import count, notice, shell_word
@@ -34,7 +34,7 @@ class WorkflowRun(OpenedRun):
         options = call.callee.options
         self._source = call.callee.workflow.source
         self._rewritten = call.rewritten if active.codec.trusting else None
-        self._void = False
+        self._void = self._is_first = False
         self._told = ""
         self._reasons: list[str] = []
         self._changed = ""
@@ -180,6 +180,9 @@ class WorkflowRun(OpenedRun):
             )
         else:
             self._told = f"begins again from the top{within or self._with_nothing_done()}"
+            self._is_first = not within and is_only_submitted(entries)
+            if self._is_first:
+                self._told = "begins, as it was submitted"
         if self.call.arguments_changed:
             self._put_arguments_back(entries)
 
@@ -197,6 +200,8 @@ class WorkflowRun(OpenedRun):
             return ": its side effects were undone"
         if active.journal.lost or active.journal.tail:  # another notice reports the loss
             return ""
+        if any(each.status is Status.WAITING for each in active.pool.all):
+            return ", where it waits"
         if active.facts.status == "failed" or any(
             each.status is not Status.OPEN for each in active.pool.all
         ):
@@ -231,7 +236,7 @@ class WorkflowRun(OpenedRun):
         active.tell(
             "run_resumed", detail=self._told, duration=progress.seconds, usage=progress.usage
         )
-        if active.parent is None:
+        if active.parent is None and not self._is_first:
             why = self._why()
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
 

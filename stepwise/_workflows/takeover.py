@@ -10,14 +10,21 @@ from stepwise._calls.steps import known_steps
 from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.process_memory import command as process_command
+from stepwise._execution.waits import Taken
 from stepwise._journal.counters import Ordinals, Progress
+from stepwise._journal.heads import is_ready
 from stepwise._journal.journal import Position, holds
 from stepwise._journal.projection import made_again
-from stepwise._journal.records import Entry, Resumed
+from stepwise._journal.records import Cancelling, Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 
-__all__ = ["go_on_at_newest", "go_on_from_the_top", "record_resumed", "state_of"]
+__all__ = [
+    "go_on_at_newest",
+    "go_on_from_the_top",
+    "record_resumed",
+    "state_of",
+]
 
 T = TypeVar("T")
 
@@ -31,7 +38,7 @@ def state_of(active: ActiveRun, **place: Any) -> State:
             calls=active.journal.calls,
             ordinals=ordinals,
             children=children,
-            journal=[at.last, (at.link or b"").hex(), at.effects],
+            journal=at.kept(),
             unused=[
                 *([e.origin.number, e.entry.number, *e.flags] for e in active.pool.all),
                 *(
@@ -44,6 +51,8 @@ def state_of(active: ActiveRun, **place: Any) -> State:
             serial=active.subjects.last,
             seconds=round(active.progress.seconds, 3),
             usage=dict(active.progress.usage),
+            taken=active.inbox.kept(),
+            told=active.steering.told is not None,
             **place,
         )
 
@@ -94,10 +103,14 @@ def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     )
     active.subjects.go_on_after(max(state.serial, active.pool.highest))
     active.ordinals = Ordinals(state.ordinals, children)
+    active.account.take_over([*(entry for entry, _ in earlier), *entries])
     active.progress = Progress(
         skipped=state.step, resumed_from=state.step, seconds=state.seconds, usage=state.usage
     )
     active.alive = max([state.at, *map(_at, entries[-1:])])
+    active.inbox.taken = Taken(state.taken, entries)
+    if state.told and not any(isinstance(each.record, Cancelling) for each in entries):
+        active.steering.has_been_told()
     journal.calls = max(journal.calls, state.calls)
 
 
@@ -116,8 +129,10 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
     active.pool = Pool(entries, known_steps, state=active.subjects.state)
     active.subjects.go_on_after(active.pool.highest)
     active.ordinals = Ordinals()
+    active.account.take_over(entries)
     active.progress = Progress(resumed_from=0)
     active.alive = max(map(_at, entries[-1:]), default=0.0)
+    active.inbox.taken = Taken(entries=entries)
     return sum(each.answers for each in active.pool.all)
 
 
@@ -131,10 +146,23 @@ def record_resumed(
     active: ActiveRun, how: str, step: int, *, code: str, void: bool = False
 ) -> None:
     """Record that the run resumes, in words, and after how many steps; see :class:`Resumed`."""
-    now = time.time()
+    now, facts = time.time(), active.facts
+    had_ended = facts.end or facts.status in ("failed", "cancelled")
+    # Requests to cancel the attempt that ended are over; two may have come at once.
+    before = active.inbox.messages if had_ended else []
+    seen = before[-1].number if before else 0
     command, cwd = process_command(active.secrets.mask) if active.parent is None else ((), "")
-    active.facts = active.facts._replace(
-        status="running", end=0, error="", code=code, updated_at=now
+    sums = active.journal.position.sums
+    unknown = sums.open and not is_ready(facts)
+    active.account.resume(sums)
+    active.facts = facts._replace(
+        status="running",
+        end=0,
+        error="",
+        code=code,
+        updated_at=now,
+        waits=(),
+        cancels=max(seen, facts.cancels),
     )
     resumed = Resumed(
         active.journal.epoch,
@@ -146,5 +174,7 @@ def record_resumed(
         command=command,
         cwd=cwd,
         trace=active.facts.trace,
+        unknown=unknown,
+        seen=seen,
     )
     active.write((resumed, b""), durable=False, head=active.facts)

@@ -30,10 +30,11 @@ from stepwise._workflows.definition import (
     class_of,
     is_copy,
 )
-from stepwise._workflows.invoke import invoke, next_run_id
+from stepwise._workflows.invoke import TopLevel, invoke, next_run_id, wakers
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from stepwise._execution.budget import Budget
     from stepwise._runs.run import Run
     from stepwise._workflows.handles import AsyncHandle, Handle
 
@@ -220,6 +221,15 @@ class _BoundWorkflow(_Offers[P, R_co], BoundFunctionWrapper):
         return _bind, (self._self_parent, instance, owner)
 
 
+def _wake(top: TopLevel) -> None:
+    from stepwise._workflows.handles import wake_here  # on use
+
+    wake_here(top)
+
+
+wakers.append(_wake)
+
+
 class Workflow(_Offers[P, R_co], FunctionWrapper):
     """A workflow function; made by :func:`workflow`."""
 
@@ -358,6 +368,8 @@ def workflow(
     durability: Literal["fsync", "os"] = ...,
     on_owned: Literal["raise", "wait", "skip"] = ...,
     tags: Mapping[str, str] = ...,
+    budget: Budget | None = None,
+    timeout: float | None = None,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -394,8 +406,7 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             :func:`configure` or ``STEPWISE_STORE`` says.
         codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
             shaped by the types that functions are annotated to return (pydantic models and the
-            like with the extra ``json``).  A result that would come back as something else is
-            refused.  A step whose exception cannot be data runs again, or is in doubt.
+            like with the extra ``json``).  What would come back as something else is refused.
         trust: ``"all"``, the default; or ``"data"``: no pickle is ever loaded.  It implies
             ``codec="json"``, and the run resumes by replay, since variables are pickles.
         durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
@@ -406,8 +417,10 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             its owner dies; ``"skip"`` it: the call raises ``RunSkipped``, and ``execute()``
             returns the run.
         tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
-            with ``stepwise.runs(tags=...)``.  They do not distinguish runs.  Whoever can read the
-            listing of the store can read them: never put a secret into a tag.
+            with ``stepwise.runs(tags=...)``; no secrets, and they do not distinguish runs.
+        timeout: seconds that a run may take since it began, waits and downtime included.  Then it
+            unwinds, its clean-up runs, and it has failed with :class:`RunTimeoutError`.
+        budget: what a run may spend: a :class:`stepwise.Budget`.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that gets the arguments and returns a value.
         ignore: names of parameters that do not distinguish runs.  They are not shown either.

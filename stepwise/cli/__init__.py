@@ -5,7 +5,18 @@ be named by the beginning of its id.  Exit codes: 0 done, 1 a problem that the m
 wrong command line.
 """
 
-from stepwise.cli import _demo, doctor, explain, look, report, settle, steer  # noqa: F401
+from stepwise.cli import (  # noqa: F401
+    _demo,
+    copy,
+    doctor,
+    explain,
+    look,
+    report,
+    send,
+    settle,
+    steer,
+    up,
+)
 from stepwise.cli._command import main, run
 
 __all__ = ["main", "run"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -12,15 +13,26 @@ from click.shell_completion import CompletionItem
 import stepwise
 from stepwise import Run
 from stepwise._display.terminal import line_of
-from stepwise._runs.listing import listed
+from stepwise._runs.listing import each_listed
 from stepwise.cli._display import ago, call_text, say
 
-__all__ = ["PROBLEMS", "chosen_store", "command", "fail", "find_run", "main", "run", "run_argument"]
+__all__ = [
+    "PROBLEMS",
+    "chosen_store",
+    "command",
+    "fail",
+    "find_run",
+    "main",
+    "run",
+    "run_argument",
+    "use_store",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SECTIONS = ("Look", "Steer", "Settle", "Keep", "Check and learn")
 _CHOSEN = "stepwise store"
+_COMPLETED = 1000  # ids that a shell offers at most
 
 PROBLEMS = (stepwise.StepwiseError, stepwise.RunStopped, MemoryError)
 """The exceptions that are messages, not tracebacks."""
@@ -61,7 +73,8 @@ def main() -> None:
     """Look at durable runs, steer them, and settle calls in doubt."""
 
 
-def _use_store(context: click.Context, _: click.Parameter, url: str | None) -> None:
+def use_store(context: click.Context, _: click.Parameter, url: str | None) -> None:
+    """Let the command work with a store: the callback of an option."""
     if url is not None:
         stepwise.configure(store=url)
         context.meta[_CHOSEN] = url
@@ -91,7 +104,7 @@ def command(section: str, examples: str, name: str | None = None, **how: Any) ->
                 metavar="URL",
                 expose_value=False,
                 is_eager=True,
-                callback=_use_store,
+                callback=use_store,
                 help="disk:/path or sqlite:/path; by default STEPWISE_STORE, else ~/.stepwise.",
             ),
         ]
@@ -113,10 +126,8 @@ def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionIt
     try:
         return [
             CompletionItem(each.facts.run_id, help=f"{each.status} {call_text(each.facts)}")
-            for each in listed()
-            if each.facts.run_id.startswith(begun)
-            and (begun or not each.facts.parent)
-            and each.facts.run_id.isprintable()
+            for each in itertools.islice(each_listed(begins=begun), _COMPLETED)
+            if (begun or not each.facts.parent) and each.facts.run_id.isprintable()
         ]
     except (stepwise.StepwiseError, stepwise.RunStopped):
         return []
@@ -149,7 +160,7 @@ def find_run(run_id: str) -> Run:
     try:
         return stepwise.get_run(run_id)
     except stepwise.RunNotFoundError:
-        begun = [each for each in listed() if each.facts.run_id.startswith(run_id)]
+        begun = [*each_listed(begins=run_id)]
         found = [each for each in begun if not each.facts.parent] or begun
         if not run_id or not found:
             raise

@@ -37,6 +37,7 @@ __all__ = [
     "show_table",
     "show_variables",
     "step_row",
+    "typed_json",
 ]
 
 _AGAIN = 10  # steps whose reason is printed
@@ -106,6 +107,27 @@ def parsed_json(text: str) -> Any:
         return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def typed_json(text: str, hint: str) -> Any:
+    """Parse JSON of the command line.
+
+    Args:
+        hint: where it stands there.
+
+    Raises:
+        click.BadParameter: the text is not JSON; shows how to write it.
+    """
+    try:
+        return parsed_json(text)
+    except ValueError as error:
+        # The likeliest mistake is a bare word, since the shell removes its quotes.
+        word = text if re.fullmatch(r"[\w .@:/-]{1,100}", text) else "text"
+        raise click.BadParameter(
+            f"{printable(text, 200)!r} is not JSON ({error}). Write it as JSON, in quotes for the "
+            f"shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
+            param_hint=hint,
+        ) from None
 
 
 def _finite(text: str) -> float:

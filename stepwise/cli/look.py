@@ -7,12 +7,13 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 import stepwise
 from stepwise import Run, StepRecord
+from stepwise._display.asked import question_text
 from stepwise._display.elide import elided
 from stepwise._display.render import RunShown, duration_text, printable, shell_word
 from stepwise._display.terminal import (
@@ -25,11 +26,13 @@ from stepwise._display.terminal import (
     shown_value,
     when,
 )
+from stepwise._runs import housekeeping
+from stepwise._runs.as_dict import RunStatus
 from stepwise._runs.checkpoints import newest_checkpoint
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.listing import Listed, listed
 from stepwise._runs.overview import SHOWN, Overview
-from stepwise.cli._command import command, find_run, run_argument
+from stepwise.cli._command import F, command, find_run, run_argument
 from stepwise.cli._display import (
     STEP_COLUMNS,
     RanAgain,
@@ -48,23 +51,49 @@ from stepwise.cli._display import (
     step_row,
 )
 
-__all__: list[str] = []
+__all__ = ["pairs"]
 
 _RESUMES = 5  # resumes that are listed
 _DOUBTFUL = 20  # steps in doubt that are shown although they are not among the newest
 _WATCHED = 500  # newest steps that watch reads again
-_UNFINISHED = ("crashed", "failed", "interrupted", "ready")
+_UNFINISHED = ("crashed", "failed", "interrupted", "ready", "suspended")
 _MANY = 100  # steps of a run in a tree
 _FIXED = 32  # columns of a list of runs beside the ids, without calls, durations, errors, tags
+_PAGE = 50  # runs that a terminal shows
 _ROOM = 20  # columns that a call, an error or tags need at least
 
 
-def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    for (name, sign, value), text in zip(pairs, texts, strict=True):
+def pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the tags of options ``NAME=TEXT``: the callback of such an option."""
+    parts = [text.partition("=") for text in texts]
+    for (name, sign, value), text in zip(parts, texts, strict=True):
         if not (name and sign and value):
             raise click.BadParameter(f"{text!r} is not NAME=TEXT, like customer=ann")
-    return {name: value for name, _, value in pairs}
+    return {name: value for name, _, value in parts}
+
+
+def chosen_runs(function: F) -> F:
+    """Add the options by which runs are chosen: ``workflow``, ``status`` and ``tags``."""
+    options = (
+        click.option("--workflow", help="Only runs of this workflow: its name or full name."),
+        click.option(
+            "--status",
+            type=click.Choice(get_args(RunStatus)),
+            metavar="STATUS",
+            help="Only runs with this status: running, completed, suspended, ...",
+        ),
+        click.option(
+            "--tag",
+            "tags",
+            metavar="NAME=TEXT",
+            multiple=True,
+            callback=pairs,
+            help="Only runs with this tag; several times: with all of them.",
+        ),
+    )
+    for option in reversed(options):  # as a stack of decorators has them
+        function = option(function)
+    return function
 
 
 # -- the list ------------------------------------------------------------------------------------
@@ -77,20 +106,7 @@ def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
     "stepwise runs --tag customer=ann -n 20\n"
     "stepwise runs --json | jq '.[].id'",
 )
-@click.option("--workflow", help="Only runs of this workflow: its name or full name.")
-@click.option(
-    "--status",
-    type=click.Choice(["running", "completed", "failed", "interrupted", "crashed", "ready"]),
-    help="Only runs with this status.",
-)
-@click.option(
-    "--tag",
-    "tags",
-    metavar="NAME=TEXT",
-    multiple=True,
-    callback=_pairs,
-    help="Only runs with this tag; several times: with all of them.",
-)
+@chosen_runs
 @click.option("--children", is_flag=True, help="Child runs too.")
 @click.option(
     "--since", type=age, metavar="AGE", help="Only those updated in the last 2h, 30d, ..."
@@ -98,7 +114,12 @@ def _pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dic
 @click.option(
     "--older-than", type=age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
 )
-@click.option("-n", "--limit", type=click.IntRange(1), help="At most this many.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    help=f"At most this many; on a terminal, {_PAGE} if nothing is said.",
+)
 def runs(
     workflow: str | None,
     status: Any,
@@ -112,25 +133,45 @@ def runs(
 ) -> None:
     """List the runs, newest first."""
     now = time.time()
-    found = [
-        each
-        for each in listed(workflow, status, tags=tags)  # one look at each, however many there are
-        if (children or not each.facts.parent)
-        and (since is None or each.facts.updated_at >= now - since)
-        and (older_than is None or each.facts.updated_at <= now - older_than)
-    ][:limit]
+
+    def is_meant(facts: Any) -> bool:
+        return (
+            (children or not facts.parent)
+            and (since is None or facts.updated_at >= now - since)
+            and (older_than is None or facts.updated_at <= now - older_than)
+        )
+
+    most = limit or (None if as_json else _page())
+    # One more than is shown says whether there are more.
+    more = None if most is None or as_json else most + 1
+    found = listed(workflow, status, tags=tags, limit=more or most, where=is_meant)
+    chosen = bool(workflow or status or tags or since is not None or older_than is not None)
     if as_json:
         echo_json(each for each in map(_run_dict, found) if each is not None)
     elif not found:
-        chosen = workflow or status or tags or since is not None or older_than is not None
         note(f"no runs{' like that' if chosen else ''} in {store_url()}")
     else:
-        _show_runs(found)
+        _show_runs(found[:most])
+        if most is not None and len(found) > most:
+            _tell_of_more(most, chosen=chosen)
+
+
+def _page() -> int | None:
+    """Return how many runs are shown if nothing is said: all of them where nobody reads along."""
+    return None if Terminal.of(sys.stdout).width is None else _PAGE
+
+
+def _tell_of_more(shown: int, *, chosen: bool) -> None:
+    """Say that there are more runs than were shown, and how to see them."""
+    total = None if chosen else housekeeping.number_of_runs()
+    these = f"the newest {shown} of {total:,} runs" if total else f"the newest {shown} like that"
+    choose = "" if chosen else "; --status, --workflow, --since and --tag choose"
+    note(f"{these}; -n {10 * shown} shows more{choose}")
 
 
 def _run_dict(each: Listed) -> dict[str, Any] | None:
     try:
-        return each.to_dict(each.run.counts)
+        return each.to_dict()
     except stepwise.RunNotFoundError:  # deleted since
         return None
 
@@ -138,6 +179,7 @@ def _run_dict(each: Listed) -> dict[str, Any] | None:
 def _show_runs(found: list[Listed]) -> None:
     more = [Column("CALL")]
     more += [Column("ERROR")] if any(each.facts.error for each in found) else []
+    more += [Column("WAITS")] if any(each.facts.waits for each in found) else []
     more += [Column("TAGS")] if any(each.facts.tags for each in found) else []
     width = Terminal.of(sys.stdout).width
     room = math.inf if width is None else width - _FIXED
@@ -176,12 +218,14 @@ def _run_rows(
             "TIME": duration_text(facts["duration"]),
             "CALL": call_text(each.facts),
             "ERROR": facts["error"] or "",
+            "WAITS": "; ".join(str(stepwise.PendingWait(**wait)) for wait in facts["waits"]),
             "TAGS": tags,
         }
         yield [cells[name] for name in names]
         if "CALL" not in names:
             yield Below(cells["CALL"])
-        below = " · ".join(filter(None, (told, facts["error"], tags))) if narrow else ""
+        told_below = (told, facts["error"], cells["WAITS"], tags)
+        below = " · ".join(filter(None, told_below)) if narrow else ""
         if below:
             yield Below(below)
 
@@ -212,6 +256,8 @@ def show(run_id: str, *, with_locals: bool, every: bool, tree: bool, as_json: bo
         facts["steps_left_out"] = 0 if every else shown.earlier
         facts["steps"] = (step.to_dict() for step in steps)
         facts["stops"] = [each.to_dict() for each in seen.stops]
+        facts["questions"] = [each.to_dict() for each in run._asked(seen)]
+        facts["inbox"] = [each.to_dict() for each in run.inbox if every or each.status != "taken"]
         if with_locals:
             facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
         echo_json(facts)
@@ -232,6 +278,41 @@ def show(run_id: str, *, with_locals: bool, every: bool, tree: bool, as_json: bo
     again.show()
     show_in_doubt(run, seen.in_doubt)
     show_stops(seen.stops)
+    for question in run._asked(seen):
+        say()
+        for line in question_text(question).splitlines():
+            say(line)
+    _show_inbox(run, every=every)
+
+
+_INBOX = [
+    Column("MESSAGE", right=True),
+    Column("NAME"),
+    Column("VALUE"),
+    Column("STATUS", whole=True),
+    Column("BY", wide=True),
+    Column("SENT", whole=True, right=True),
+]
+
+
+def _show_inbox(run: Run, *, every: bool) -> None:
+    """Print what was sent to a run and not taken by it, and why; with ``every``, all of it."""
+    found = [each for each in run.inbox if every or each.status != "taken"]
+    if not found:
+        return
+    rows = [
+        [
+            each.number,
+            each.name or each.kind,
+            each.note if each.kind != "signal" else shown_value(each.value),
+            f"refused: {each.why}" if each.why else Word(each.status),
+            each.by,
+            ago(each.at),
+        ]
+        for each in found
+    ]
+    say("\ninbox:")
+    show_table(_INBOX, rows)
 
 
 def _show_steps(
@@ -309,12 +390,15 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     if seen.course.resumed > len(resumes):
         _say("", f"and {seen.course.resumed - len(resumes)} times before")
     _say("attempt", shown.attempt and f"the last one: {shown.attempt}")
+    _say("spent", shown.spent)
     _say("lost", shown.gaps)
     if shown.status == "crashed":
         _say("stopped", f"{ago(seen.course.at)}, at its last record")
     if shown.status == "interrupted":
         _say("stopped", f"{ago(shown.updated_at)}, by {printable(shown.error)}")
     _say("damage", shown.damage)
+    for each in shown.waits:
+        _say("waits", printable(each))
     if shown.status in _UNFINISHED:
         where, line = run._goes_on()
         _say("resumes", f"{where}: stepwise resume {shell_word(run.id)}")

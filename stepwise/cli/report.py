@@ -109,6 +109,7 @@ def _write_json(run: Run, file: TextIO) -> None:
         "error": error_text(run) or facts["error"],
         "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
         "checkpoints": [each.to_dict() for each in run.checkpoints],
+        "inbox": [each.to_dict() for each in run.inbox],
         "locals": _variables(run),
         "model_calls": model_calls(run),
     }

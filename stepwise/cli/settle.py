@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import sys
 import time
 from typing import Any
@@ -19,7 +18,16 @@ from stepwise._runs import housekeeping
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.listing import Listed
 from stepwise.cli._command import command, find_run, run_argument
-from stepwise.cli._display import age, ago, call_text, echo_json, note, parsed_json, say, show_table
+from stepwise.cli._display import (
+    age,
+    ago,
+    call_text,
+    echo_json,
+    note,
+    say,
+    show_table,
+    typed_json,
+)
 
 __all__: list[str] = []
 
@@ -62,7 +70,7 @@ def resolve(
         )
     if stop is not None and not (same or another):
         raise click.UsageError("--stop chooses a stopped call: add --same or --another")
-    value = _parsed(landed) if landed is not None else None
+    value = typed_json(landed, "--landed") if landed is not None else None
     run = find_run(run_id)
     if same or another:
         run.resolve(step, same=same, another=another, stop=stop)
@@ -88,19 +96,6 @@ _ANSWERED = {
     "did_not_happen": "step {step} of {run} did not happen; the next run of the program makes it",
     "landed": "step {step} of {run} landed; the next run of the program continues with {landed}",
 }
-
-
-def _parsed(landed: str) -> Any:
-    try:
-        return parsed_json(landed)
-    except ValueError as error:
-        # The likeliest mistake is a bare word, since the shell removes its quotes.
-        word = landed if re.fullmatch(r"[\w .@:/-]{1,100}", landed) else "text"
-        raise click.BadParameter(
-            f"{printable(landed, 200)!r} is not JSON ({error}). Write the result as JSON, in "
-            f"quotes for the shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
-            param_hint="--landed",
-        ) from None
 
 
 @command(
@@ -257,28 +252,39 @@ def _effect(step: StepRecord) -> str:
 @click.option(
     "--keep", type=click.IntRange(0), default=0, help="Keep the newest runs of each workflow."
 )
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), help="Delete at most this many, about the oldest."
+)
 @click.option("--dry-run", is_flag=True, help="Only list them.")
-def prune(seconds: float, *, keep: int, dry_run: bool, as_json: bool) -> None:
+def prune(
+    seconds: float, *, keep: int, limit: int | None = None, dry_run: bool, as_json: bool
+) -> None:
     """Delete completed runs; called again, their workflows start afresh.
 
     A run that is being executed again stays; the exit code is then 1.
     """
-    old = housekeeping.old_runs(time.time() - seconds, keep)
-    facts = {}
-    for each in old if as_json else ():
+    facts: dict[str, Any] = {}
+
+    def noted(each: Listed) -> Listed:
         with contextlib.suppress(stepwise.RunNotFoundError):  # somebody else has just deleted it
-            facts[each.run.id] = each.to_dict(each.run.counts)
+            facts[each.run.id] = each.to_dict()
+        return each
+
+    found = housekeeping.old_runs(time.time() - seconds, keep, limit)
+    old = map(noted, found) if as_json else found
     done = ((each, None) for each in old) if dry_run else housekeeping.delete_each(old)
-    deleted, skipped = [], []
+    deleted: list[Listed] = []
+    skipped = []
     for each, problem in done:
         if problem is None:
             deleted.append(each)
         else:
             note(f"stepwise: {each.run.id} is not deleted: {problem}")
             skipped.append({"id": each.run.id, "problem": str(problem)})
+    deleted.sort(key=lambda each: each.facts.created_at, reverse=True)
     if as_json:
-        found = [facts[each.run.id] for each in deleted if each.run.id in facts]
-        echo_json({"runs": found, "skipped": skipped, "dry_run": dry_run})
+        rows = [facts[each.run.id] for each in deleted if each.run.id in facts]
+        echo_json({"runs": rows, "skipped": skipped, "dry_run": dry_run})
     else:
         _show_pruned(deleted, seconds, dry_run=dry_run)
     if skipped:

@@ -15,6 +15,7 @@ import stepwise
 from stepwise import Run
 from stepwise._display.render import printable, shell_word
 from stepwise._display.terminal import Word, count
+from stepwise._runs.housekeeping import url_for_programs
 from stepwise._runs.listing import listed
 from stepwise._runs.program import start_command
 from stepwise.cli._command import chosen_store, command, find_run, run_argument
@@ -109,7 +110,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     note(f"  in {folder}: {shlex.join(command)}")
     code = 0
     if not dry_run:
-        how = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": run.store.url}
+        how = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": url_for_programs(run.store.url)}
         code = _execute(command, folder, how, as_json=as_json)
         after = run.status
         if after != "completed":

@@ -21,6 +21,10 @@ Modules, each importing only those before it::
     _opentelemetry_metrics  counts of runs, steps and tokens as metrics
     _opentelemetry_spans    runs, steps and retries as spans
     opentelemetry        for users of OpenTelemetry
+    _ray_cluster         the cluster of Ray, and the task that executes a run
+    _ray_executor        bodies of steps as tasks of a Ray cluster
+    _ray_engine          runs that ``stepwise up --ray`` continues
+    ray                  for users of Ray: workflows that a cluster executes
     _hive_store          the checkpoint store of hive
     _hive_execution      the graphs of hive
     hive                 for users of hive

@@ -6,7 +6,6 @@ thread is held for one write, so that any process may make the next one.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections import OrderedDict
@@ -16,13 +15,13 @@ from contextlib import contextmanager
 from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice
-from stepwise._workflows.host import DamagedError, HostStore, LogEnd, SealedLog
+from stepwise._runtime.store_urls import public_url
+from stepwise._workflows.host import THREADS, HostStore, LogEnd, LogIndex, SealedLog
 from stepwise.integrations._langgraph_threads import Place, Thread
-from stepwise.stores import Batch, Store, open_store
+from stepwise.stores import Store, open_store
 
 __all__ = ["ThreadStore", "Writer"]
 
-_NAME, _INDEX, _ENTRY = "langgraph:", "langgraph-threads", "thread/"
 _MOST, _MOST_THREADS = 64_000_000, 200  # bytes of values, and threads, that are kept in memory
 
 
@@ -52,7 +51,8 @@ class ThreadStore:
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[type[ThreadStore], tuple[object]]:
-        return ThreadStore, (self._where,)  # so that a graph can be a variable of a run
+        where = public_url(self._where) if isinstance(self._where, str) else self._where
+        return ThreadStore, (where,)  # so that a graph can be a variable of a run
 
     @cached
     def _host(self) -> HostStore:
@@ -95,32 +95,27 @@ class ThreadStore:
     def thread_ids(self) -> list[str]:
         """Return the ids of all threads."""
         found = []
-        for name in self.store.names(_INDEX, _ENTRY):
-            try:
-                header, _ = self._host.get(_INDEX, name)
-            except DamagedError:
+        for each in self._index.ids():
+            if each is None:
                 notice(f"an entry of {self.store.url} for a LangGraph thread is damaged; left out")
-                continue
-            found.append(str(header["thread"]))
+            else:
+                found.append(each)
         return found
 
     def register(self, thread_id: str) -> None:
         """Note that a thread exists."""
-        name = _entry_of(thread_id)
-        header = {"thread": thread_id}
-        data, _ = self._host.seal.close(f"{name}/{_INDEX}", header)
-        self._write_index(Batch(put={name: data}))
+        self._index.add(thread_id)
 
     def unregister(self, thread_id: str) -> None:
         """Note that a thread does not exist any more."""
-        self._write_index(Batch(delete=(_entry_of(thread_id),)))
+        self._index.remove(thread_id)
 
-    def _write_index(self, batch: Batch) -> None:
-        with SealedLog(self.store, self._host.seal, _INDEX).owned() as epoch:
-            self.store.write(_INDEX, epoch, batch)
+    @property
+    def _index(self) -> LogIndex:
+        return LogIndex(self.store, self._host.seal, THREADS)
 
     def _log(self, thread_id: str) -> SealedLog:
-        return SealedLog(self.store, self._host.seal, f"{_NAME}{thread_id}")
+        return SealedLog(self.store, self._host.seal, f"{THREADS.prefix}{thread_id}")
 
     def _entry(self, thread_id: str) -> _Known:
         if self._pid != os.getpid():  # a lock may be held by a thread that a fork left behind
@@ -220,7 +215,3 @@ class Writer:
             self._log.delete(self._epoch)
             self._known.forget()
         self._owner.unregister(self._thread_id)
-
-
-def _entry_of(thread_id: str) -> str:
-    return _ENTRY + hashlib.sha256(thread_id.encode("utf-8", "surrogatepass")).hexdigest()

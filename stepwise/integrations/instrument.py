@@ -23,6 +23,7 @@ from stepwise._execution.outside import warn_if_unseen
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import endpoint_of
+from stepwise.integrations._request_spending import asend_counted, send_counted
 from stepwise.integrations._requests import Exchange, RequestKind, asend, send
 from stepwise.integrations._supported import LIBRARIES, does_not_fit, require
 
@@ -66,7 +67,8 @@ def instrument(
 
     Without arguments, those of every client of openai, anthropic and litellm in this process, also
     of clients that are made later: so a framework on these SDKs becomes durable by one line.
-    Outside of runs, and in the bodies of steps, requests are made as usual.
+    Outside of runs, and in the bodies of steps, requests are made as usual; those of steps count
+    for the budget of the run (:class:`stepwise.Budget`), as recorded requests do.
 
     Answers with status 2xx, and 4xx other than 401, 403, 408, 409, 425 and 429, are recorded; all
     others, and failed connections, are attempts, which the client repeats as it is configured.
@@ -184,12 +186,11 @@ def _kind(client: Any, request: Any) -> RequestKind | None:
 
 
 def _scope(kind: RequestKind) -> Scope | None:
-    """Return the scope of the workflow's own code; ``None`` where nothing is recorded by itself."""
+    """Return where a request of a run is made; ``None`` outside of any."""
     scope = current_scope()
     if scope is None:
         warn_if_unseen(f"a request of {kind.sdk}")
-        return None
-    return None if scope.call is not None or in_factory.get() else scope
+    return None if in_factory.get() else scope
 
 
 def _is_answered(client: Any) -> bool:
@@ -207,8 +208,10 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     if kind is None or scope is None:
         return wrapped(*args, **kwargs)
     request = _request(args, kwargs)
-    request.read()
     streamed = bool(kwargs.get("stream", False))
+    if scope.call is not None:  # the step is what is recorded
+        return send_counted(scope, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
+    request.read()
     return send(scope, Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed))
 
 
@@ -220,8 +223,11 @@ async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     if kind is None or scope is None:
         return await wrapped(*args, **kwargs)
     request = _request(args, kwargs)
-    await request.aread()
     streamed = bool(kwargs.get("stream", False))
+    if scope.call is not None:
+        sending = asend_counted(scope, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
+        return await sending
+    await request.aread()
     exchange = Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
     return await asend(scope, exchange)
 

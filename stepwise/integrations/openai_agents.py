@@ -20,7 +20,8 @@ from stepwise._calls.steps import step
 from stepwise._identity.clients import identity
 from stepwise._runs.current import current_step
 from stepwise._runtime import settings
-from stepwise._workflows.host import HostStore, LogEnd, SealedLog
+from stepwise._runtime.store_urls import public_url
+from stepwise._workflows.host import SESSIONS, HostStore, LogEnd, LogIndex, SealedLog
 from stepwise.errors import ConfigurationError, CorruptStoreError
 from stepwise.stores import Store, open_store
 
@@ -97,7 +98,8 @@ class StepwiseSession:
 
     def __getstate__(self) -> dict[str, Any]:
         """A checkpoint of a workflow may hold it: where it is kept, not what was read."""
-        return {**self.__dict__, "_conversation": None, "_mutex": None}
+        where = public_url(self._where) if isinstance(self._where, str) else self._where
+        return {**self.__dict__, "_where": where, "_conversation": None, "_mutex": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _mutex=threading.Lock())
@@ -107,8 +109,9 @@ class StepwiseSession:
             if self._conversation is None:
                 where = self._where if self._where is not None else settings.store()
                 host = HostStore(open_store(where))
-                log = SealedLog(host.store, host.seal, f"openai-agents:{self.session_id}")
-                self._conversation = _Conversation(log, self.session_id)
+                log = SealedLog(host.store, host.seal, f"{SESSIONS.prefix}{self.session_id}")
+                index = LogIndex(host.store, host.seal, SESSIONS)
+                self._conversation = _Conversation(log, index, self.session_id)
             return act(self._conversation)
 
 
@@ -149,8 +152,10 @@ class _Conversation:
     after its record was written is not done again.
     """
 
-    def __init__(self, log: SealedLog, name: str) -> None:
+    def __init__(self, log: SealedLog, index: LogIndex, name: str) -> None:
         self._log = log
+        self._index = index
+        self._is_listed = False
         self._name = name
         self._forget()
 
@@ -191,6 +196,7 @@ class _Conversation:
             except CorruptStoreError:
                 self._log.delete(epoch)
             if key not in self._done:
+                self._list()
                 end = self._log.append(epoch, self._end, [(["clear", key], b"")], instead=True)
                 self._end = end
                 self._items, self._done = [], {key: None}
@@ -201,6 +207,7 @@ class _Conversation:
             made = record() if key not in self._done else None
             if made is None:
                 return
+            self._list()
             try:
                 self._end = self._log.append(epoch, self._end, [made])
             except BaseException:
@@ -208,19 +215,26 @@ class _Conversation:
                 raise
             self._apply(*made)
 
+    def _list(self) -> None:
+        """Put the conversation on the list of those in the store; an earlier version did not."""
+        if not self._is_listed and not self._index.has(self._name):
+            self._index.add(self._name)
+        self._is_listed = True
+
     def _refresh(self) -> None:
         """Read what was written since, here or by another process.
 
         Raises:
             CorruptStoreError: a record is damaged, or the last ones are missing.
         """
+        marked = self._log.newest_mark()  # first: another process may write in between
         found = self._log.read(self._end)
         if found is None:
             self._forget()
             found = self._log.read(self._end)
         entries, end = found if found is not None else ([], LogEnd())
         lost = [each.number for each in entries if each.header is None]
-        if lost or self._log.missing(end):
+        if lost or self._log.missing(end, marked):
             self._forget()
             where = f"record {lost[0]} is damaged" if lost else "its last records are missing"
             raise CorruptStoreError(

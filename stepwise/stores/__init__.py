@@ -1,4 +1,7 @@
-"""Stores, chosen by URL: ``memory:``, ``memory:NAME``, ``disk:/path``, ``sqlite:/path``, a path."""
+"""Stores, chosen by URL or path: ``disk:/path``, ``sqlite:/path``, ``memory:``, ``postgresql:``.
+
+``memory:NAME`` is a store of its own for each name.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from collections.abc import Iterable
 
 from stepwise._runtime import settings
 from stepwise._runtime.forks import process_lock
+from stepwise._runtime.store_urls import public_url, remember_url, with_password
 from stepwise.errors import ConfigurationError
 from stepwise.stores.base import Batch, Head, Owner, Store
 
 __all__ = ["Batch", "Head", "Owner", "Store", "close_under", "open_store"]
 
+_POSTGRES = "postgresql"
 _METHODS = [name for name in vars(Store) if not name.startswith("_")]
 _open: dict[str, Store] = {}
 _mutex = process_lock()  # held while a store's module is imported under Python's import lock
@@ -29,13 +34,17 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
     if not isinstance(where, (str, os.PathLike)):
         return _checked(where)
     text = os.fspath(where)
-    scheme, rest = _split(text)
+    scheme, rest = _split(with_password(text))
+    if scheme == _POSTGRES:
+        remember_url(text)
     if settings.test_home():
-        rest = _of_the_test(scheme, rest, settings.test_home())
+        scheme, rest = _of_the_test(scheme, rest, settings.test_home())
     with _mutex:
         store = _open.get(f"{scheme}:{rest}")
         if store is None:
-            store = _open[f"{scheme}:{rest}"] = _make(scheme, rest)
+            store = _make(scheme, rest)
+            # A server's URL may have a password, which the store's own lacks: both mean this store.
+            store = _open[f"{scheme}:{rest}"] = _open.setdefault(store.url, store)
         return store
 
 
@@ -63,7 +72,7 @@ def _suffix(home: str) -> str:
     return f"@{hashlib.sha256(os.fsencode(os.path.realpath(home))).hexdigest()[:12]}"
 
 
-def _of_the_test(scheme: str, rest: str, home: str) -> str:
+def _of_the_test(scheme: str, rest: str, home: str) -> tuple[str, str]:
     """Replace a store that outlives its test, since its runs would answer the test's calls.
 
     Stores in temporary folders are the test's own, unless it is executed inside of them.
@@ -71,13 +80,15 @@ def _of_the_test(scheme: str, rest: str, home: str) -> str:
     import tempfile
 
     if scheme == "memory":
-        return rest.removesuffix(_suffix(home)) + _suffix(home)
+        return scheme, rest.removesuffix(_suffix(home)) + _suffix(home)
+    if scheme == _POSTGRES:
+        return "disk", os.path.join(os.path.realpath(home), "stores", _POSTGRES + _suffix(rest))
     session = os.path.dirname(os.path.dirname(os.path.realpath(home)))
     temporary = any(_is_below(rest, each) for each in (tempfile.gettempdir(), "/dev/shm"))  # noqa: S108
     if _is_below(rest, session) or (temporary and not _is_below(rest, os.getcwd())):
-        return rest
+        return scheme, rest
     name = os.path.basename(rest) + _suffix(rest)
-    return os.path.join(os.path.realpath(home), "stores", name)
+    return scheme, os.path.join(os.path.realpath(home), "stores", name)
 
 
 def _is_below(path: str, folder: str) -> bool:
@@ -99,9 +110,12 @@ def _checked(store: Store) -> Store:
 def _split(text: str) -> tuple[str, str]:
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?(.*)", text, re.DOTALL)
     scheme, rest = match.groups() if match else ("disk", text)
+    if scheme in (_POSTGRES, "postgres"):
+        return _POSTGRES, f"//{rest}"
     if scheme not in ("memory", "disk", "sqlite"):
         raise ConfigurationError(
-            f"no store for {text!r}: the URL begins with 'disk:' (disk:/path/to/folder), 'sqlite:' "
+            f"no store for {public_url(text)!r}: the URL begins with 'disk:' "
+            "(disk:/path/to/folder), 'sqlite:', 'postgresql:' (postgresql://user@host/database) "
             "or 'memory:'"
         )
     if scheme != "memory":
@@ -120,6 +134,21 @@ def _make(scheme: str, rest: str) -> Store:
         from stepwise.stores.sqlite import SqliteStore
 
         return SqliteStore(rest)
+    if scheme == _POSTGRES:
+        return _postgres(f"{scheme}:{rest}")
     from stepwise.stores.disk import DiskStore
 
     return DiskStore(rest)
+
+
+def _postgres(url: str) -> Store:
+    try:
+        from stepwise.stores.postgres import PostgresStore
+    except ImportError as error:
+        # Without a module: psycopg is there, and finds no libpq.
+        if (error.name or "psycopg").partition(".")[0] not in ("psycopg", "psycopg_pool"):
+            raise
+        raise ConfigurationError(
+            f"a store on Postgres needs psycopg ({error}): pip install 'stepwise-agents[postgres]'"
+        ) from error
+    return PostgresStore(url)

@@ -17,6 +17,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -46,7 +47,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
+_NEWEST_PAGES = (100, 1000, 10_000)  # heads: each page of them may begin with a look at all keys
 _WEIGHT = 4_000_000  # bytes in a page of large records
+_NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
 
 
 def _locked(
@@ -82,7 +85,7 @@ def _locked(
 _Wanted = tuple[str, int, Batch]  # run id, epoch, batch
 
 
-class _Waiting(Share):
+class _RunWrites(Share):
     """A run's writes that wait for the writes of others."""
 
     __slots__ = ("wanted",)
@@ -120,7 +123,7 @@ class FolderStore(abc.ABC):
         self._marks = Marks(os.path.join(self.path, self._marked))
         self._epochs: dict[str, int] = {}  # by run, for the leases held here
         self._drafts: dict[str, Batch] = {}  # written with the next transaction of their run
-        self._group = Group[_Waiting](self.path)
+        self._group = Group[_RunWrites](self.path)
         _stores.add(self)
         _watch_forks()
 
@@ -134,7 +137,7 @@ class FolderStore(abc.ABC):
     def acquire(self, run_id: str, owner: Owner) -> int:
         rows = self._opened_to_write()
         if not self._leases().acquire(run_id):
-            raise RunOwnedError(run_id=run_id, owner=self._owner(run_id))
+            raise RunOwnedError(run_id=run_id, owner=self._owner_by_name(run_id))
         try:
             rows.begin(durable=False)
             draft = self._draft(rows, run_id)
@@ -175,6 +178,15 @@ class FolderStore(abc.ABC):
         # Between taking the lock and writing the row, the row still names the previous owner.
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
 
+    def _owner_by_name(self, run_id: str) -> Owner | None:
+        """Return the owner, after a moment if it has the lock and has not written its row yet."""
+        for _ in range(_NAMED_AFTER):
+            owner = self._owner(run_id)
+            if owner is None or owner.pid:
+                return owner
+            time.sleep(_PAUSE)
+        return self._owner(run_id)
+
     def _leases(self) -> LockFile:
         return lock_file(self._lock_path)
 
@@ -186,9 +198,9 @@ class FolderStore(abc.ABC):
         elif len(self._epochs) <= 1:  # nobody else writes here
             self._write((run_id, epoch, batch))
         else:
-            self._group.write(_Waiting((run_id, epoch, batch)), self._write_together)
+            self._group.write(_RunWrites((run_id, epoch, batch)), self._write_together)
 
-    def _write_together(self, waiting: list[_Waiting]) -> None:
+    def _write_together(self, waiting: list[_RunWrites]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
         if len(waiting) > 1:
             with contextlib.suppress(StoreError, LeaseLostError):
@@ -305,6 +317,25 @@ class FolderStore(abc.ABC):
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
         return self._all(lambda rows, *page: rows.heads(workflow, unfinished, *page))
+
+    def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
+        """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
+        cursor: Any = None
+        for size in itertools.chain(_NEWEST_PAGES, itertools.repeat(_NEWEST_PAGES[-1])):
+            found = self._page(
+                lambda rows, *page: rows.newest_heads(unfinished, *page), cursor, size
+            )
+            for _, head in found:
+                if head is not None:
+                    yield head
+            if len(found) < size:
+                return
+            cursor = found[-1][0]
+
+    @_locked
+    def count_heads(self) -> int:
+        """Return how many runs there are, child runs included."""
+        return self._opened().count_heads() if self._exists() else 0
 
     @_locked
     def marks(self, run_id: str) -> list[bytes]:

@@ -84,6 +84,11 @@ class Rows(Protocol):
         self, workflow: str | None, unfinished: bool, cursor: Any, size: int
     ) -> Page[Head]: ...
 
+    def newest_heads(self, unfinished: bool, cursor: Any, size: int) -> Page[Head]:
+        """The heads in the order in which their runs began, the newest first."""
+
+    def count_heads(self) -> int: ...
+
     def forget(self, run_id: str) -> None:
         """Delete records, objects and head of a run."""
 

@@ -15,6 +15,13 @@ Everything is drawn so that a database on another machine can serve it: a batch 
 no call holds anything open between two others but the lease, and the owner is a record of the
 store, not of the operating system.  ``stepwise.testing.StoreContract`` is the executable form of
 this page.
+
+A store may have more methods.  ``changes(name)``: how often something was written under a name that
+ends with a colon, by any process, since this one began to listen; ``None`` while it would not hear
+of it.  Who has it need not read again and again (see ``_journal.bell``).
+``newest_heads(*, unfinished=False)`` yields the heads in the order in which their runs began, the
+newest first, so that a page of a long listing does not read all of them; ``count_heads()`` says how
+many there are.
 """
 
 from __future__ import annotations

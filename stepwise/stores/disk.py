@@ -73,10 +73,16 @@ _UNUSED = {
 _WHERE = "FROM Cache WHERE key = ? AND raw = 1"
 _RANGE = "FROM Cache WHERE key >= ? AND key < ?"
 _INSERT = "INTO Cache (key, raw, size, mode, filename, value) VALUES (?, 1, ?, ?, ?, ?)"
+_IN_PLACE = "UPDATE Cache SET mode = ?, value = ? WHERE key = ? AND raw = 1 AND filename IS NULL"
 _REPLACE = (
     "UPDATE OR IGNORE Cache SET key = ?, size = 0, mode = ?, value = ? "
     "WHERE key = ? AND raw = 1 AND filename IS NULL"
 )
+_NEWEST = (  # without INDEXED BY, SQLite would look at every row of the cache, from the last on
+    "SELECT rowid FROM Cache INDEXED BY Cache_key_raw WHERE key >= ? AND key < ? "
+    "AND rowid < ? ORDER BY rowid DESC LIMIT ?"
+)
+_NO_ROW = 2**63 - 1
 _DIGITS = 12  # in a record's number
 _LAST = "\U0010ffff"
 
@@ -195,6 +201,23 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
         self._check_order(start, [row[0] for row in rows])
         return [(key, self._load(*row)) for key, *row in rows]
 
+    def newest(self, prefix: str, cursor: int | None, size: int) -> list[tuple[int, str, bytes]]:
+        """The values of keys that begin so, in the order of their rows, the last row first.
+
+        Args:
+            prefix: ends with a slash.
+            cursor: only rows before this one.
+        """
+        before = _NO_ROW if cursor is None else cursor
+        rowids = self._con.execute(_NEWEST, (prefix, f"{prefix[:-1]}0", before, size)).fetchall()
+        found = []
+        for (rowid,) in rowids:
+            sql = "SELECT key, mode, filename, size, value FROM Cache WHERE rowid = ?"
+            row = self._con.execute(sql, (rowid,)).fetchone()
+            if row is not None and type(row[0]) is str:  # else the index is damaged
+                found.append((rowid, row[0], self._load(*row[1:])))
+        return found
+
     def keys(self, start: str, end: str) -> list[str]:
         """A range of keys, in order."""
         rows = self._con.execute(f"SELECT key {_RANGE} ORDER BY key", (start, end))
@@ -214,6 +237,12 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
             raise damaged(self._directory, "its keys are out of order")
 
     # -- writing ---------------------------------------------------------------------------------
+
+    def put_row(self, key: str, value: bytes) -> None:
+        """Write a value where the key's old one was, so that the rowids say which key is newer."""
+        small = len(value) < IN_FILES
+        if not small or not self._con.execute(_IN_PLACE, (MODE_RAW, value, key)).rowcount:
+            self.set(key, value)
 
     def set(self, key: str, value: Data) -> None:
         row: tuple[object, ...]
@@ -291,11 +320,11 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
 
     def put_head(self, head: Head) -> None:
         run, row = hashed(head.run_id), pack(head)
-        self.set(f"h/{run}", row)
+        self.put_row(f"h/{run}", row)
         if head.finished:
             self.delete(f"u/{hashed(head.workflow)}/{run}")
         else:
-            self.set(f"u/{hashed(head.workflow)}/{run}", row)
+            self.put_row(f"u/{hashed(head.workflow)}/{run}", row)
 
     def head(self, run_id: str) -> Head | None:
         return unpack_of(self.get(f"h/{hashed(run_id)}"), run_id)
@@ -312,6 +341,16 @@ class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
             wanted = head is not None and workflow in (None, head.workflow)
             found.append((key, head if wanted else None))
         return found
+
+    def newest_heads(self, unfinished: bool, cursor: int | None, size: int) -> Page[Head]:
+        found = []
+        for rowid, key, row in self.newest("u/" if unfinished else "h/", cursor, size):
+            found.append((rowid, unpack(row, key.rpartition("/")[2])))
+        return found
+
+    def count_heads(self) -> int:
+        (found,) = self._con.execute(f"SELECT count(*) {_RANGE}", ("h/", "h0")).fetchone()
+        return int(found)
 
     def forget(self, run_id: str) -> None:
         run, head = hashed(run_id), self.head(run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 import weakref
@@ -22,6 +23,7 @@ class _StoredRun:
     head: Head | None = None
     epoch: int = 0
     owner: Owner | None = None
+    place: int = 0  # among the runs, in the order in which they began
 
 
 class MemoryStore:
@@ -39,6 +41,7 @@ class MemoryStore:
         _stores.add(self)
         _watch_forks()
         self._runs: dict[str, _StoredRun] = {}
+        self._places = itertools.count(1)
 
     def acquire(self, run_id: str, owner: Owner) -> int:
         with self._lock:
@@ -72,6 +75,7 @@ class MemoryStore:
             if batch.prune:
                 run.records = {n: data for n, data in run.records.items() if n > batch.prune}
             if batch.head is not None:
+                run.place = run.place or next(self._places)
                 run.head = batch.head
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -100,6 +104,18 @@ class MemoryStore:
             for head in heads
             if workflow in (None, head.workflow) and not (unfinished and head.finished)
         )
+
+    def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
+        """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
+        with self._lock:
+            found = sorted(self._runs.values(), key=lambda run: -run.place)
+            heads = [run.head for run in found if run.head is not None]
+        return (head for head in heads if not (unfinished and head.finished))
+
+    def count_heads(self) -> int:
+        """Return how many runs there are, child runs included."""
+        with self._lock:
+            return sum(run.head is not None for run in self._runs.values())
 
     def marks(self, run_id: str) -> list[bytes]:
         return []  # marks end with their runs

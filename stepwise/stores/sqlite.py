@@ -2,7 +2,8 @@
 
 ::
 
-    runs      id, hash of the run id, lease, and for listings: hash of the workflow, finished, head
+    runs      id, hash of the run id, lease, and for listings: hash of the workflow, finished, head,
+              place among all runs in the order in which they began (none: before the others)
     records   id = run << 40 | number, data
     objects   id = run << 40 | place that the name gives, name, data
     homonyms  run, name, data: an object whose place is another one's
@@ -34,8 +35,11 @@ __all__ = ["SqliteStore"]
 
 _FORMAT = 1
 _SETTINGS = ("cell_size_check=ON", "trusted_schema=OFF")
+_ORDER = "CREATE INDEX places ON runs (place) WHERE place IS NOT NULL"
+_COLUMNS = "id INTEGER PRIMARY KEY, hash UNIQUE, lease, workflow, finished, head, place"
 _TABLES = (
-    "CREATE TABLE runs (id INTEGER PRIMARY KEY, hash UNIQUE, lease, workflow, finished, head)",
+    f"CREATE TABLE runs ({_COLUMNS})",
+    _ORDER,
     "CREATE INDEX unfinished ON runs (workflow) WHERE finished = 0",
     "CREATE TABLE records (id INTEGER PRIMARY KEY, data)",
     "CREATE TABLE objects (id INTEGER PRIMARY KEY, name BLOB, data)",
@@ -58,6 +62,12 @@ _REPLACED_OBJECT = (
 )
 _HOMONYM = "FROM homonyms WHERE run = ? AND name = ?"
 _HOMONYMS = "FROM homonyms WHERE run = ?"
+_HAS_HEAD = "SELECT 1 FROM runs WHERE id = ? AND head IS NOT NULL"
+_TO_THE_END = (
+    "UPDATE runs SET place = (SELECT coalesce(max(place), 0) + 1 FROM runs INDEXED BY places "
+    "WHERE place IS NOT NULL) WHERE id = ?"
+)
+_LAST = 2**63 - 1  # no id and no place is greater
 _MANY = 1000  # runs whose numbers are kept in memory
 
 
@@ -237,10 +247,20 @@ class _Tables(Transactions):
         run, value = self._run(head.run_id), self._store(pack(head))
         self._put_head(run, _key(head.workflow), head.finished, value)
 
-    def _put_head(self, run: int, *row: object) -> None:
+    def _put_head(self, run: int, workflow: object, finished: object, head: object) -> None:
         self._give_up("FROM runs WHERE id = ?", (run,), "head")
-        sql = "UPDATE runs SET workflow = ?, finished = ?, head = ? WHERE id = ?"
-        self._con.execute(sql, (*row, run))
+        is_first = self._con.execute(_HAS_HEAD, (run,)).fetchone() is None
+        row = (workflow, finished, head, run)
+        self._con.execute("UPDATE runs SET workflow = ?, finished = ?, head = ? WHERE id = ?", row)
+        if is_first and head is not None:
+            if not self._has_places():  # an earlier version made the table
+                self._con.execute("ALTER TABLE runs ADD COLUMN place")
+                self._con.execute(_ORDER)
+            self._con.execute(_TO_THE_END, (run,))
+
+    def _has_places(self) -> bool:
+        columns = self._con.execute("PRAGMA table_info(runs)")
+        return any(name == "place" for _, name, *_ in columns)
 
     def head(self, run_id: str) -> Head | None:
         run = (self._run(run_id),)
@@ -261,6 +281,26 @@ class _Tables(Transactions):
         rows = self._con.execute(sql, (*parameters, size)).fetchall()
         self._check_order(rows)
         return [(each, unpack(self._load(data), _hex(key))) for each, data, key in rows]
+
+    def newest_heads(self, unfinished: bool, cursor: int | None, size: int) -> Page[Head]:
+        # The cursor is a place, or a negative id among the runs that have none.
+        where = "INDEXED BY unfinished WHERE finished = 0" if unfinished else "WHERE true"
+        where = f"FROM runs {where} AND head IS NOT NULL"
+        rows, placed = [], self._has_places()
+        if placed and (cursor is None or cursor >= 0):
+            which = f"{where} AND place IS NOT NULL AND place < ? ORDER BY place DESC LIMIT ?"
+            before = _LAST if cursor is None else cursor
+            rows = self._con.execute(f"SELECT place, head, hash {which}", (before, size)).fetchall()
+        if len(rows) < size:
+            which = f"{where}{' AND place IS NULL' if placed else ''} AND id < ?"
+            before = -cursor if cursor is not None and cursor < 0 else _LAST
+            sql = f"SELECT -id, head, hash {which} ORDER BY id DESC LIMIT ?"
+            rows += self._con.execute(sql, (before, size - len(rows))).fetchall()
+        return [(at, unpack(self._load(data), _hex(key))) for at, data, key in rows]
+
+    def count_heads(self) -> int:
+        sql = "SELECT count(*) FROM runs WHERE head IS NOT NULL"
+        return int(self._con.execute(sql).fetchone()[0])
 
     def forget(self, run_id: str) -> None:
         run = self._run(run_id)

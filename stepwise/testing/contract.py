@@ -250,6 +250,27 @@ class StoreContract:
         assert len({head.run_id for head in store.heads()}) == 1100
         assert len({head.run_id for head in store.heads("flow", unfinished=True)}) == 1100
 
+    def test_newest_heads(self, tmp_path: Path) -> None:
+        """A store that has ``newest_heads`` gives the runs in the order in which they began."""
+        store = self._store(tmp_path)
+        newest_heads = getattr(store, "newest_heads", None)
+        if newest_heads is None:
+            return
+        ids = [f"run {number * 7 % 250}" for number in range(250)]
+        for run_id in ids:
+            epoch = store.acquire(run_id, _ME)
+            store.write(run_id, epoch, Batch(head=_head_of(run_id), durable=False))
+        for number, run_id in enumerate(ids):  # a new head changes nothing of the order
+            if number % 2:
+                store.write(run_id, 1, Batch(head=_head_of(run_id, finished=True), durable=False))
+        store.delete(ids[0], 1)
+        store.write(ids[0], 1, Batch(head=_head_of(ids[0])))  # begins again
+        order = [ids[0], *reversed(ids[1:])]
+        assert [head.run_id for head in newest_heads()] == order
+        unfinished = [ids[0], *reversed(ids[2::2])]
+        assert [head.run_id for head in newest_heads(unfinished=True)] == unfinished
+        assert store.count_heads() == len(ids)  # type: ignore[attr-defined]
+
     # -- marks -----------------------------------------------------------------------------------
 
     def test_marks(self, tmp_path: Path) -> None:

@@ -297,6 +297,28 @@ def test_child_runs_and_steps_are_undone_in_their_place(world):
     assert world.done[10:] == made
 
 
+def test_a_child_run_that_is_undone_in_part_is_not_taken_for_undone(world):
+    """Undoing a caller again goes on in its child run where a compensation had raised."""
+    book = world.tool("book", fails_cleanly=ConnectionError)
+
+    @workflow
+    def child():
+        return [book("one"), book("two")]
+
+    @workflow
+    def order():
+        child()
+
+    order.options(run_id="one")()
+    world.failing = "one"
+    with pytest.raises(ConnectionError):
+        stepwise.get_run("one").compensate()
+    world.done.clear()
+    world.failing = None
+    assert stepwise.get_run("one").compensate() == 1
+    assert world.done == ["undo book one"]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_undone_child_run_is_made_anew(world, depth):
     """A child run that was undone is made anew, though its caller's checkpoint lies behind it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -127,6 +128,7 @@ def test_a_worker_that_dies(agent, method):
     code, _, said, noted = agent(method, "worker")
     assert code == 1
     assert "BrokenProcessPool" in said
+    assert "stepwise.WorkerDiedError: the worker that executed 'send' died" in said
     assert [line.split()[:2] for line in noted[7:]] == [["send", "1"], ["send", "2"], ["send", "3"]]
     code, _, said, again = agent(method)
     assert code == 1
@@ -279,6 +281,15 @@ async def coroutine(x):
     return x
 
 
+async def plain_coroutine(x):
+    return x
+
+
+@functools.wraps(plain_coroutine)
+def indirectly(x):
+    return plain_coroutine(x)
+
+
 @workflow
 def child(x):
     return x
@@ -288,12 +299,12 @@ def child(x):
     ("function", "executor", "text"),
     [
         (pid, 3, "executor=3 of map.*ProcessPoolExecutor"),
-        (coroutine, None, "is a coroutine function"),
+        (indirectly, None, "returns an awaitable"),
         (child, None, "is a workflow"),
     ],
 )
 def test_what_has_no_meaning(pool, function, executor, text):
-    """Something else than an executor, coroutine functions and workflows are refused."""
+    """Something else than an executor, awaitables of plain functions and workflows are refused."""
     with pytest.raises(ConfigurationError, match=text):
         stepwise.map(function, [1], executor=executor or pool)
 

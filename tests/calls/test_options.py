@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import math
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 import stepwise
 from stepwise import ConfigurationError, Workflow, current_run, step, tool, workflow
+from stepwise._calls.steps import SentStep, step_of
 
 DECORATORS = {"step": step, "tool": tool, "workflow": workflow}
 EACH = pytest.mark.parametrize("decorator", DECORATORS.values(), ids=DECORATORS)
@@ -28,6 +30,10 @@ def recorded():
 
 def _add(a, b=0):
     return a + b
+
+
+async def _later(a):
+    return a
 
 
 def generator():
@@ -177,6 +183,11 @@ def test_decorating_nothing(decorator):
         {"name": ""},
         {"name": " "},
         {"name": "a\0b"},
+        {"executor": 3},
+        {"executor": "dask"},
+        {"executor": threading.Thread},
+        {"resources": 3, "executor": "ray"},
+        {"resources": {1: 1}, "executor": "ray"},
         {"retrys": 3},
         {"checkpoint_every": 3},
     ],
@@ -190,6 +201,22 @@ def test_options_of_steps(decorator, options):
     shown = repr([value] if name in ("key", "ignore") and isinstance(value, str) else value)
     assert f"{name}={shown}" in str(caught.value) or f"{name!r}" in str(caught.value)
     assert len(str(caught.value)) > len(f"{name}={shown}") + 10
+
+
+def test_executors_of_steps():
+    """An executor is an object or a known name; resources belong to a name; awaitables stay."""
+    with pytest.raises(ConfigurationError, match=r"executor='dask' of step '_add': .*: 'ray'$"):
+        step(executor="dask")(_add)
+    with pytest.raises(ConfigurationError, match=r"@tool\(executor='ray', resources=\.\.\.\)"):
+        tool(resources={"num_gpus": 1})(_add)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with pytest.raises(ConfigurationError, match="ThreadPoolExecutor was made with its own"):
+            step(executor=pool, resources={"num_gpus": 1})(_add)
+        with pytest.raises(ConfigurationError, match=r"returns an awaitable.*write an `async def`"):
+            step(executor=pool)(functools.partial(_later, 1))
+        decorate = step(executor=pool)
+        assert {type(step_of(decorate(each))) for each in (_add, _later)} == {SentStep}
+    assert type(step_of(step(executor=None, resources=None)(_add))) is not SentStep
 
 
 def test_the_longest_timeout(monkeypatch):
@@ -297,10 +324,13 @@ def test_options_of_workflows(options):
         (step(retry=3), r"did you mean 'retries'\?"),
         (tool(sideeffect=True), "did you mean 'side_effect'"),
         (workflow(checkpoint_evry=3), "@workflow of '_add' .* did you mean 'checkpoint_every'"),
-        (lambda f: workflow(f).options(zzz=1), "'zzz'; its options are checkpoint_every, "),
+        (lambda f: workflow(f).options(zzz=1), "'zzz'; its options are budget, checkpoint_every, "),
         (step(side_effect=True), "@step of '_add' has no option 'side_effect', .* to @tool"),
         (workflow(retries=3), "'retries', which belongs to @step"),
-        (step(backof=3), "its options are .*, name, redact, retries, retry_on, secret, timeout"),
+        (
+            step(backof=3),
+            "its options are .*, redact, resources, retries, .*, secret, timeout",
+        ),
     ],
     ids=["step", "retry", "tool", "workflow", "options", "of tools", "of steps", "list"],
 )
@@ -310,7 +340,7 @@ def test_options_that_there_are_not(decorate, said):
         decorate(_add)
 
 
-@pytest.mark.parametrize("url", ["postgresql://host/db", "redis:x", "disk:", ""])
+@pytest.mark.parametrize("url", ["mysql://host/db", "redis:x", "disk:", ""])
 def test_stores_that_there_are_not(url):
     """A store that there is not is refused at the first call, and told what there is."""
     flow = workflow(store=url)(_add)

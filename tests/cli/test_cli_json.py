@@ -38,6 +38,24 @@ def sender(topic):
     return send(agent(topic))
 
 
+@tool(side_effect=True, approve=True)
+def book(hotel):
+    return hotel
+
+
+@workflow
+def trip():
+    return book("Roma")
+
+
+def asking():
+    """A suspended run whose call waits for a person."""
+    stepwise.configure(suspend_after=0)
+    with pytest.raises(stepwise.RunSuspended):
+        trip()
+    return trip.run_id_for()
+
+
 def run(*arguments, **options):
     return CliRunner().invoke(cli.main, arguments, **options)
 
@@ -61,11 +79,16 @@ COMMANDS = {
     "resume": (dict, "resume RUN"),
     "resume all": (list, "resume --all-crashed"),
     "fork": (dict, "fork RUN --at 0"),
+    "send": (dict, "send ASKING paid true"),
+    "approve": (dict, "approve ASKING book --note fine"),
+    "deny": (dict, "deny ASKING 1 --reason costly"),
+    "cancel": (dict, "cancel ASKING"),
     "resolve": (dict, "resolve DOUBT send --landed 7"),
     "forget": (dict, "forget RUN --yes"),
     "forget a step": (dict, "forget RUN 1"),
     "prune": (dict, "prune --older-than 0s --dry-run"),
     "compact": (dict, "compact"),
+    "copy": (dict, "copy RUN --to sqlite:./copy-of-a-test --dry-run"),
     "verify": (list, "verify"),
     "restore": (dict, "restore"),
     "export": (dict, "export RUN"),
@@ -78,6 +101,8 @@ COMMANDS = {
 def test_json(name, ids):
     """Every command prints one JSON value on stdout, with the names that the page lists."""
     kind, line = COMMANDS[name]
+    if "ASKING" in line:
+        ids["ASKING"] = asking()
     arguments = [ids.get(part, part) for part in line.split()]
     result = run(*arguments, "--json")
     assert result.exit_code == int(name == "diff"), result.output
@@ -115,7 +140,8 @@ def test_json_of_a_run_is_what_python_has(ids):
     assert listed == [each.to_dict() for each in stepwise.runs() if each.parent is None]
     for facts in listed:
         found = stepwise.get_run(facts["id"])
-        for name in facts.keys() - {"error", "owner"}:
+        assert facts["spent"] == found.spent.to_dict()
+        for name in facts.keys() - {"error", "owner", "spent"}:
             assert facts[name] == getattr(found, name)
     failed, done = listed
     assert (done["tags"], done["error"], done["counts"]) == (

@@ -37,10 +37,22 @@ def in_flight(places):
     return set(last.values())
 
 
+def is_late(kind, place):
+    """Whether an event may be missing from an execution: how many there are depends on its speed.
+
+    A run looks twice a second whether somebody cancelled it, and records how long its steps took.
+    """
+    number = int(place.split()[1]) if place.startswith("event") else 0
+    return number > 0.8 * undisturbed(kind)[2]
+
+
 def check(kind, place, keep="latest_only"):
     """Killed there and started again, it ends as if undisturbed, and repeats nothing done."""
     with Lab("graphs.py", kind, keep) as lab:
         killed = lab.run(die_at=place)
+        if not killed.died and is_late(kind, place):
+            assert lab.result == undisturbed(kind)[0]
+            return
         assert killed.died, killed.text
         begun = in_flight(lab.places)
         doubts = lab.run_to_end()

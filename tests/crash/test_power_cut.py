@@ -23,8 +23,13 @@ import stepwise
 from stepwise.testing import fresh_store
 
 HERE = pathlib.Path(__file__).parents[1] / "power"
+sys.path.insert(0, str(HERE))
+
+import steers  # noqa: E402
+
 STEPS = 8
 SAMPLE = 180  # images of each kind of disk
+STEERED = 60  # of those from which runs go on
 CONTENTS = ("dropped", "kept", "torn", "zeroed", "partial")
 NAMES = ("journaled", "flushed")
 SECTOR = 512
@@ -33,8 +38,8 @@ pytestmark = needs_the_shim
 stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
 
 
-def record(folder, store, durability):
-    """Run the program with the shim; the operations, with the paths relative to its home."""
+def record(folder, store, durability, program="program.py"):
+    """Run a program with the shim; the operations, with the paths relative to its home."""
     home, log = folder / "home", folder / "log"
     home.mkdir(parents=True)
     environment = {
@@ -47,7 +52,7 @@ def record(folder, store, durability):
         "STEPWISE_HOME": str(home),
         "STEPWISE_STORE": f"{store}:{home}/store",
     }
-    command = [sys.executable, HERE / "program.py", str(STEPS)]
+    command = [sys.executable, HERE / program, str(STEPS)]
     subprocess.run(command, env=environment, check=True, timeout=300)
     return list(operations(log.read_bytes(), f"{home}/"))
 
@@ -144,6 +149,9 @@ def missing(folder, store, acks, monkeypatch):
         except stepwise.RunNotFoundError:
             return told
         steps = {f"{each.name}({each.arguments})": each.status for each in run.steps}
+        done = [call for call, status in steps.items() if status == "completed"]
+        if run.spent.usd != sum(call.startswith("think") for call in done):
+            return f"{run.spent} of {done}"
         status = run.status
     allowed = {"done": {"completed"}, "announced": {"completed", "in_doubt"}}
     return [
@@ -153,20 +161,83 @@ def missing(folder, store, acks, monkeypatch):
     ]
 
 
-def cut(tmp_path, monkeypatch, store, durability, sample):
+def unsent(folder, store, acks, monkeypatch):
+    """The acknowledged signals that the image lacks, or has otherwise; and what else is wrong."""
+    monkeypatch.setenv("STEPWISE_HOME", str(folder))
+    told = acks.decode().splitlines()
+    with fresh_store(f"{store}:{folder}/store"):
+        try:
+            run = stepwise.get_run("job")
+        except stepwise.RunNotFoundError:
+            return told
+        verified = run.verify()
+        found = {each.number: each.value for each in run.inbox}
+        wrong = [*verified.problems, *([] if run.send("more", 1) > len(found) else ["number"])]
+    first = {}  # a key that is sent again gives the number of the first message that has it
+    for number, n in map(str.split, told):
+        first.setdefault(int(number), n)
+    return wrong + [number for number, n in first.items() if found.get(number) != f"{n} " * 40]
+
+
+def unwaited(folder, store, acks, monkeypatch):
+    """The acknowledged waits, and messages taken, of which the image does not tell."""
+    monkeypatch.setenv("STEPWISE_HOME", str(folder))
+    told = [line.split() for line in acks.decode().splitlines()]
+    with fresh_store(f"{store}:{folder}/store"):
+        try:
+            run = stepwise.get_run("job")
+        except stepwise.RunNotFoundError:
+            return told
+        steps = {each.number: each for each in run.steps}
+        taken = {each.step: each.value for each in run.inbox if each.status == "taken"}
+        wrong = [*run.verify().problems]
+        suspended = sum(type(each.record).__name__ == "Suspended" for each in run._entries())
+        status = run.status
+    for word, step, value in told:
+        known = steps.get(int(step))
+        if word == "took":
+            good = known is not None and known.status == "completed"
+            good = good and f"{known.result}" == value and f"{taken.get(int(step))}" == value
+        elif word == "waits":
+            good = known is not None
+        else:
+            good = suspended > int(value) if word == "suspended" else status == "completed"
+        if not good:
+            wrong.append((word, step, value))
+    return wrong
+
+
+def unsteered(folder, store, acks, monkeypatch):
+    """Go on with the runs of the image to their end; what is wrong then, or was forgotten."""
+    monkeypatch.setenv("STEPWISE_HOME", str(folder))
+    steers.world[:] = acks.decode().splitlines()
+    with fresh_store(f"{store}:{folder}/store"):
+        runs = {run.id: run.status for run in stepwise.runs()}
+        wrong = [
+            word
+            for word in steers.world
+            for run_id in steers.RUNS
+            if word == f"ended {run_id}" and runs.get(run_id) != "cancelled"
+        ]
+        return wrong + steers.finish(STEPS // 4) + steers.wrong_with(STEPS // 4)
+
+
+def cut(tmp_path, monkeypatch, store, durability, sample, *, program="program.py", check=missing):
     """Cut the power at (a sample of) all operations; what was lost, and in how many images."""
-    found = record(tmp_path / "recorded", store, durability)
+    found = record(tmp_path / "recorded", store, durability, program)
     kinds = [(names, how) for names in NAMES for how in CONTENTS]
     moments = [(number, kind) for number in range(len(found)) for kind in kinds]
     chance = random.Random(SEED)
     chosen = set(chance.sample(moments, size(sample, len(moments))))
+    acked = (number for number, (_, path, *_) in enumerate(found) if path == "acks")
+    chosen.update((number, (names, "dropped")) for number in acked for names in NAMES)
     disk, lost, image = Disk(), [], tmp_path / "image"
     for number, operation in enumerate(found):
         disk.apply(*operation)
         for names, how in kinds:
             if (number, (names, how)) in chosen:
                 disk.write(image, names, how, chance)
-                gone = missing(image, store, disk.acks, monkeypatch)
+                gone = check(image, store, disk.acks, monkeypatch)
                 if gone:
                     lost.append(f"operation {number} {operation[:3]}, {names}, {how}: {gone}")
     return lost, len(chosen)
@@ -177,6 +248,33 @@ def test_a_power_cut_at_any_moment(tmp_path, monkeypatch, tally, store):
     """Whatever the disk made of what was not flushed, all that was acknowledged is there."""
     lost, images = cut(tmp_path, monkeypatch, store, "fsync", SAMPLE)
     tally("a power cut at an operation of the disk", images, with_losses=len(lost))
+    assert lost == [], f"seed {SEED}"
+
+
+@stores
+def test_a_power_cut_while_signals_are_sent(tmp_path, monkeypatch, tally, store):
+    """A signal whose send returned is in the inbox, once and unchanged; others may be or not."""
+    how = {"program": "sends.py", "check": unsent}
+    lost, images = cut(tmp_path, monkeypatch, store, "fsync", SAMPLE, **how)
+    tally("a power cut while signals are sent", images, with_losses=len(lost))
+    assert lost == [], f"seed {SEED}"
+
+
+@stores
+def test_a_power_cut_while_a_run_waits(tmp_path, monkeypatch, tally, store):
+    """A wait that began, a message that was taken and a suspension survive a power cut."""
+    how = {"program": "waits.py", "check": unwaited}
+    lost, images = cut(tmp_path, monkeypatch, store, "fsync", SAMPLE, **how)
+    tally("a power cut while a run waits", images, with_losses=len(lost))
+    assert lost == [], f"seed {SEED}"
+
+
+@stores
+def test_a_power_cut_while_a_run_is_steered(tmp_path, monkeypatch, tally, store):
+    """After it, runs that ask, wait and are cancelled end as they would have, each effect once."""
+    how = {"program": "steers.py", "check": unsteered}
+    lost, images = cut(tmp_path, monkeypatch, store, "fsync", STEERED, **how)
+    tally("a power cut while a run is steered", images, with_losses=len(lost))
     assert lost == [], f"seed {SEED}"
 
 

@@ -21,9 +21,9 @@ from stepwise import cli
 from stepwise._display.page import (
     CheckpointShown,
     Different,
-    Question,
     RunPage,
     SourceShown,
+    Unsettled,
     page,
 )
 from stepwise._display.render import RunShown
@@ -398,7 +398,7 @@ pages = st.builds(
         st.builds(CheckpointShown, text, st.dictionaries(text, text, max_size=2), text), max_size=2
     ),
     questions=st.lists(
-        st.builds(Question, text, text, st.lists(text, max_size=2), st.lists(text)), max_size=1
+        st.builds(Unsettled, text, text, st.lists(text, max_size=2), st.lists(text)), max_size=1
     ),
     different=st.dictionaries(st.integers(1, 5), st.builds(Different, st.just(1), text, text)),
 )  # fmt: skip

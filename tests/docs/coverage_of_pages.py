@@ -29,7 +29,7 @@ from stepwise import cli  # noqa: E402
 
 PACKAGES = ("", ".agent", ".graph", ".notebook", ".stores", ".testing", ".integrations.hive")
 PACKAGES += tuple(
-    f".integrations.{name}" for name in ("openai_agents", "opentelemetry", "pydantic_ai")
+    f".integrations.{name}" for name in ("openai_agents", "opentelemetry", "pydantic_ai", "ray")
 )
 OF_PYTEST = ("setup_method", "teardown_method")
 PLUGIN = {"stepwise_store": "--stepwise-store", "crash_everywhere": "crash_everywhere"}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from harness import Watched
+from harness import Watched, python
 
 import stepwise
 
@@ -250,6 +250,111 @@ def test_killed_after_its_side_effect_it_does_not_repeat_it(example, folder):
 
 
 # -- what each of them does -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", range(1, 10))
+@pytest.mark.parametrize("by", ["script", "up"])
+def test_a_killed_night_goes_on(place, by, folder):
+    """Killed at any line, a digest is continued by its script or ``up``, and delivered once."""
+    command = ["nightly_digest.py"]
+    undisturbed = run(command, folder)
+    [spent] = [each.spent for each in stepwise.runs()]
+    digests = folder / "digests.md"
+    written = digests.read_text("utf-8").splitlines()[:-1]
+    digests.unlink()
+    os.mkfifo(digests)
+    killed = run(command, folder, until=kill_at(place, "deliver"))
+    digests.unlink()
+    assert killed.code == -signal.SIGKILL, killed.errors
+    assert [each.status for each in stepwise.runs()] == ["crashed", "completed"]
+    again = run(command, folder).steps if by == "script" else brought_up("nightly_digest")
+    assert [each.status for each in stepwise.runs()] == ["completed"] * 2
+    assert digests.read_text("utf-8").splitlines()[:-1] == written
+    known = len(killed.steps)  # the last of them may have been recorded
+    assert again in (undisturbed.steps[known - 1 :], undisturbed.steps[known:])
+    killed_night = stepwise.runs()[0].spent  # nothing is spent in the step that may run twice
+    assert (killed_night.tokens, killed_night.usd) == (spent.tokens, pytest.approx(spent.usd))
+    assert run(command, folder).steps == undisturbed.steps  # the next night
+
+
+def brought_up(module: str) -> list[str]:
+    """Continue what crashed as cron does; return the lines of the steps that were executed."""
+    done = python("stepwise", "up", "--once", module, cwd=EXAMPLES)
+    assert done.returncode == 0, done.stderr
+    printed = [line.partition(" | ")[2] for line in done.stderr.splitlines()]
+    return [line for line in printed if line.startswith("[")]
+
+
+@pytest.mark.parametrize("place", [1, 7, 13, 19, 24, 28])
+def test_a_killed_fleet_goes_on(place, folder):
+    """Killed at any line, many runs at once all end, and each report is filed once."""
+    command = ["research_fleet.py", "--latency", "0"]
+    undisturbed = run(command, folder)
+    assert len(undisturbed.steps) == 30
+    reports = folder / "reports.txt"
+    reports.unlink()
+    for each in stepwise.runs():
+        each.delete()
+    killed = run(command, folder, until=lambda steps: len(steps) >= place)
+    assert killed.code == -signal.SIGKILL, killed.errors
+    resumed = run(command, folder)
+    assert resumed.code == 0, resumed.errors
+    assert resumed.result == undisturbed.result
+    filed = [line.partition(" <!--")[0] for line in reports.read_text("utf-8").splitlines()]
+    assert sorted(filed) == sorted(undisturbed.result.splitlines())
+    assert {*killed.steps, *resumed.steps} == set(undisturbed.steps)
+    again = Counter(line.split()[1] for line in {*killed.steps} & {*resumed.steps})
+    assert max(again.values(), default=0) <= 1  # the step in flight of each run, at most
+
+
+def answered_until_it_ends(folder: pathlib.Path, until=lambda steps: False) -> list[Ran]:
+    """Start the bot, each time in a new process, and answer what it asks."""
+    starts = []
+    while not starts or starts[-1].code in (75, -signal.SIGKILL):
+        starts.append(run(["approval_bot.py"], folder, until=until))
+        for question in the_run().questions if starts[-1].code == 75 else ():
+            answer = question.deny if "'payee': 'Roofer'" in question.details else question.approve
+            answer("said by a person")
+    return starts
+
+
+def test_an_approval_bot_asks(folder):
+    """The bot gives up its process when it asks, and goes on after the answer, in a new one."""
+    starts = answered_until_it_ends(folder)
+    assert [each.code for each in starts] == [75, 75, 75, 0]
+    assert "and start the program again" in starts[0].errors
+    assert [name_of(line) for each in starts for line in each.steps] == [
+        *("read_bills", "pay", "pay", "pay", "note_denial")
+    ]
+    assert starts[-1].result.splitlines() == [
+        "Water works got 42 euros",
+        "Printer & Sons got 780 euros",
+        "Post got 12 euros",
+        "Roofer gets nothing: said by a person",
+        "closed: said by a person",
+    ]
+    paid = (folder / "payments.txt").read_text("utf-8").splitlines()
+    assert [line.partition(" (")[0] for line in paid] == [
+        *("42 to Water works", "780 to Printer & Sons", "12 to Post")
+    ]
+
+
+@pytest.mark.parametrize("place", range(1, 6))
+def test_a_killed_approval_bot_goes_on(place, folder):
+    """Killed at any line of its processes, the bot pays each bill once, and none without a yes."""
+    printed: list[str] = []
+
+    def until(steps: list[str]) -> bool:
+        printed.append(steps[-1])
+        return len(printed) == place
+
+    starts = answered_until_it_ends(folder, until)
+    assert -signal.SIGKILL in [each.code for each in starts]
+    assert starts[-1].result.splitlines()[-1] == "closed: said by a person", starts[-1].errors
+    paid = (folder / "payments.txt").read_text("utf-8").splitlines()
+    assert [line.partition(" (")[0] for line in paid] == [
+        *("42 to Water works", "780 to Printer & Sons", "12 to Post")
+    ]
 
 
 @pytest.mark.parametrize("example", ["release_notes"], indirect=True)

@@ -18,6 +18,7 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what Jupyter deprecates of its own
     import nbformat
+    from jupyter_core.utils import run_sync
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -362,7 +363,7 @@ def displayed(notebook, ident):
 def test_all_notebooks_are_run():
     """Every notebook is one that the tests above kill and run again."""
     names = [path.stem for path in NOTEBOOKS]
-    assert names == ["durable_agent", "sea_temperature", "tutorial"]
+    assert names == ["approvals", "durable_agent", "sea_temperature", "tutorial"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -373,3 +374,84 @@ def test_committed_without_outputs(path):
     for cell in nb.cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
+
+
+# -- approvals -------------------------------------------------------------------------------------
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def clicked(client, cell, button, note=""):
+    """Click a button that a cell shows, as a browser does, and wait until that has been handled."""
+    (view,) = [each["data"][WIDGET] for each in cell.outputs if WIDGET in each.get("data", {})]
+    top = widget(client, view["model_id"])
+    (wanted,), (text,) = (
+        find(client, top, "ButtonModel", description=button),
+        find(client, top, "TextModel"),
+    )
+    send(client, text.ident, {"method": "update", "state": {"value": note}, "buffer_paths": []})
+    send(client, wanted.ident, {"method": "custom", "content": {"event": "click"}})
+
+
+class Widget:
+    def __init__(self, ident, state):
+        self.ident, self.state = ident, state
+
+
+def widget(client, ident):
+    return Widget(ident, client.widget_state[ident])
+
+
+def find(client, top, model, **state):
+    """The widgets of a kind inside another one."""
+    children = [each.removeprefix("IPY_MODEL_") for each in top.state.get("children", ())]
+    found = []
+    for each in (widget(client, ident) for ident in children):
+        if each.state["_model_name"] == model and state.items() <= each.state.items():
+            found.append(each)
+        found += find(client, each, model, **state)
+    return found
+
+
+def send(client, ident, data):
+    """Send a message to a widget, as a page does; wait until the kernel has handled it."""
+    message = client.kc.session.msg("comm_msg", {"comm_id": ident, "data": data})
+    client.kc.shell_channel.send(message)
+    sent = message["header"]["msg_id"]
+    while True:
+        heard = run_sync(client.kc.get_iopub_msg)(timeout=300)
+        parent = heard["parent_header"].get("msg_id")
+        if parent == sent and heard["content"].get("execution_state") == "idle":
+            return
+
+
+def test_approvals(tmp_path):
+    """A click on a button answers the question of a run, which goes on in the same kernel."""
+    notebook = Notebook(tmp_path, "approvals.ipynb")
+    outbox = notebook.folder / "outbox.txt"
+    notebook.add("import time")
+    notebook.nb.cells[-1].source += (
+        "\ndef asked(number):\n    while [each.step for each in handle.run.questions] != [number]:"
+        "\n        time.sleep(0.01)"
+    )
+    notebook.nb.cells[-1].id = "wait"
+    client = notebook.client()
+    with client.setup_kernel():
+        for ident in ("setup", "tools", "agent", "start", "wait"):
+            notebook.run_cell(client, ident)
+        for ident, number, button, note in (
+            ("ask", 4, "Approve", "fine"),
+            ("again", 6, "Deny", "she is away"),
+        ):
+            notebook.add(f"asked({number})")
+            client.execute_cell(notebook.nb.cells[-1], len(notebook.nb.cells) - 1)
+            notebook.run_cell(client, ident)
+            shown = "".join(str(each) for each in notebook.nb.cells[notebook.index(ident)].outputs)
+            assert "please come on Friday" in shown
+            before = outbox.read_text(encoding="utf-8")
+            assert len(before.splitlines()) == 1 + (number == 6)
+            clicked(client, notebook.nb.cells[notebook.index(ident)], button, note)
+        said = notebook.run_cell(client, "end")
+    assert "'sent to ann@home', 'sent to bob@example.com'" in " ".join(said.split())
+    assert "not sent to cleo@example.com: she is away" in said
+    assert len(outbox.read_text(encoding="utf-8").splitlines()) == 2

@@ -303,6 +303,80 @@ def test_deleted_file(agent):
     assert agent.outbox() == ["TIDES WINDS CURRENTS"]
 
 
+@promise("it waits for a day, or for somebody")
+def test_waits(agent):
+    """It ends with exit code 75, and the next start continues at the wait, with its variables."""
+    agent.edit("import sys\n", "import sys\nimport stepwise\nstepwise.configure(suspend_after=0)\n")
+    agent.edit("    send(", "    notes.append(stepwise.wait_for('note'))\n    send(")
+    process = agent.start()
+    process.hear("researching tides", "researching winds", "researching currents")
+    assert "is suspended: it waits for the signal 'note'" in process.end()
+    assert process.process.returncode == 75
+    stepwise.runs()[0].send("note", "SENT")
+    process = agent.start()
+    process.hear("stepwise: agent-.* resumes at agent.py:.*, after 3 steps", "sending")
+    process.hear("4 notes sent")
+    assert (process.end(), process.process.returncode) == ("", 0)
+    assert agent.outbox() == ["TIDES WINDS CURRENTS SENT"]
+
+
+@promise("a tool asks for approval")
+def test_approval(agent):
+    """A yes holds for what the person was shown; for other arguments, the next start asks again."""
+    agent.edit("import sys\n", "import sys\nimport stepwise\nstepwise.configure(suspend_after=0)\n")
+    agent.edit("side_effect=True", "side_effect=True, approve=True, ignore=('text',)")
+    process = agent.start()
+    process.hear("researching tides", "researching winds", "researching currents")
+    assert process.end().endswith("stepwise resume " + stepwise.runs()[0].id + "\n")
+    (run,) = stepwise.runs()
+    run.approve(4)
+    agent.edit('" ".join', '"; ".join')
+    assert "asks again, since the argument 'text' was different" in agent.start().end()
+    (question,) = run.questions
+    assert question.arguments == {"text": "TIDES; WINDS; CURRENTS"}
+    assert agent.outbox() == []
+    question.approve()
+    assert "3 notes sent" in agent.start().end()
+    assert "3 notes sent" in agent.start().end()
+    assert agent.outbox() == ["TIDES; WINDS; CURRENTS"]
+
+
+@promise("the run is cancelled")
+def test_cancelled(agent):
+    """Its clean-up runs, and what it did is undone; a plain call does not resume it."""
+    agent.edit("@workflow\n", "@workflow(compensate_on_failure=True)\n")
+    agent.edit("side_effect=True", "side_effect=True, compensate=lambda call: print('undone')")
+    agent.edit(
+        '    return f"{len(notes)} notes sent"\n',
+        '    try:\n        return research("tea")\n    finally:\n        research("clean-up")\n',
+    )
+    process = agent.start()
+    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process.say()
+    process.hear("researching tea")
+    process.stop()
+    stepwise.runs()[0].cancel("enough")
+    text = agent.start().end()
+    assert re.search("researching clean-up\nundone\n(.*\n)*.* was cancelled by .*enough", text)
+    assert "researching tea" not in text
+    assert "was cancelled by" in agent.start().end()
+    assert stepwise.runs(status="cancelled")
+
+
+@promise("SIGTERM")
+def test_sigterm(agent):
+    """The step in flight ends, and is recorded; no other one begins; the next start resumes."""
+    process = agent.start()
+    process.hear("researching tides", "researching winds")
+    process.process.send_signal(signal.SIGTERM)
+    process.hear("stepwise: SIGTERM: no step begins any more; 1 step in flight may end.*")
+    assert process.end() == ""
+    assert process.process.returncode == -signal.SIGTERM
+    process = agent.start()
+    process.hear("stepwise: agent-.* resumes at agent.py:.*, after 2 steps", "researching currents")
+    assert "3 notes sent" in process.end()
+
+
 @promise("the code was edited below where it stopped")
 def test_edited_below(agent):
     """It resumes where it stopped, with the new code."""

@@ -15,6 +15,7 @@ from outside import Log
 import stepwise
 from stepwise import OutsideRunError, RunBusyError, UnrecordedCallWarning, step, tool, workflow
 from stepwise._execution.concurrency import Flows
+from stepwise._workflows import definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of threads
 
@@ -355,6 +356,34 @@ def test_a_run_leaves_the_environment_as_it_is():
         return dict(os.environ)
 
     assert agent() == before == dict(os.environ)
+
+
+# -- runs side by side ---------------------------------------------------------------------------
+
+
+def test_runs_that_begin_at_once_can_all_be_resumed_inside(monkeypatch):
+    """A run that begins while another thread rewrites the function of both has checkpoints, too."""
+    second = []
+
+    def slowly(*arguments):
+        if not second:
+            second.append(threading.Thread(target=agent.options(run_id="second"), args=(2,)))
+            second[0].start()
+            second[0].join(0.3)  # it waits: its function is not there yet
+        return build(*arguments)
+
+    build = definition.build
+    monkeypatch.setattr(definition, "build", slowly)
+
+    @workflow
+    def agent(n):
+        more = fetch(n)
+        return fetch(more)
+
+    agent.options(run_id="first")(1)
+    second[0].join()
+    assert stepwise.get_run("first").checkpoints
+    assert stepwise.get_run("second").checkpoints
 
 
 # -- one owner -----------------------------------------------------------------------------------

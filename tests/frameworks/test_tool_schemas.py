@@ -22,6 +22,7 @@ DECORATORS = {
     "tool": tool,
     "side effect": tool(side_effect=True, in_doubt="retry"),
     "options": tool(retries=2, name="other", ignore=()),
+    "tool that asks": tool(side_effect=True, approve=True),
 }
 
 

@@ -115,6 +115,14 @@ def test_what_the_clock_showed_does_not_tell_apart():
         assert not parse(text(value)).volatile, value
 
 
+def test_what_the_clock_showed_soon_after_boot(monkeypatch):
+    """Soon after boot, a clock's number is known by its digits after the point."""
+    monkeypatch.setattr("time.monotonic", lambda: 12.000_000_5)
+    assert parse(text(11.999_999_123)).volatile
+    for value in (11.9, 11.999, 12):
+        assert not parse(text(value)).volatile, value
+
+
 def test_a_mixture_of_a_uuid_and_a_setting_is_told_apart_by_the_setting():
     """In an object with a UUID, what is not one still counts."""
     assert not same(Memory(id=uuid.uuid4().hex, user="x"), Memory(id=uuid.uuid4().hex, user="y"))

@@ -24,6 +24,8 @@ from stepwise import (
     tool,
     workflow,
 )
+from stepwise._calls.perform import ShownValue
+from stepwise._calls.steps import Step
 from stepwise.testing import fresh_store
 
 
@@ -79,7 +81,7 @@ class Server:
             def __iter__(self):
                 for each in [*outer.pieces, f"{number}"]:
                     outer.read += 1
-                    yield event(chunk(each))
+                    yield event(each if isinstance(each, dict) else chunk(each))
                 if outer.finish:
                     yield event(chunk(None, finish="stop"))
                 yield b"data: [DONE]\n\n"
@@ -171,13 +173,14 @@ class Broken(Exception):
 
 
 class Once:
-    def __init__(self):
+    def __init__(self, kind=Broken):
         self.broken = False
+        self.kind = kind
 
     def __call__(self):
         if not self.broken:
             self.broken = True
-            raise Broken
+            raise self.kind
 
 
 # -- answers -------------------------------------------------------------------------------------
@@ -316,6 +319,125 @@ def test_events_and_listing_say_model_and_tokens():
     shown = CliRunner().invoke(cli.main, ["show", stepwise.runs()[0].id], env={"COLUMNS": "200"})
     assert "answer 1 · gpt-4o, 5 + 7 tokens" in shown.output
     assert "gpt-4o, 5 + 7 tokens" in stepwise.runs()[0]._repr_html_()
+
+
+# -- what they spend -----------------------------------------------------------------------------
+
+
+def tokens_spent():
+    (run,) = (each for each in stepwise.runs() if each.parent is None)
+    return run.spent.tokens
+
+
+def cut_off(wf, kind):
+    """Call a workflow that fails, or is interrupted, the first time; and again."""
+    with pytest.raises(kind):
+        wf()
+    return wf()
+
+
+@pytest.mark.parametrize("kind", [Broken, KeyboardInterrupt])
+def test_requests_spend_by_themselves(kind):
+    """Each request counts its tokens once, in steps too, and when its step is cut off."""
+    server, broken = Server(), Once(kind)
+    client = chat(server)
+
+    @step
+    def thinks(text):
+        ask(client, text)
+        answer = said(ask(client, f"{text} again"))
+        broken()
+        return answer
+
+    @workflow
+    def agent():
+        return [said(ask(client)), thinks("hello")]
+
+    assert cut_off(agent, kind) == ["answer 1", "answer 5"]
+    assert len(server.requests) == 5  # those of the step are made again
+    assert tokens_spent() == 5 * 12
+
+
+def test_a_budget_of_tokens_stops_before_the_next_request():
+    """A request that would begin beyond the budget is not sent; the SDK does not try again."""
+    server = Server()
+    client = chat(server, max_retries=2)
+
+    @workflow(budget=stepwise.Budget(tokens=20))
+    def agent():
+        return [said(ask(client, text)) for text in "abc"]
+
+    with pytest.raises(stepwise.BudgetExceeded):
+        agent()
+    assert len(server.requests) == 2
+    answers = agent.options(budget=stepwise.Budget(tokens=37))()
+    assert answers == ["answer 1", "answer 2", "answer 3"]
+    assert tokens_spent() == 36
+
+
+def test_failed_requests_spend_nothing():
+    """A limit of the server is an attempt that costs no tokens, and no step of a budget."""
+    client = chat(Server(429, 429), max_retries=3)
+
+    @workflow(budget=stepwise.Budget(steps=1))
+    def agent():
+        return said(ask(client))
+
+    assert agent() == "answer 3"
+    assert tokens_spent() == 12
+    assert stepwise.runs()[0].spent.steps == 1
+
+
+def test_streams_and_asynchronous_requests_spend():
+    """Requests side by side count each, and so do streams in the bodies of steps."""
+    server = Server()
+    server.pieces = [{**chunk("a"), "usage": {"prompt_tokens": 2, "completion_tokens": 3}}]
+    client, plain = achat(server), chat(server)
+
+    @step
+    async def streams():
+        stream = await ask(client, stream=True)
+        return [each async for each in stream] and None
+
+    @step
+    def breaks_off():
+        for _ in ask(plain, stream=True):
+            break
+
+    @workflow
+    async def agent():
+        await asyncio.gather(*[ask(client, text) for text in "abcd"])
+        await streams()
+        breaks_off()
+
+    asyncio.run(agent())
+    gc.collect()
+    assert tokens_spent() == 4 * 12 + 2 * 5
+
+
+class _Engine(Step):
+    """A step that reports the usage of a request which an instrumented client records, too."""
+
+    def shown_value(self, value):
+        return ShownValue("said", {"model": "gpt-4o", "input_tokens": 6, "output_tokens": 7})
+
+
+def test_a_request_that_two_layers_record_counts_once():
+    """Usage that a framework's step reports is that of the requests inside it, not more of it."""
+    client = chat(Server())
+
+    def request():
+        stepwise.spend(tokens=100)
+        return said(ask(client))
+
+    engine = _Engine(request, kind="step", name="engine request")
+
+    @workflow
+    def agent():
+        return engine()
+
+    assert agent() == "answer 1"
+    assert tokens_spent() == 113  # the larger report: 12 of the request, and 1 more
 
 
 # -- what is no outcome --------------------------------------------------------------------------

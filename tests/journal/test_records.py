@@ -18,20 +18,26 @@ from pickled import Account, Model, Plain, Point, double
 from examples import sweep
 from stepwise._journal import seal as _seal
 from stepwise._journal.records import (
+    Answered,
     Call,
+    Cancelling,
     Compensated,
     Compensating,
     Ended,
     Forgotten,
     Handled,
     Intent,
+    Interrupted,
     Outcome,
     Quarantined,
+    Refused,
     Resumed,
     Ruled,
     Settled,
     Started,
     Stopped,
+    Suspended,
+    Waiting,
     from_header,
     to_header,
 )
@@ -45,7 +51,9 @@ whole = st.integers(0, 2**53)
 seconds = st.floats(0, 1e12)
 numbers = st.lists(whole, max_size=4).map(tuple)
 pythons = st.none() | st.just("3.11")
+waits = st.tuples(whole, texts, texts, st.none() | seconds, seconds, texts).map(list)
 changes = st.dictionaries(texts, texts, max_size=3)
+amounts = st.dictionaries(texts, seconds, max_size=2)
 calls = st.builds(
     Call,
     number=whole,
@@ -78,8 +86,23 @@ records = st.one_of(
         tags=changes,
         trace=changes,
     ),
-    st.builds(Resumed, whole, texts, whole, texts, seconds, trace=changes),
-    st.builds(Intent, calls),
+    st.builds(Resumed, whole, texts, whole, texts, seconds, trace=changes, unknown=st.booleans()),
+    st.builds(Intent, calls, pythons, texts),
+    st.builds(
+        Waiting,
+        calls,
+        st.sampled_from(["time", "signal", "approval"]),
+        texts,
+        st.none() | seconds,
+        st.none() | seconds,
+        *[texts] * 4,
+        pythons,
+        seconds,
+    ),
+    st.builds(Answered, whole, texts, st.booleans(), texts, texts, whole, seconds, seconds),
+    st.builds(Refused, whole, whole, texts, texts, seconds),
+    st.builds(Suspended, st.lists(waits, max_size=2).map(tuple), whole, seconds, amounts),
+    st.builds(Cancelling, texts, texts, whole, seconds),
     st.builds(
         Outcome,
         calls,
@@ -93,15 +116,18 @@ records = st.one_of(
         form=pythons,
         at=seconds,
         usage=st.dictionaries(texts, texts | whole | seconds, max_size=3),
+        message=whole,
+        spent=amounts,
     ),
     st.builds(Handled, numbers, seconds),
     st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),
     st.builds(Stopped, calls, numbers, numbers, seconds),
     st.builds(Ruled, calls, numbers, st.booleans(), seconds),
     st.builds(Forgotten, numbers, seconds),
+    st.builds(Interrupted, texts, seconds, st.booleans(), amounts),
     st.builds(
         Ended,
-        st.sampled_from(["completed", "failed"]),
+        st.sampled_from(["completed", "failed", "cancelled"]),
         recorded=st.booleans(),
         changed=changes,
         retry=numbers,
@@ -112,6 +138,7 @@ records = st.one_of(
         preview=texts,
         form=pythons,
         at=seconds,
+        rest=amounts,
     ),
 )
 seal = ephemeral_seal()
@@ -134,9 +161,16 @@ PLACES = {
     Call: "number name module digest ordinal scope unwinding place site arguments effect key child"
     " at branch serial parts instead",
     Started: "workflow digest arguments code file parent python at forked_from command cwd",
-    Resumed: "epoch how step code at void command cwd",
-    Intent: "call form",
-    Outcome: "call status attempts clean inner preview traceback changed form at state",
+    Resumed: "epoch how step code at void command cwd trace unknown",
+    Intent: "call form ticket",
+    Waiting: "call kind name until seconds ticket digest schema details form at",
+    Answered: "number ticket approved by note message sent_at at",
+    Refused: "message number name why at",
+    Suspended: "waits seen at rest",
+    Interrupted: "why at decided rest",
+    Cancelling: "by reason message at",
+    Outcome: "call status attempts clean inner preview traceback changed form at state"
+    " awaited usage message spent",
     Handled: "numbers at",
     Settled: "number landed preview form at",
     Stopped: "call steps records at",
@@ -145,7 +179,7 @@ PLACES = {
     Compensating: "number key at",
     Compensated: "number preview at",
     Quarantined: "numbers effects at",
-    Ended: "status recorded changed retry spent resumed_from executed skipped preview form at",
+    Ended: "status recorded changed retry spent resumed_from executed skipped preview form at rest",
 }
 
 
@@ -160,7 +194,7 @@ def test_headers_of_a_later_version():
     """Facts that this version does not know are ignored, in the record and in its call."""
     call = Call(1, "think", "m", "d", 1)
     assert through_header(Outcome(call, "failed"), "good") == Outcome(call, "failed")
-    assert from_header(["intent", [*call, ["good"]], None, "good"]) == Intent(call)
+    assert from_header(["intent", [*call, ["good"]], None, "", "good"]) == Intent(call)
 
 
 def test_headers_of_an_earlier_version():

@@ -20,10 +20,10 @@ import stepwise.testing
 from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool, workflow
 from stepwise._calls import perform
 from stepwise._calls.async_driver import adrive
-from stepwise._calls.driver import FlowChange, drive
+from stepwise._calls.driver import Wait, drive
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
-from stepwise._journal.projection import stops_in
+from stepwise._journal.course import stops_in
 from stepwise._journal.records import (
     Call,
     Entry,
@@ -712,9 +712,9 @@ def test_a_change_before_the_waiting_began_is_seen(how):
     flows = Flows()
 
     def core(seen):
-        return (yield FlowChange(flows, seen, 30.0))
+        return (yield Wait(flows.claims, seen, 30.0))
 
-    call = core(flows.changes)
+    call = core(flows.claims.changes)
     flows.change()
     assert (drive(call) if how == "threads" else asyncio.run(adrive(call))).value is True
 
@@ -724,7 +724,7 @@ def test_a_blocked_call_raises_after_a_second(monkeypatch, how):
     """Where others only could make a call and none does, it raises when the second is over."""
     again, waits = threading.Event(), []
     wait = threading.Event.wait
-    awaited = asyncio.wait_for
+    call_later = asyncio.BaseEventLoop.call_later
 
     monkeypatch.setattr(
         threading.Event,
@@ -736,11 +736,13 @@ def test_a_blocked_call_raises_after_a_second(monkeypatch, how):
         ),
     )
 
-    def awaiting(it, timeout):
-        waits.append(timeout)
-        return awaited(it, 0.01)
+    def calling_later(loop, seconds, *more, **context):
+        if seconds not in (1.0, 30.0):  # another timer: the run looks whether it was cancelled
+            return call_later(loop, seconds, *more, **context)
+        waits.append(seconds)
+        return call_later(loop, 0.01, *more, **context)
 
-    monkeypatch.setattr(asyncio, "wait_for", awaiting)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", calling_later)
 
     def in_a_pool():
         with ThreadPoolExecutor(1) as pool:

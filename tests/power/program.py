@@ -3,13 +3,14 @@
 import os
 import sys
 
-from stepwise import step, tool, workflow
+from stepwise import spend, step, tool, workflow
 
 ACKS = os.open(os.environ["POWER_ACKS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 @step
 def think(n: int) -> str:
+    spend(usd=1)
     return f"{n} " * 40
 
 

@@ -327,6 +327,33 @@ def summarised():
         return outcome(many, 7), outcome(unseen)
 
 
+# -- runs that ask and wait ----------------------------------------------------------------------
+
+
+@tool(side_effect=True, approve=True, key=("to",))
+def pay(to, names):
+    effects.append(f"pay {names}")
+    names.append(to)
+    return names
+
+
+@workflow(run_id="asks")
+def asks():
+    return pay("ann", [version["text"]]), stepwise.wait_for("tick")
+
+
+def steered():
+    stepwise.configure(suspend_after=0)  # until the store of the scenario is gone
+    found = []
+    for version["text"] in ("one", "two"):
+        found.append(outcome(asks))
+    run = stepwise.get_run("asks")
+    for each in run.questions:
+        each.approve("yes")
+    found += [run.send("tick", n, key="k") for n in (1, 2)]
+    return [*found, outcome(asks), [each.status for each in run.inbox]]
+
+
 class Terminal(io.StringIO):
     """A terminal."""
 
@@ -348,6 +375,7 @@ SCENARIOS = {
     each.__name__: each
     for each in (
         dear, not_resumable, changing, resuming, other_arguments, started, summarised, shown,
+        steered,
     )
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from sweeping import some
 
 import stepwise
 from stepwise._rewrite import Points, capture, fingerprint
+from stepwise._rewrite.source import parsed
 
 
 def node_of(source):
@@ -596,3 +597,18 @@ def test_source_that_does_not_parse(module):
         assert source.node() is None
     source.first_line = 100
     assert source.node() is None
+
+
+def test_another_thread_that_parses(monkeypatch):
+    """A function is rewritten though CPython 3.11 mixes up its parser with another thread's."""
+    parse, refused = ast.parse, []
+
+    def mixed_up(*args, **kwargs):
+        if len(refused) < 3:
+            refused.append(args)
+            raise SystemError("AST constructor recursion depth mismatch (before=18, after=16)")
+        return parse(*args, **kwargs)
+
+    monkeypatch.setattr(ast, "parse", mixed_up)
+    assert parsed("a = 1").body[0].targets[0].id == "a"
+    assert len(refused) == 3

@@ -11,7 +11,7 @@ from command import process
 import stepwise
 from stepwise import cli, step, workflow
 from stepwise._journal.journal import read, seal_for
-from stepwise._journal.projection import derive_facts
+from stepwise._journal.run_facts import derive_facts
 
 pressed = []  # what the next "press" raises
 

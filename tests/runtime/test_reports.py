@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib
 import logging
 import pathlib
 import random
@@ -103,13 +104,18 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
         "stepwise._calls.perform._tell_open": "test_instrument.py",
         "stepwise._calls.perform._tell_failure": "test_instrument.py",
         "stepwise._workflows.complaints.Complaints.no_memory": "test_limits.py",
+        "stepwise._execution.draining._report": "test_sigterm.py",
+        "stepwise._execution.watching._call": "test_watching.py",
         "stepwise._runtime.events._tell_once": "test_what_reports_are_made_with_fails",
         "stepwise._workflows.starts.Starting.warn_of_another": "test_starts.py",
+        "stepwise._workflows.run_output.RunOutput._note": "test_up.py",
         **{
             f"stepwise._runtime.tracing.{name}": "test_opentelemetry.py"
             for name in ("_begin", "_enter", "_enter_attempt", "_end", "leave")
         },
     }
+    for path in ROOT.glob("_*/*.py"):
+        importlib.import_module(f"stepwise.{path.parent.name}.{path.stem}")
     met = set().union(*(undisturbed(name)[2] for name in reporting.SCENARIOS))
     ours = {name for name in messages.reporters if name.startswith("stepwise._")}
     assert {name for name in ours if name not in met} <= elsewhere.keys()

@@ -369,7 +369,7 @@ def test_one_store_for_each_folder(tmp_path):
     assert open_store("memory:a") is open_store("memory:a") is not open_store("memory:b")
 
 
-@pytest.mark.parametrize("url", ["postgresql://host/db", "disk:", "disk://"])
+@pytest.mark.parametrize("url", ["mysql://host/db", "disk:", "disk://"])
 def test_unknown_urls(url):
     """A URL of an unknown kind, or without a path, is refused with an example of a right one."""
     with pytest.raises(ConfigurationError, match="disk:/path/to/folder"):

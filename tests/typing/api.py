@@ -95,7 +95,7 @@ async def fetch(url: str, *, limit: int = 3) -> bytes:
     return b""
 
 
-@step(timeout=1.5)
+@step(timeout=1.5, executor="ray", resources={"num_gpus": 1})
 async def fetch_called(url: str) -> bytes:
     return b""
 
@@ -272,6 +272,8 @@ async def check_tools() -> None:
     assert_type(await asend("a"), str)
     send(1)  # type: ignore[arg-type]
     step(retrys=3)  # type: ignore[call-overload]
+    step(executor=3)  # type: ignore[call-overload]
+    step(executor="ray", resources=3)  # type: ignore[call-overload]
     step(retries="3")  # type: ignore[call-overload]
     step(timeout="3s")  # type: ignore[call-overload]
     step(ignore=3)  # type: ignore[call-overload]
@@ -560,6 +562,8 @@ async def check_map() -> None:
     assert_type(await stepwise.map(achild, [1, 2]), "list[float]")
     assert_type(stepwise.map(Client("v").method, [1, 2]), "list[str]")
     assert_type(stepwise.map(square, [1], executor=ProcessPoolExecutor()), "list[float]")
+    assert_type(stepwise.map(square, [1], executor="ray"), "list[float]")
+    assert_type(await stepwise.map(asquare, [1], executor="ray"), "list[float]")
     stepwise.map(square, [1], executor=3)  # type: ignore[call-overload]
     stepwise.map(square, ["a"])  # type: ignore[arg-type, unused-coroutine]
     stepwise.map(square, 3)  # type: ignore[call-overload]
@@ -616,7 +620,17 @@ def check_runs(run: Run) -> None:
     assert_type(run.parent, "str | None")
     assert_type(
         run.status,
-        Literal["running", "completed", "failed", "interrupted", "crashed", "ready"],
+        Literal[
+            "running",
+            "completed",
+            "failed",
+            "interrupted",
+            "crashed",
+            "ready",
+            "suspended",
+            "cancelling",
+            "cancelled",
+        ],
     )
     assert_type(run.created_at, float)
     assert_type(run.updated_at, float)
@@ -675,6 +689,8 @@ def check_listing() -> None:
     assert_type(runs(agent, "failed"), "list[Run]")
     assert_type(runs("agent", status="completed", store=Path("/x")), "list[Run]")
     assert_type(runs(tags={"customer": "ann"}), "list[Run]")
+    assert_type(runs(limit=50), "list[Run]")
+    runs(limit="50")  # type: ignore[arg-type]
     runs(tags="ann")  # type: ignore[arg-type]
     runs(status="done")  # type: ignore[arg-type]
     assert_type(get_run("x"), Run)
@@ -682,6 +698,8 @@ def check_listing() -> None:
     get_run(3)  # type: ignore[arg-type]
     run = get_run("x")
     assert_type(run.fork(), Run)
+    assert_type(run.copy_to("sqlite:./copy", restored=True, wait=False), Run)
+    run.copy_to()  # type: ignore[call-arg]
     assert_type(run.fork(2, "other", {"mood": "calm"}, {1: "x", "think": 2}), Run)
     assert_type(run.forked_from, "str | None")
     run.fork(at="think")  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""Budgets: what a run may spend, and what it has spent, as users see them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from operator import index
+from typing import Any
+
+from stepwise._runtime.messages import count
+from stepwise._runtime.public_names import public
+from stepwise.errors import BudgetExceeded, ConfigurationError
+
+__all__ = ["Budget", "Spent", "amount", "amounts_text", "exceeded", "exceeded_text"]
+
+_WHOLE = ("tokens", "steps")
+
+
+def amount(what: str, value: Any, *, whole: bool) -> float:
+    """Return an amount as a number.
+
+    Raises:
+        ConfigurationError: it is not a number, or negative; names it, and says what it must be.
+    """
+    if not isinstance(value, (bool, str)) and hasattr(value, "__index__" if whole else "__float__"):
+        number = index(value) if whole else float(value)
+        if 0 <= number < math.inf:
+            return number
+    kind = "a whole number" if whole else "a number"
+    raise ConfigurationError(f"{what}: it must be {kind}, 0 or more, not {value!r}")
+
+
+@public
+@dataclass(frozen=True)
+class Budget:
+    """The amounts that a run may spend, over all of its attempts; see ``@workflow(budget=...)``.
+
+    Before a step begins, what the run and its child runs have spent is compared with the budget.
+    Where a limit is reached, the run stops with :class:`BudgetExceeded`.  A larger budget lets the
+    next start continue.
+
+    Args:
+        usd: US dollars, as instrumented model requests and :func:`spend` report them.
+        tokens: of language models, input and output, reported likewise.
+        steps: that are executed; a step that the journal answers does not count.
+        seconds: in which the run is executed; waiting and the time between attempts do not count.
+
+    Raises:
+        ConfigurationError: an amount is not a number, or negative; no limit is given.
+    """
+
+    usd: float | None = None
+    tokens: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                limit = amount(f"Budget({each.name}=...)", value, whole=each.name in _WHOLE)
+                object.__setattr__(self, each.name, limit)
+        if not self.limits:
+            raise ConfigurationError(
+                "Budget() limits nothing: give it usd=, tokens=, steps= or seconds="
+            )
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by unit."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {unit: limit for unit, limit in given.items() if limit is not None}
+
+
+@public
+@dataclass(frozen=True)
+class Spent:
+    """The amounts that a run has spent, over all of its attempts; see :attr:`Run.spent`.
+
+    Args:
+        usd: US dollars.
+        tokens: of language models, input and output.
+        steps: that were executed.
+        seconds: in which the run was executed: without waiting, and without downtime.
+        at_least: more may have been spent: an attempt ended without a record of its end, and
+            nobody knows what its steps in flight had spent.
+        saved: what the calls had spent that the last attempt did not repeat: ``usd``, ``tokens``
+            and ``seconds``, by unit.
+        lost: seconds between the attempts of the run: from the last record of one to the next.
+    """
+
+    usd: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    at_least: bool = False
+    saved: Mapping[str, float] | None = None
+    lost: float = 0.0
+
+    def __str__(self) -> str:
+        told = amounts_text(vars(self))
+        saved = amounts_text({**(self.saved or {}), "seconds": 0})
+        told = f"at least {told}" if self.at_least else told
+        return f"{told}; resuming saved {saved}" if saved else told
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its attributes as plain data, for JSON."""
+        return {**vars(self), "saved": dict(self.saved or {})}
+
+
+def amounts_text(amounts: Mapping[str, Any]) -> str:
+    """Return amounts in words, by unit: those that are not zero, and seconds from one on."""
+    told = [
+        _money(amounts["usd"]) if amounts.get("usd") else "",
+        f"{amounts['tokens']:,} tokens" if amounts.get("tokens") else "",
+        count(amounts["steps"], "step") if amounts.get("steps") else "",
+        f"{amounts['seconds']:,.1f} s" if amounts.get("seconds", 0) >= 1 else "",
+    ]
+    return ", ".join(filter(None, told))
+
+
+def _money(usd: float) -> str:
+    """Return dollars with their cents; what is less than a cent is not rounded away."""
+    cents = round(usd, 2)
+    return f"${cents:,.2f}" if usd >= 1 or abs(usd - cents) < 1e-9 else f"${usd:.4g}"
+
+
+# -- a budget that is used up --------------------------------------------------------------------
+
+
+def exceeded(run_id: str, budget: Budget, spent: Spent) -> BudgetExceeded | None:
+    """Return the error of a run that may not begin another step; ``None`` if it may."""
+    reached = _reached(budget, spent)
+    if not reached:
+        return None
+    told = [f"{_text(u, getattr(spent, u))} of the {_text(u, limit)}" for u, limit in reached]
+    return BudgetExceeded(
+        f"run {run_id!r} has spent {' and '.join(told)} that its budget allows, so no other step "
+        "begins. What was done is recorded: with a larger budget, "
+        ".options(budget=Budget(...)), the same call continues where the run stopped",
+        run_id=run_id,
+        spent=spent,
+        budget=budget,
+    )
+
+
+def exceeded_text(error: BudgetExceeded) -> str:
+    """Return which limits were reached, in a few words."""
+    told = [
+        f"{_text(unit, getattr(error.spent, unit))} of {_text(unit, limit)}"
+        for unit, limit in _reached(error.budget, error.spent)
+    ]
+    return f"its budget: {', '.join(told)} spent"
+
+
+def _reached(budget: Budget, spent: Spent) -> list[tuple[str, float]]:
+    """Return the limits that are reached; one of 0 by the first amount, or the first step."""
+    found = ((unit, limit, getattr(spent, unit)) for unit, limit in budget.limits.items())
+    # Rounded, since eight times $0.1 is a little less than $0.8.
+    return [(u, limit) for u, limit, n in found if round(n, 9) >= limit and (n or u == "steps")]
+
+
+def _text(unit: str, amount: float) -> str:
+    if unit == "usd":
+        return _money(amount)
+    if unit == "seconds":
+        return f"{amount:,.6g} s"
+    return f"{amount:,} {unit}"

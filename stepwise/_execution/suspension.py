@@ -1,0 +1,206 @@
+"""The suspension of a run: when all that is left of it, and of its child runs, is to wait.
+
+A run suspends as one with the runs that called it and with its child runs.  It stops like after a
+Ctrl-C, except that it is known when, or for what, it has to go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stepwise._execution.active_run import ActiveRun, live_runs, scope_variable
+from stepwise._journal.records import RunFacts, RunWait, WaitKind
+from stepwise._runtime import asyncio_state, exits, settings
+from stepwise._runtime.clock import elapsed
+from stepwise._runtime.messages import shell_word
+from stepwise._runtime.public_names import public
+from stepwise.errors import RunSuspended
+
+__all__ = ["PendingWait", "pending", "seconds_to_suspension", "suspend", "suspended_text"]
+
+_AGAIN = 1.0  # seconds until it is asked again whether a step is in flight
+_SETTLED = 1.0  # seconds without a call after which other tasks and threads count as waiting
+
+
+@public
+@dataclass(frozen=True)
+class PendingWait:
+    """Something that a suspended run waits for.
+
+    Args:
+        run_id: of the run, or of its child run, whose call it is.
+        step: the number of that call.
+        kind: ``time``, ``signal`` or ``approval``.
+        name: of the signal; of an approval, the question.
+        since: when the wait began, in seconds since 1970.
+        until: when it ends by itself, in seconds since 1970; ``None`` for never.
+    """
+
+    run_id: str
+    step: int
+    kind: WaitKind
+    name: str
+    since: float
+    until: float | None = None
+
+    def __str__(self) -> str:
+        what = RunWait(self.step, self.kind, self.name, self.until, self.since).text
+        ends = "" if self.until is None else f", until {_moment(self.until)}"
+        return f"{what}, since {_moment(self.since)}{ends}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields as plain data, for JSON."""
+        return asdict(self)
+
+
+def _moment(at: float) -> str:
+    """Return a moment as text, with its day unless that is today."""
+    there, today = time.localtime(at), time.localtime()
+    whole = there[:3] != today[:3]
+    return time.strftime("%Y-%m-%d %H:%M:%S" if whole else "%H:%M:%S", there)
+
+
+def pending(facts: RunFacts) -> list[PendingWait]:
+    """Return what a run waits for, as its listing says."""
+    return [
+        PendingWait(
+            each.run or facts.run_id, each.number, each.kind, each.name, each.since, each.until
+        )
+        for each in facts.waits
+    ]
+
+
+# -- whether it suspends -------------------------------------------------------------------------
+
+
+def seconds_to_suspension(active: ActiveRun) -> float:
+    """Return the seconds after which the run may suspend; 0 for now, infinite for never.
+
+    Asked by a call that waits, each time that it looks.
+    """
+    after = settings.suspend_after()
+    if after is None:
+        return float("inf")
+    family = _family(active)
+    parked = [each for run in family for each in run.waits.all]
+    seconds = 0.0
+    for each in parked:
+        ends = [each.end.left(), active.steering.left]
+        if any(left is not None and left < after for left in ends):
+            return float("inf")  # what it waits for, or the end of its timeout, comes soon
+        if each.asks:
+            seconds = max(seconds, each.since + after - elapsed())
+    if any(run.flows.steps_in_flight() or run.open_streams() for run in family):
+        return max(seconds, _AGAIN)
+    if _others_alive(family, {each.flow for each in parked}):
+        last = max(run.flows.moved_at for run in family)
+        seconds = max(seconds, last + max(after, _SETTLED) - time.monotonic())
+    return max(0.0, seconds)
+
+
+def _family(active: ActiveRun) -> list[ActiveRun]:
+    """The runs in progress here that belong together: the one that no other called comes first."""
+    root = active.root
+    children = (run for run in list(live_runs) if run.parent is not None)
+    return [root, *(run for run in children if run.root is root)]
+
+
+def _others_alive(family: list[ActiveRun], parked: set[int]) -> bool:
+    """Return whether a task or thread may make a call that is not one of those that wait."""
+    for run in family:
+        if run.flows.others_than(parked):
+            return True
+        main = run.unwinding.main
+        if run.task is None and not run.awaits and main not in parked:
+            return True
+    for task, scope in asyncio_state.of_context(scope_variable):
+        if scope.run.root is family[0] and not _only_waits(task, parked):
+            return True
+    return False
+
+
+def _only_waits(task: Any, parked: set[int]) -> bool:
+    """Return whether a task is one of those that wait, or waits for nothing but such tasks."""
+    todo, seen = [task], set[int]()
+    while todo:
+        each = todo.pop()
+        if id(each) in parked or id(each) in seen:
+            continue
+        seen.add(id(each))
+        parts = [*getattr(each, "_children", ())]
+        waiter = getattr(each, "_fut_waiter", None)
+        if waiter is not None:
+            parts.append(waiter)
+        parts = [part for part in parts if not part.done()]
+        if not parts:
+            return False
+        todo += parts
+    return True
+
+
+# -- suspending ----------------------------------------------------------------------------------
+
+
+def suspend(active: ActiveRun) -> None:
+    """Stop the run, and all that belongs to it, unless a message has come that it waits for."""
+    family = _family(active)
+    root = family[0]
+    root.steering.look_soon()
+    with root.lock:
+        root.steering.look()
+        if root.steering.asked is not None:
+            return  # which the call that waits is told next
+        if any(run.stopped is not None for run in family):
+            return
+        # Noted first: what comes after it wakes the run, whoever of its threads reads the inbox.
+        waits = {run: tuple(_waits_of(run, family)) for run in family}
+        if any(_has_come(run, each.wait) for run in family for each in run.waits.all):
+            for run in family:
+                run.flows.parked.ring()
+            return
+        for run in family:
+            run.suspension = waits[run]
+        found = pending(root.facts._replace(waits=root.suspension or ()))
+        exits.prepare()
+        error = RunSuspended(_text(root.run_id, found), run_id=root.run_id, waits=found)
+        for run in family:
+            run.stop(error)
+
+
+def _has_come(run: ActiveRun, wait: RunWait) -> bool:
+    if wait.kind == "signal":
+        return bool(run.inbox.signals(wait.name))
+    return wait.kind == "approval" and run.inbox.answer(wait.ticket) is not None
+
+
+def _waits_of(run: ActiveRun, family: list[ActiveRun]) -> Iterator[RunWait]:
+    """Yield what a run and its child runs wait for."""
+    for each in family:
+        if run in each.lineage():
+            child = each.run_id if each is not run else ""
+            for parked in each.waits.all:
+                ends = parked.wait.until, each.steering.deadline
+                until = min((end for end in ends if end is not None), default=None)
+                yield parked.wait._replace(run=child, seen=each.inbox.seen, until=until)
+
+
+def _text(run_id: str, waits: list[PendingWait]) -> str:
+    first = waits[0]
+    how = {
+        "time": "Start the program again then",
+        "signal": f"stepwise send {shell_word(first.run_id)} {shell_word(first.name)} JSON, and "
+        "start the program again",
+        "approval": f"stepwise approve {shell_word(first.run_id)} {first.step}, and start the "
+        "program again",
+    }[first.kind]
+    return f"{suspended_text(run_id, waits)}. {how}: stepwise resume {run_id}"
+
+
+def suspended_text(run_id: str, waits: list[PendingWait]) -> str:
+    """Return what a suspended run waits for, in words."""
+    others = len(waits) - 1
+    more = f" (and {others} more)" if others else ""
+    return f"run {run_id} is suspended: it waits {waits[0]}{more}"

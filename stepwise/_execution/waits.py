@@ -1,0 +1,276 @@
+"""The waiting of a run: its view of the inbox, and the calls that are parked.
+
+Which messages a run has taken follows from its journal.  A checkpoint keeps that in short, so that
+a run that resumes need not read all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from stepwise._journal.projection import met_messages
+from stepwise._journal.records import Entry, RunWait
+from stepwise._journal.seal import Seal
+from stepwise._runtime.clock import End, elapsed
+from stepwise.stores import Store
+
+if TYPE_CHECKING:
+    from stepwise._journal.inbox import Inbox, Message
+
+__all__ = ["Parked", "RunInbox", "Taken", "Waits"]
+
+_NOTHING: Mapping[str, Sequence[int]] = {}
+
+
+class Closes(Protocol):
+    """Something that is in progress until it is closed."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Taken:
+    """The messages that a run has taken, as its records say.
+
+    Args:
+        kept: what a checkpoint keeps of it: by the name of the signal, the number up to which all
+            messages of that name are taken, and the numbers of later ones.
+        entries: the records after that checkpoint.
+    """
+
+    def __init__(
+        self, kept: Mapping[str, Sequence[int]] = _NOTHING, entries: Iterable[Entry] = ()
+    ) -> None:
+        self._low = {name: numbers[0] for name, numbers in kept.items()}
+        self._others = {number for numbers in kept.values() for number in numbers[1:]}
+        self._others |= met_messages(entries).keys()
+
+    def __contains__(self, message: Message) -> bool:
+        low = self._low.get(message.name, 0)
+        return message.number <= low or message.number in self._others
+
+    def knows(self, number: int) -> bool:
+        """Return whether a message is known to be taken by its number."""
+        return number in self._others
+
+    def add(self, number: int) -> None:
+        """Note that a message is taken."""
+        self._others.add(number)
+
+    def settle(self, name: str, low: int, known: Iterable[int]) -> None:
+        """Note that all messages of a name are taken up to a number, of which these are known."""
+        if low > self._low.get(name, 0):
+            self._low[name] = low
+        self._others.difference_update(known)
+
+    def kept(self) -> dict[str, list[int]]:
+        """Return what a checkpoint keeps; under the empty name, messages whose name is not known.
+
+        Numbers are unique among all names, so it does not matter under which they stand.
+        """
+        found = {name: [low] for name, low in self._low.items()}
+        if self._others:
+            found[""] = [self._low.get("", 0), *sorted(self._others)]
+        return found
+
+
+class RunInbox:
+    """The inbox of a run in progress, which several of its threads may ask.
+
+    The store is read when there may be something new: at the first question, and after
+    :meth:`ring`.
+    """
+
+    def __init__(self, store: Store, seal: Seal, run_id: str, taken: Taken) -> None:
+        self._of = store, seal, run_id
+        self._lock = threading.RLock()
+        self.taken = taken
+        self._fresh = False
+        self._seen = 0  # messages that were sorted
+        self._held: dict[int, str] = {}  # taken, and not recorded yet: number and name
+        self._last: dict[str, int] = {}  # number of the newest signal of a name
+        self._recent: dict[str, set[int]] = {}  # taken ones that do not count by ``low`` yet
+        self._waiting: dict[str, deque[Message]] = {}  # signals that were not taken, by name
+        self._answers: dict[str, Message] = {}  # the first one of each ticket
+
+    def ring(self) -> None:
+        """Note that there may be new messages."""
+        self._fresh = False
+
+    @functools.cached_property
+    def _inbox(self) -> Inbox:
+        from stepwise._journal.inbox import Inbox  # on use: most runs look into none
+
+        return Inbox(*self._of)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Return all messages, in the order in which they came."""
+        with self._lock:
+            self._look()
+            return list(self._inbox.messages)
+
+    @property
+    def seen(self) -> int:
+        """Return the number of the last message that was looked at; 0 if there was none."""
+        with self._lock:
+            return self._inbox.messages[-1].number if self._inbox.messages else 0
+
+    def signals(self, name: str) -> list[Message]:
+        """Return the signals of a name that were not taken, in the order in which they came."""
+        with self._lock:
+            self._look()
+            return list(self._waiting.get(name, ()))
+
+    def answer(self, ticket: str) -> Message | None:
+        """Return the first answer to a question."""
+        with self._lock:
+            self._look()
+            return self._answers.get(ticket)
+
+    def take(self, name: str) -> Message | None:
+        """Take the first signal of a name; ``None`` if there is none.
+
+        The caller records that (:meth:`recorded`), or gives it back.
+        """
+        with self._lock:
+            self._look()
+            waiting = self._waiting.get(name)
+            if not waiting:
+                return None
+            message = waiting.popleft()
+            self._held[message.number] = name
+            return message
+
+    def recorded(self, message: Message) -> None:
+        """Note that a record says that a message was taken."""
+        with self._lock:
+            del self._held[message.number]
+            self.taken.add(message.number)
+            self._recent.setdefault(message.name, set()).add(message.number)
+
+    def give_back(self, message: Message) -> None:
+        """Put a signal back that was taken and not recorded."""
+        with self._lock:
+            del self._held[message.number]
+            waiting = [*self._waiting.get(message.name, ()), message]
+            self._waiting[message.name] = deque(sorted(waiting, key=_number))
+
+    def kept(self) -> dict[str, list[int]]:
+        """Return what a checkpoint keeps of the messages that were taken."""
+        with self._lock:
+            for name, numbers in self._recent.items():
+                waiting = self._waiting.get(name)
+                open_ = [number for number, held in self._held.items() if held == name]
+                open_ += [waiting[0].number] if waiting else []
+                low = min(open_) - 1 if open_ else self._last[name]
+                known = {each for each in numbers if each <= low}
+                self.taken.settle(name, low, known)
+                numbers.difference_update(known)
+            return self.taken.kept()
+
+    def _look(self) -> None:
+        if self._fresh:
+            return
+        self._fresh = True  # a ring while it is being read has it read again
+        before = self._inbox.messages
+        try:
+            self._inbox.look()
+        except BaseException:
+            self._fresh = False
+            raise
+        messages = self._inbox.messages
+        if messages is not before:  # it was put back from a backup
+            self._waiting.clear()
+            self._answers.clear()
+            self._recent.clear()
+            self._seen = 0
+        new, self._seen = messages[self._seen :], len(messages)
+        for message in new:
+            if message.kind == "answer":
+                self._answers.setdefault(message.name, message)
+            elif message.kind == "signal":
+                name, number = message.name, message.number
+                self._last[name] = number
+                if number in self._held:
+                    continue
+                if message not in self.taken:
+                    self._waiting.setdefault(name, deque()).append(message)
+                elif self.taken.knows(number):
+                    self._recent.setdefault(name, set()).add(number)
+
+
+def _number(message: Message) -> int:
+    return message.number
+
+
+class Parked:
+    """A call that waits.
+
+    Args:
+        wait: what for, as listings show it.
+        end: when it is over by itself.
+        flow: in which it waits.
+    """
+
+    __slots__ = ("end", "flow", "since", "wait")
+
+    def __init__(self, wait: RunWait, end: End, flow: int) -> None:
+        self.wait = wait
+        self.end = end
+        self.flow = flow
+        self.since = elapsed()
+
+    @property
+    def asks(self) -> bool:
+        """True if it waits for a message."""
+        return self.wait.kind != "time"
+
+
+class Waits:
+    """The calls of a run that wait now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parked: dict[int, Parked] = {}
+        self._watch: Closes | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._parked)
+
+    @property
+    def all(self) -> list[Parked]:
+        """Return the calls that wait, in the order of their numbers."""
+        with self._lock:
+            return [self._parked[number] for number in sorted(self._parked)]
+
+    @property
+    def watched(self) -> bool:
+        """True if the inbox is watched, so that what comes wakes the calls."""
+        return self._watch is not None
+
+    @contextmanager
+    def parked(self, parked: Parked, watch: Callable[[], Closes]) -> Iterator[None]:
+        """Note that a call waits, while the block runs.
+
+        Args:
+            watch: begins to watch the inbox; called if nobody does so yet.
+        """
+        try:
+            with self._lock:
+                self._parked[parked.wait.number] = parked
+                if parked.asks and self._watch is None:
+                    self._watch = watch()
+            yield
+        finally:
+            with self._lock:
+                self._parked.pop(parked.wait.number, None)
+                unwatched = not any(each.asks for each in self._parked.values())
+                watched, self._watch = self._watch, None if unwatched else self._watch
+            if unwatched and watched is not None:
+                watched.close()

@@ -1,0 +1,235 @@
+"""One thread per process that notices what was sent to runs of this process, and moments that come.
+
+It looks at the bell of each store that somebody watches, with one read for all runs, and calls what
+the watched runs gave it.  Now and then it calls all of them, since a ring may be lost.  There is no
+such thread while nobody watches, and it never keeps the process alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import heapq
+import os
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+
+from stepwise._journal.bell import Bell
+from stepwise._journal.seal import Seal
+from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import reports
+from stepwise.errors import RunStopped
+from stepwise.stores import Store
+
+__all__ = ["RunWatch", "Watcher", "watcher"]
+
+POLL = 0.1  # seconds between two looks at a bell
+SLOW_POLL = 15.0  # seconds after which every watch is called, rung or not
+_LONGEST_PAUSE = 5.0  # seconds between two looks at a store that cannot be read
+_DONE_AT_EXIT = 1.0  # seconds that the end of the program waits for a look in progress
+_SPARE = 64  # moments of closed watches that may lie in the heap
+
+
+class RunWatch:
+    """A run that is watched until this is closed; also a context manager.
+
+    Args:
+        ring: called by the watcher's thread when something may have come for the run, and when
+            the moment has come.  Also called without a reason, at the beginning above all.  It must
+            neither block nor take long.
+    """
+
+    __slots__ = ("_close", "ring", "run_id", "until")
+
+    def __init__(
+        self,
+        run_id: str,
+        ring: Callable[[], object],
+        until: float | None,
+        close: Callable[[RunWatch], None],
+    ) -> None:
+        self.run_id, self.ring, self.until, self._close = run_id, ring, until, close
+
+    def close(self) -> None:
+        """Stop watching; may be called again.  A call in progress may still end after it."""
+        self._close(self)
+
+    def __enter__(self) -> RunWatch:  # noqa: PYI034
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _WatchedStore:
+    """A store, its bell, and the watches of its runs; the thread alone uses the bell."""
+
+    def __init__(self, store: Store, seal: Seal) -> None:
+        self.store, self.seal = store, seal
+        self.watches: dict[str, list[RunWatch]] = {}
+        self.new: list[RunWatch] = []  # not called yet since they are watched
+        self.bell: Bell | None = None
+        self.failures, self.pause_until = 0, 0.0
+
+    @property
+    def all(self) -> list[RunWatch]:
+        return [watch for watches in list(self.watches.values()) for watch in list(watches)]
+
+    def take_new(self) -> list[RunWatch]:
+        """Return the watches that were added since the last time."""
+        new, self.new = self.new, []
+        return new
+
+    def look(self, new: list[RunWatch], now: float, everything: bool) -> list[RunWatch]:
+        """Return the watches to call, the new ones among them, for which the bell may have rung."""
+        if now < self.pause_until:
+            return []
+        try:
+            # Begun anew now and then: a store that was put back from a backup counts from below.
+            if self.bell is None or everything:
+                self.bell = Bell(self.store, self.seal)
+                self.bell.look()
+                return self.all
+            rung = self.bell.look()
+        except (Exception, RunStopped):  # the runs themselves report what is wrong with a store
+            self.failures += 1
+            self.bell = None
+            pause = min(POLL * 2**self.failures, _LONGEST_PAUSE)
+            self.pause_until = time.monotonic() + pause  # a failure may have taken long
+            return []
+        self.failures = 0
+        return new + [watch for run_id in rung for watch in list(self.watches.get(run_id, ()))]
+
+
+class Watcher:
+    """Watches runs for this process, in one thread."""
+
+    def __init__(self) -> None:
+        self._mutex = process_lock()
+        self._begin_anew()
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """RunWatch nothing: so it is at first, and in a forked child, which lacks the thread."""
+        self._stores: dict[int, _WatchedStore] = {}  # by id() of the store
+        self._moments: list[tuple[float, int, RunWatch]] = []  # a heap
+        self._open: set[RunWatch] = set()
+        self._numbers = count()
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+
+    def watch(
+        self,
+        store: Store,
+        seal: Seal,
+        run_id: str,
+        ring: Callable[[], object],
+        *,
+        until: float | None = None,
+    ) -> RunWatch:
+        """Call ``ring`` soon, and whenever something may have come for a run, until it is closed.
+
+        Args:
+            until: a moment at which it is called, too, in seconds since 1970 by the wall clock.
+        """
+        watch = RunWatch(run_id, ring, until, self._close)
+        try:
+            with self._mutex:
+                self._add(store, seal, watch)
+        except BaseException:  # a Ctrl-C
+            watch.close()
+            raise
+        self._wake.set()
+        return watch
+
+    def _add(self, store: Store, seal: Seal, watch: RunWatch) -> None:
+        watched = self._stores.get(id(store))
+        if watched is None:
+            watched = self._stores[id(store)] = _WatchedStore(store, seal)
+        self._open.add(watch)
+        watched.watches.setdefault(watch.run_id, []).append(watch)
+        watched.new.append(watch)
+        if watch.until is not None:
+            self._add_moment(watch.until, watch)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="stepwise watcher", daemon=True)
+            # In an empty context: begun by a run, it is no thread of that run.
+            contextvars.Context().run(self._thread.start)
+            atexit.register(self._end_with_program, self._thread)
+
+    def _close(self, watch: RunWatch) -> None:
+        with self._mutex:
+            if watch not in self._open:
+                return
+            self._open.discard(watch)
+            for key, watched in list(self._stores.items()):
+                if watch in watched.watches.get(watch.run_id, ()):
+                    watched.watches[watch.run_id].remove(watch)
+                    if not watched.watches[watch.run_id]:
+                        del watched.watches[watch.run_id]
+                    if not watched.watches:
+                        del self._stores[key]
+        self._wake.set()  # with the last one, the thread ends
+
+    def _add_moment(self, until: float, watch: RunWatch) -> None:
+        if len(self._moments) > 2 * len(self._open) + _SPARE:
+            self._moments = [each for each in self._moments if each[2] in self._open]
+            heapq.heapify(self._moments)
+        heapq.heappush(self._moments, (until, next(self._numbers), watch))
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        slow_poll = time.monotonic() + SLOW_POLL
+        while True:
+            wake, now = self._wake, time.monotonic()
+            wake.clear()
+            with self._mutex:
+                if not self._open or threading.current_thread() is not self._thread:
+                    self._leave()
+                    return
+                stores = [(each, each.take_new()) for each in self._stores.values()]
+                due = self._due()
+            everything = now >= slow_poll
+            if everything:
+                slow_poll = now + SLOW_POLL
+            for watched, new in stores:
+                due += watched.look(new, now, everything)
+            for watch in dict.fromkeys(due):
+                if watch in self._open:
+                    _call(watch)
+            wake.wait(self._pause())
+
+    def _due(self) -> list[RunWatch]:
+        found, now = [], time.time()
+        while self._moments and self._moments[0][0] <= now:
+            found.append(heapq.heappop(self._moments)[2])
+        return found
+
+    def _pause(self) -> float:
+        with self._mutex:
+            ahead = self._moments[0][0] - time.time() if self._moments else POLL
+        return max(0.0, min(POLL, ahead))
+
+    def _leave(self) -> None:
+        if self._thread is threading.current_thread():
+            atexit.unregister(self._end_with_program)
+            self._thread = None
+
+    def _end_with_program(self, thread: threading.Thread) -> None:
+        """End the thread before the interpreter stops it, perhaps inside a store's lock."""
+        if self._thread is thread:
+            self._thread = None
+            self._wake.set()
+            thread.join(_DONE_AT_EXIT)
+
+
+@reports
+def _call(watch: RunWatch) -> None:
+    watch.ring()
+
+
+watcher = Watcher()
+"""The watcher of this process."""

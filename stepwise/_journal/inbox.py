@@ -1,0 +1,249 @@
+"""The inbox of a run: what other processes send to it, sealed and chained, beside its journal.
+
+A log of its own (see ``log``), so that anybody may write while another process executes the run.
+What the run has taken stands in its journal; the log says only what came.  Numbers are never used
+twice, also where messages are lost: a loss stays visible until somebody gives the messages up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Literal, NamedTuple
+
+from stepwise._journal.chain import Mark, Position
+from stepwise._journal.log import LogEnd, SealedLog
+from stepwise._journal.seal import Seal
+from stepwise._runtime.messages import shell_word
+from stepwise.errors import CorruptStoreError, RunBusyError
+from stepwise.stores import Store
+
+__all__ = ["PREFIX", "Inbox", "Message", "MessageKind", "inbox_name", "this_person"]
+
+MessageKind = Literal["signal", "answer", "cancel", "given up"]
+PREFIX = "inbox:"
+"""The beginning of the names of inboxes in a store, with which no run id begins."""
+
+
+class Message(NamedTuple):
+    """One message that somebody sent.
+
+    Args:
+        number: its place in the inbox, from 1, growing.
+        kind: a signal; the answer to a question; a request to cancel the run; or the statement that
+            the messages whose numbers are its value are lost.
+        name: of the signal; of an answer, the ticket of the question.
+        value: of a signal: JSON, as bytes.
+        key: two messages of one kind and name with the same one are one; empty for none.
+        step: of an answer: the number of the call.
+        approved: of an answer: yes or no.
+        note: what the person said about an answer or a request.
+        by: who sent it, as the sending process knows it (``user@host``).
+        at: when, in seconds since 1970.
+    """
+
+    number: int
+    kind: MessageKind
+    name: str = ""
+    value: bytes = b""
+    key: str = ""
+    step: int = 0
+    approved: bool = False
+    note: str = ""
+    by: str = ""
+    at: float = 0.0
+
+    def load(self) -> Any:
+        """Return the value of a signal, as plain data."""
+        return json.loads(self.value)
+
+
+def inbox_name(run_id: str) -> str:
+    """Return the name of a run's inbox in its store."""
+    return f"{PREFIX}{run_id}"
+
+
+def this_person() -> str:
+    """Return who executes this process: ``user@host``."""
+    try:
+        import getpass  # on use: a terminal's module comes with it
+
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, in a container
+        user = str(os.getuid())
+    return f"{user}@{os.uname().nodename}"
+
+
+class Inbox:
+    """The inbox of one run, as one process reads and writes it; not for several threads at once.
+
+    Attributes:
+        messages: what was read, in the order in which it came.
+        lost: numbers of the messages that are damaged or missing, and not given up.
+    """
+
+    def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
+        self._run_id = run_id
+        self._log = SealedLog(store, seal, inbox_name(run_id))
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._end, self._marked = LogEnd(), Mark()
+        self._keys: dict[tuple[str, str, str], int] = {}
+        self._gone: set[int] = set()
+        self.messages: list[Message] = []
+        self.lost: set[int] = set()
+
+    def look(self, *, tolerant: bool = False) -> list[Message]:
+        """Read what came since the last look, and return that; ``messages`` has all of it.
+
+        Args:
+            tolerant: leave out lost messages.  A run must not: it would take later ones in their
+                place.
+
+        Raises:
+            CorruptStoreError: messages that were acknowledged are damaged or gone.
+            ConfigurationError: it was written with another key.
+        """
+        marked = self._log.newest_mark()  # first: what it tells of was written before it
+        found = self._log.read(self._end)
+        if found is None:  # the log was put back from a backup
+            self._begin_anew()
+            found = self._log.read(self._end)
+        assert found is not None
+        entries, self._end = found
+        self._marked = marked
+        new = []
+        for entry in entries:
+            if entry.header is None:
+                self.lost.add(entry.number)
+                continue
+            kind, name, *others = entry.header
+            message = Message(entry.number, kind, name, bytes(entry.payload), *others)
+            if message.kind == "given up":
+                self._gone.update(message.load())
+                continue
+            new.append(message)
+            if message.key:
+                self._keys.setdefault((kind, name, message.key), message.number)
+        self.lost -= self._gone
+        self.messages += new
+        if not tolerant:
+            lost = self.all_lost()
+            # What was sent between the reading of the messages and of their number is not lost.
+            while lost and (more := self.look(tolerant=True)):
+                new += more
+                lost = self.all_lost()
+            self._check(lost)
+        return new
+
+    def _check(self, lost: list[int]) -> None:
+        if lost:
+            numbers = ", ".join(map(str, lost[:10])) + ", ..." * (len(lost) > 10)
+            raise CorruptStoreError(
+                f"the inbox of run {self._run_id!r} lacks messages that were sent to it (number "
+                f"{numbers}): they are damaged or missing. Have them sent again, if they can be, "
+                f"and give up the lost ones: "
+                f"stepwise verify {shell_word(self._run_id)} --repair",
+                run_id=self._run_id,
+            )
+
+    def all_lost(self) -> list[int]:
+        """Return the numbers of the messages read so far, or gone from the end, that are lost."""
+        return sorted({*self.lost, *self._missing()})
+
+    def _missing(self) -> range:
+        """Return the numbers of the acknowledged messages that are gone from the end."""
+        last = self._end.at.last
+        return range(last + 1, last + 1 + self._log.missing(self._end, self._marked))
+
+    def post(
+        self,
+        kind: MessageKind,
+        name: str = "",
+        value: bytes = b"",
+        *,
+        key: str = "",
+        step: int = 0,
+        approved: bool = False,
+        note: str = "",
+        by: str = "",
+    ) -> int:
+        """Put a message into the inbox, durably; return its number.
+
+        Where one of its kind and name has the same key, the number of that one is returned.
+
+        Args:
+            by: who sends it; by default who executes this process.
+
+        Raises:
+            RunBusyError: other processes have been writing for a minute.
+            StoreError: the store cannot be written.
+        """
+        try:
+            with self._log.owned() as epoch:
+                if key:
+                    self.look(tolerant=True)
+                    if (kind, name, key) in self._keys:
+                        return self._keys[kind, name, key]
+                facts = key, step, approved, note, by or this_person(), time.time()
+                return self._append(epoch, [kind, name, *facts], value)
+        except RunBusyError as error:
+            raise RunBusyError(
+                f"nothing could be sent to run {self._run_id!r}: other processes have been writing "
+                "into its inbox for a minute; try again",
+                run_id=self._run_id,
+                owner=error.owner,
+            ) from None
+
+    def _append(self, epoch: int, header: list[Any], value: bytes) -> int:
+        end, _ = self._log.find_end()
+        missing = self._log.missing(end)
+        if missing:  # behind these: the number of a lost message is not given to another one
+            end = LogEnd(Position(end.at.last + missing, None))
+        return self._log.append(epoch, end, [(header, value)]).at.last
+
+    def give_up(self) -> None:
+        """Note that the lost messages are known to be lost, so that the run may take others."""
+        with self._log.owned() as epoch:
+            self.look(tolerant=True)
+            lost = self.all_lost()
+            if lost:
+                value = json.dumps(lost).encode()
+                self._append(epoch, _header("given up"), value)
+
+    def copy_to(self, other: Inbox) -> None:
+        """Make another run's inbox, which nobody reads yet, a copy of this one for a fork.
+
+        Messages keep their numbers, by which the records that both share name those they took.
+        Answers and requests to cancel concern this run alone: their numbers stay unused.
+
+        Raises:
+            CorruptStoreError: messages are damaged or missing.
+        """
+        other.delete()
+        self.look()
+        if not self._end.at.last:
+            return
+        items: list[tuple[list[Any], bytes]] = [
+            (_header("given up"), b"[]") for _ in range(self._end.at.last)
+        ]
+        for each in self.messages:
+            if each.kind == "signal":
+                number, kind, name, value, *facts = each
+                items[number - 1] = [kind, name, *facts], value
+        with other._log.owned() as epoch:
+            other._log.append(epoch, LogEnd(), items)
+
+    def delete(self) -> None:
+        """Delete the inbox with all that is in it, if there is anything."""
+        store, name = self._log.store, self._log.name
+        if store.marks(name) or next(store.read(name), None) is not None:
+            with self._log.owned() as epoch:
+                self._log.delete(epoch)
+
+
+def _header(kind: MessageKind) -> list[Any]:
+    """The header of a message that nobody sent."""
+    return [kind, "", "", 0, False, "", this_person(), time.time()]

@@ -1,0 +1,204 @@
+"""Copy runs from one store into another."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+import stepwise
+from stepwise._display.terminal import Column, Terminal, Word, count
+from stepwise._runs import housekeeping
+from stepwise._runs.copying import Copied, Copier, log_kind_of
+from stepwise.cli._command import command, find_run, run_argument, use_store
+from stepwise.cli._display import echo_json, note, say, show_table
+from stepwise.cli.look import chosen_runs
+
+__all__: list[str] = []
+
+_PAUSE = 0.1  # seconds between two states of the line of progress
+_ERASE = "\r\x1b[2K"
+
+
+class _CopyLine:
+    """A line on a terminal, and the sums.
+
+    Args:
+        total: how many runs and logs there are to copy; 0 while that is not known.
+    """
+
+    def __init__(self) -> None:
+        self.total = self.done = self.records = self.size = 0
+        self._drawn = 0.0
+        self._is_on = Terminal.of(sys.stderr).colour  # a terminal that is not dumb
+
+    def tell(self, records: int, size: int) -> None:
+        self.records, self.size = self.records + records, self.size + size
+        if self._is_on and time.monotonic() > self._drawn + _PAUSE:
+            self._drawn = time.monotonic()
+            sums = f"{count(self.records, 'record')}, {_size_text(self.size)}"
+            line = f"{self.done:,} of {self.total:,} runs, {sums}"
+            click.echo(f"{_ERASE}{line}", nl=False, err=True)
+
+    def erase(self) -> None:
+        if self._is_on and self._drawn:
+            click.echo(_ERASE, nl=False, err=True)
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
+
+
+@command(
+    "Keep",
+    "stepwise copy --to postgresql://db.example/stepwise  # all runs\n"
+    "stepwise copy --from disk:./runs --to sqlite:./one trip-0573\n"
+    "stepwise copy --from sqlite:./backup --to disk:./runs --restored",
+    short_help="Copy runs from one store into another.",
+)
+@run_argument("run_ids", "[RUN]...", nargs=-1)
+@click.option(
+    "--from",
+    metavar="URL",
+    expose_value=False,
+    is_eager=True,
+    callback=use_store,
+    help="The store that they are in; by default the configured one.",
+)
+@click.option("--to", "target", metavar="URL", required=True, help="The store to copy them into.")
+@chosen_runs
+@click.option("--restored", is_flag=True, help="It is a backup: mark runs as restore does.")
+@click.option("--wait", is_flag=True, help="Wait for runs that are being executed.")
+@click.option("--dry-run", is_flag=True, help="Only compare, and say what would be copied.")
+def copy(
+    run_ids: tuple[str, ...],
+    target: str,
+    workflow: str | None,
+    status: Any,
+    tags: dict[str, str],
+    *,
+    restored: bool,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Copy the RUNs, or all, into another store; they keep their ids and continue there.
+
+    With their child runs and inboxes, and, if no RUN and no filter is given, the threads and
+    sessions of frameworks.  Every record is verified before it is written.  Given again, the
+    command copies what is missing.  The exit code is 1 if a run was left out.
+    """
+    chosen = bool(workflow or status or tags)
+    if run_ids and chosen:
+        raise click.UsageError("give RUNs, or --workflow, --status and --tag, not both")
+    progress, began = _CopyLine(), time.monotonic()
+    how = {"restored": restored, "wait": wait, "dry_run": dry_run, "tell": progress.tell}
+    copier = housekeeping.copier(target, **how)
+    names = [_name_of(each) for each in run_ids]
+    if not names:
+        names = housekeeping.to_copy(workflow, status, tags)
+        names += [] if chosen else copier.logs()
+    progress.total = len(names)
+    found: list[Copied] = []
+    try:
+        rows = _rows(copier, names, found, progress, dry_run=dry_run)
+        if as_json:
+            for _ in rows:
+                pass
+        else:
+            _show(rows)
+    finally:
+        progress.erase()
+    seconds = time.monotonic() - began
+    if as_json:
+        echo_json(_as_dict(copier, found, seconds, dry_run=dry_run))
+    else:
+        _sum_up(copier, found, seconds, dry_run=dry_run)
+    if any(each.problem for each in found):
+        sys.exit(1)
+
+
+def _name_of(text: str) -> str:
+    """Return the id of the run that is meant; the name of a log or of objects stays."""
+    if log_kind_of(text) is not None:
+        return text
+    try:
+        return find_run(text).id
+    except stepwise.RunNotFoundError:
+        if housekeeping.has_objects(text):
+            return text
+        raise
+
+
+def _rows(
+    copier: Copier, names: list[str], found: list[Copied], progress: _CopyLine, *, dry_run: bool
+) -> Iterator[list[Any]]:
+    """Copy; yield the rows of a table, without those that were there already."""
+    for each in _until_a_store_fails(copier.copy_each(names)):
+        found.append(each)
+        progress.done += 1
+        progress.tell(0, 0)
+        if each.problem:
+            progress.erase()
+            note(f"stepwise: {each.problem}")
+        if each.outcome != "there":
+            told = "would be copied" if dry_run and each.outcome == "copied" else each.outcome
+            size = _size_text(each.size) if each.size else ""
+            yield [each.id, each.records or "", size, Word(told)]
+
+
+def _until_a_store_fails(each: Iterator[Copied]) -> Iterator[Copied]:
+    with contextlib.suppress(stepwise.StoreError):  # the last item has told of it
+        yield from each
+
+
+def _show(rows: Iterator[list[Any]]) -> None:
+    first = next(rows, None)
+    if first is None:
+        return
+    columns = [
+        Column("RUN"),
+        Column("RECORDS", whole=True, right=True),
+        Column("SIZE", whole=True, right=True),
+        Column("RESULT", whole=True),
+    ]
+    show_table(columns, itertools.chain([first], rows))
+
+
+def _sum_up(copier: Copier, found: list[Copied], seconds: float, *, dry_run: bool) -> None:
+    outcomes = Counter(each.outcome for each in found)
+    way = f"from {copier.source.url} to {copier.target.url}"
+    if not found:
+        note(f"nothing to copy {way}: no runs like that")
+        return
+    below = sum(each.children for each in found)
+    records, size = sum(each.records for each in found), sum(each.size for each in found)
+    runs = count(outcomes["copied"], "run") + f" with {count(below, 'child run')}" * bool(below)
+    verb = "would be copied" if dry_run else "copied"
+    sums = f"{runs}, {count(records, 'record')}, {_size_text(size)} {verb} {way} in {seconds:.1f} s"
+    parts = [sums if outcomes["copied"] else f"nothing copied {way}"]
+    parts += [f"{outcomes['there']:,} already there"] if outcomes["there"] else []
+    parts += [f"{outcomes['busy']:,} being executed"] if outcomes["busy"] else []
+    parts += [f"{outcomes['refused']:,} refused"] if outcomes["refused"] else []
+    say("; ".join(parts))
+
+
+def _as_dict(
+    copier: Copier, found: list[Copied], seconds: float, *, dry_run: bool
+) -> dict[str, Any]:
+    runs = [{**each._asdict(), "problem": each.problem or None} for each in found]
+    return {
+        "from": copier.source.url,
+        "to": copier.target.url,
+        "dry_run": dry_run,
+        "runs": runs,
+        "records": sum(each.records for each in found),
+        "size": sum(each.size for each in found),
+        "seconds": seconds,
+    }

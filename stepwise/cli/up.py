@@ -1,0 +1,251 @@
+"""``stepwise up``: the executor of the runs of some modules."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import IO, Any
+
+import click
+
+import stepwise
+from stepwise import Run
+from stepwise._display.render import printable
+from stepwise._display.terminal import Word
+from stepwise._runs.housekeeping import hand_down
+from stepwise._runs.program import start_command
+from stepwise._workflows.run_output import RunOutput
+from stepwise._workflows.supervisor import Happening, Supervisor, Terms, stores_for
+from stepwise.cli._command import chosen_store, command
+from stepwise.cli._display import call_text, note
+
+__all__: list[str] = []
+
+_HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
+
+
+@command(
+    "Steer",
+    "stepwise up jobs  # until it is stopped\n"
+    "stepwise up --once jobs  # for cron\n"
+    "stepwise up --max 2 --logs /var/log/agents jobs\n"
+    "stepwise up --ray auto jobs  # a cluster executes them",
+    short_help="Continue the runs of MODULES, as they can go on.",
+)
+@click.argument("modules", nargs=-1, required=True, metavar="MODULE...")
+@click.option(
+    "--max", "most", type=click.IntRange(1), metavar="N",
+    help="Execute so many runs at the same time, at most; by default 8, with --ray 1000.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="Do what is due now, and end.")
+@click.option(
+    "--run",
+    "only",
+    multiple=True,
+    metavar="RUN",
+    help="Only this run, even if it died too often; repeat it.",
+)
+@click.option(
+    "--logs", default="", metavar="FOLDER", help="Write what a run prints to FOLDER/RUN.log."
+)
+@click.option(
+    "--ray",
+    "address",
+    metavar="ADDRESS",
+    help="Let the Ray cluster there execute the runs: HOST:PORT, or auto for that of this machine.",
+)
+def up(
+    modules: tuple[str, ...],
+    *,
+    most: int | None,
+    once: bool,
+    only: tuple[str, ...],
+    logs: str,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Import MODULES, and execute the runs of their workflows that have to go on.
+
+    Those are runs whose process died, suspended runs whose time or message has come, and runs to
+    be cancelled.  Each is executed once, however many such commands there are.  Ctrl-C and SIGTERM
+    let the steps in progress end; a second one ends at once.
+
+    With --ray, the runs are tasks of a cluster, whose workers import MODULES, too; they end with
+    this command.  Then --logs is a folder of the machine that executes a run.
+
+    With --once, the exit code is 1 if a run failed or stopped.  With --json, each line is one
+    event, and what runs print goes to stderr.
+    """
+    with RunOutput(os.path.abspath(logs) if logs else "") as output:
+        url = chosen_store()
+        _import(modules)
+        if url is not None:
+            stepwise.configure(store=url)  # the command line wins
+        show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
+        stores = stores_for(modules)
+        engine = None
+        if address is not None:
+            from stepwise.integrations._ray_engine import RayEngine  # on use: few have Ray
+
+            engine = RayEngine(address, modules, os.path.abspath(logs) if logs else "")
+            engine.check(stores)
+        terms = Terms(
+            most=most or (_ON_CLUSTER if engine else _HERE),
+            once=once,
+            only=frozenset(only),
+            alone=show.alone,
+            continuing=_continuing,
+            engine=engine,
+        )
+        supervisor = Supervisor(stores, terms, show.report, output)
+        _stopped_by_signals(supervisor)
+        supervisor.run()
+        code = supervisor.exit_code
+    if supervisor.is_executing:  # what is left would keep the process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import the modules, as ``python -m`` finds them: in the current folder first."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    for name in modules:
+        if os.path.isfile(name) or not all(part.isidentifier() for part in name.split(".")):
+            raise stepwise.ConfigurationError(_no_name(name))
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and _is_of(name, error.name):
+                raise stepwise.ConfigurationError(
+                    f"there is no module {error.name!r} in {folder} or on Python's path: start "
+                    "this in the folder from which python -m would find it"
+                ) from None
+            trace = error.__traceback__
+            while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
+                trace = trace.tb_next
+            lines = traceback.format_exception(type(error), error, trace)
+            note(printable("".join(lines).rstrip()))
+            raise stepwise.ConfigurationError(
+                f"module {name!r} cannot be imported: {type(error).__name__}, see above"
+            ) from None
+
+
+def _no_name(name: str) -> str:
+    path = os.path.relpath(name).removesuffix(".py")
+    dotted = path.replace(os.sep, ".")
+    if os.path.exists(name) and all(part.isidentifier() for part in dotted.split(".")):
+        return f"{name} is a file: give the name of its module: stepwise up {dotted}"
+    return f"{name!r} is not the name of a module: write it as after python -m"
+
+
+def _is_of(name: str, missing: str | None) -> bool:
+    """Return whether the missing module is the named one or a package around it."""
+    return missing is not None and f"{name}.".startswith(f"{missing}.")
+
+
+def _is_machinery(file: str) -> bool:
+    return file == __file__ or file.startswith("<frozen ") or "importlib" in file
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+def _stopped_by_signals(supervisor: Supervisor) -> None:
+    def stop(number: int, _: Any) -> None:
+        if supervisor.is_stopped_twice:
+            os._exit(128 + number)
+        supervisor.stop(number)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def _continuing(run: Run) -> Sequence[str]:
+    """Return the command that continues a run of another program."""
+    start_command(run)  # raises if nothing can start it
+    return ("stepwise", "resume", run.id)
+
+
+class _Reporter:
+    """Shows what happens: as lines on stderr, or as lines of JSON on stdout."""
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        url: str | None,
+        *,
+        as_json: bool,
+        logs: str,
+        out: IO[str],
+    ) -> None:
+        self._as_json, self._out, self._quiet = as_json, out, not logs
+        self._modules = ", ".join(modules)
+        self._words = [
+            *(("--json",) if as_json else ()),
+            *(("--logs", logs) if logs else ()),
+            *(("--store", hand_down(url)) if url is not None else ()),
+            *modules,
+        ]
+
+    def alone(self, run: Run) -> tuple[str, ...]:
+        """Return the command that executes one run in a process of its own."""
+        return (sys.executable, "-m", "stepwise", "up", "--once", "--run", run.id, *self._words)
+
+    def report(self, what: Happening) -> None:
+        """Show it."""
+        if self._as_json:
+            self._put_json(what)
+        elif what.kind == "ready":
+            note(f"up: {self._modules}: {what.detail}")
+        elif what.run is None:
+            note(f"up: {what.detail}")
+        elif not self._is_told_by_the_run(what):
+            self._put_run(what, what.run)
+
+    def _is_told_by_the_run(self, what: Happening) -> bool:
+        """Return whether a run's own notice on this terminal says it, or another process does."""
+        busy = what.kind == "ended" and what.status == "running"
+        return busy or (what.kind == "begun" and not what.detail and self._quiet)
+
+    def _put_run(self, what: Happening, run: Run) -> None:
+        verb = {"begun": "goes on", "left": "left alone"}.get(what.kind, "")
+        told = ": ".join(filter(None, (verb, what.detail)))
+        status = Word(what.status)
+        note(f"up: {run.id} {call_text(run)} ", status, f"{' ' if told else ''}{told}")
+        if what.command:
+            note(f"  to continue it: {shlex.join(_short(what.command))}")
+
+    def _put_json(self, what: Happening) -> None:
+        run = what.run
+        facts = {} if run is None else {"id": run.id, "workflow": run.workflow}
+        line = {
+            "event": what.kind,
+            **facts,
+            "status": what.status or None,
+            "detail": what.detail or None,
+            "command": list(what.command) or None,
+            "at": time.time(),
+        }
+        click.echo(json.dumps(line), file=self._out)
+
+
+def _short(words: Sequence[str]) -> Sequence[str]:
+    """Return a command as a person types it."""
+    return ("stepwise", *words[3:]) if words[1:3] == ("-m", "stepwise") else words

@@ -1,0 +1,286 @@
+"""For users of Ray: workflows that a cluster executes, and that outlive its nodes.
+
+::
+
+    from stepwise.integrations.ray import submit
+
+    handle = submit(agent, "invite the team", num_cpus=2)
+    print(handle.result())
+
+Ray places and schedules the tasks, and starts them elsewhere when their node dies.  There a run
+continues in the middle of its function, at the statement where it stopped, and no completed step
+runs twice.  The store must be one that all nodes reach (``STEPWISE_STORE=postgresql://...``), and
+``STEPWISE_KEY`` the same secret on all of them.
+
+``RayExecutor(num_gpus=1)`` is the executor of a step whose body alone is a task of the cluster:
+``@step(executor="ray", resources={"num_gpus": 1})``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import CancelledError
+from typing import Any, Generic, TypeVar
+
+from stepwise._runs.run import Run
+from stepwise._workflows.elsewhere import Placement, Reply, place
+from stepwise.errors import StepwiseError
+from stepwise.integrations import _ray_cluster as cluster
+from stepwise.integrations._ray_executor import RayExecutor
+from stepwise.stores import Store
+
+__all__ = ["RayExecutor", "RayHandle", "submit"]
+
+R = TypeVar("R")
+
+
+_LOOK = 1.0  # seconds between two looks whether this process is still connected
+
+
+class RayHandle(Generic[R]):
+    """A run that a Ray cluster executes."""
+
+    def __init__(self, placement: Placement, resources: Mapping[str, Any]) -> None:
+        self._placement = placement
+        self._resources = resources
+        self._ended = threading.Event()
+        self._mutex = threading.Lock()
+        self._reply: Reply | None = None
+        self._error: BaseException | None = None
+        self._value: Any = None
+        self._is_loaded = False
+        self._ref: Any = None
+        self._job = ""
+
+    def __repr__(self) -> str:
+        return f"<RayHandle of run {self.id} {self.status}>"
+
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+        return self._placement.run.id
+
+    @property
+    def run(self) -> Run:
+        """The run, for looking at it."""
+        return self._placement.run
+
+    @property
+    def status(self) -> str:
+        """The status of the run, as ``Run.status``."""
+        return self.run.status
+
+    @property
+    def ref(self) -> Any:
+        """Ray's reference to the task, for ``ray.wait`` and the like; ``None`` if none was needed.
+
+        What it refers to is internal: :meth:`result` gives the result.
+        """
+        return self._ref
+
+    @property
+    def done(self) -> bool:
+        """True if the run ended or stopped; a suspended run is not done."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
+
+        Ctrl-C ends the waiting, not the run.
+
+        Raises:
+            StepwiseError: this process has left the cluster, which ended the task.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._ended.is_set():
+            left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
+            if left <= 0:
+                return False
+            if not self._ended.wait(left) and not self._is_connected():
+                raise StepwiseError(
+                    f"run {self.id!r}: this process has left the Ray cluster, which ends the tasks "
+                    "that it submitted. stepwise up --ray continues the run, as does the same "
+                    "submit()"
+                )
+        return True
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the run, and return its result, or raise its exception.
+
+        A run that suspends goes on by itself when what it waits for has come, so this waits on.
+
+        Args:
+            timeout: in seconds; ``None`` waits for as long as it takes.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
+            ray.exceptions.RayError: Ray has given the task up; the run is ``crashed``.
+            StepwiseError: this process has left the cluster, which ended the task.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
+        with self._mutex:
+            if not self._is_loaded and self._error is None:
+                assert self._reply is not None
+                try:
+                    self._value = self._placement.result(self._reply)
+                except BaseException as error:
+                    self._error = error
+                self._is_loaded = True
+        if self._error is not None:
+            raise self._error
+        value: R = self._value
+        return value
+
+    def __await__(self) -> Generator[Any, None, R]:
+        import asyncio
+
+        return asyncio.to_thread(self.result).__await__()
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the run; see :meth:`stepwise.Run.cancel`.
+
+        Its clean-up runs on the cluster, and :meth:`result` raises :class:`stepwise.RunCancelled`.
+        """
+        self.run.cancel(reason)
+
+    def _is_connected(self) -> bool:
+        """Return whether this process still has the connection that the task belongs to."""
+        return self._job == cluster.job()
+
+    # -- internal --------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        recalled = self._placement.recalled
+        if recalled is not None:
+            self._value, self._is_loaded = recalled.value, True
+            self._ended.set()
+            return
+        with _mutex:
+            _live[self._placement.key] = self
+        self._send()
+
+    def _send(self) -> None:
+        self._job = cluster.job()
+        ref = self._ref = cluster.sent(self._placement.order(), self._resources)
+        cluster.watch(ref, lambda future: _news().put((self, future)))
+
+    def _end(self, reply: Reply | None, error: BaseException | None = None) -> None:
+        self._reply, self._error = reply, error
+        if reply is not None and reply.kind != "error":
+            self._placement.completed()
+        with _mutex:
+            if _live.get(self._placement.key) is self:
+                del _live[self._placement.key]
+        self._ended.set()
+
+
+_mutex = threading.Lock()
+_live: dict[tuple[str, str], RayHandle[Any]] = {}  # the runs that this process has submitted
+_queue: queue.SimpleQueue[tuple[RayHandle[Any], Any]] = queue.SimpleQueue()
+_threads: list[threading.Thread] = []
+
+
+def submit(
+    workflow: Any,
+    /,
+    *args: Any,
+    run_id: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **resources: Any,
+) -> RayHandle[Any]:
+    """Have a Ray cluster execute a run; return its handle at once.
+
+    Which run is meant is decided here, as for a call: the run of these arguments, or ``run_id``.
+    It is on record when this returns.  A run that has completed gives its recorded result; one
+    that somebody executes is not executed twice, and the handle gives its result as well.
+
+    The task belongs to this process.  When the process ends, so does the task, and the run is
+    ``crashed``: ``stepwise up --ray`` continues it, as does the same ``submit()`` once more.  When
+    the node of the task dies, Ray starts it on another node, where the run continues in the middle
+    of its function.  An exception of the workflow is no reason for Ray to try again, whatever it
+    is: it is raised by :meth:`RayHandle.result`.
+
+    Args:
+        workflow: decorated with ``@workflow``; a method is bound to its object.  What a module
+            defines is imported by the workers; what a script or a notebook defines travels.
+        args: of the workflow.
+        run_id: the run that is meant, instead of the one derived from the arguments.
+        kwargs: keyword arguments of the workflow.
+        resources: options of Ray's tasks: ``num_cpus``, ``num_gpus``, ``memory`` (bytes),
+            ``resources``, ``runtime_env``, ``scheduling_strategy``, ``max_retries`` (-1: no limit).
+
+    Raises:
+        ConfigurationError: Ray is not installed; the store is out of reach of other nodes; it is
+            called inside a run; the workflow is a generator.
+        StepwiseError: as a call of the workflow raises before it begins.
+    """
+    ray = cluster.connected()
+    cluster.check_options(resources)
+    if run_id is not None:
+        workflow = workflow.options(run_id=run_id)
+    placement = place(
+        workflow,
+        args,
+        kwargs or {},
+        what="submit()",
+        check=_checks(ray),
+    )
+    with _mutex:
+        known = _live.get(placement.key)
+    if known is not None and known._is_connected():
+        return known
+    handle: RayHandle[Any] = RayHandle(placement, resources)
+    handle._begin()
+    return handle
+
+
+def _checks(ray: Any) -> Callable[[Store], None]:
+    def check(store: Store) -> None:
+        cluster.check_reach(store, ray.nodes())
+        cluster.knows_deaths(store.url)
+
+    return check
+
+
+# -- what comes of the tasks ---------------------------------------------------------------------
+
+
+def _news() -> queue.SimpleQueue[tuple[RayHandle[Any], Any]]:
+    """Return the queue of the tasks that ended, which a thread of ours empties."""
+    with _mutex:
+        if not _threads or not _threads[0].is_alive():
+            thread = threading.Thread(target=_take_news, name="stepwise ray", daemon=True)
+            _threads[:] = [thread]
+            contextvars.Context().run(thread.start)
+    return _queue
+
+
+def _take_news() -> None:
+    while True:
+        handle, future = _queue.get()
+        reply: Reply | None = None
+        try:
+            error = future.exception()
+            reply = future.result() if error is None else None
+        except CancelledError as cancelled:
+            error = cancelled
+        if reply is not None and reply.kind == "error" and reply.suspended:
+            name = f"stepwise ray waits for {handle.id}"
+            waiting = threading.Thread(target=_wake, args=(handle, reply), name=name, daemon=True)
+            contextvars.Context().run(waiting.start)
+        else:
+            handle._end(reply, error)
+
+
+def _wake(handle: RayHandle[Any], reply: Reply) -> None:
+    """Submit a suspended run again, as soon as it has to go on."""
+    try:
+        handle._placement.until_due()
+        handle._send()
+    except BaseException as error:  # the store's, or Ray's: whoever waits gets it
+        handle._end(reply, error)

@@ -1,0 +1,643 @@
+"""``postgresql://user@host/database``: the store of many machines, on a Postgres server.
+
+A batch is one statement: it changes the row of the lease, if that still has the epoch and the turn
+of the writer, and everything else is inserted from that row.  What several runs of a process want
+written at once goes in one statement, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import itertools
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import psycopg
+
+from stepwise._runtime.forks import cached
+from stepwise._runtime.group_commit import Group
+from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
+from stepwise.stores._postgres_arrays import array
+from stepwise.stores._postgres_batches import (
+    PIECE,
+    HeldLease,
+    RunBatch,
+    hashed,
+    head_ref,
+    object_ref,
+    record_ref,
+    send_again,
+    send_batches,
+    send_deletion,
+    send_large,
+    to_bytes,
+    to_text,
+)
+from stepwise.stores._postgres_connections import Connection, Connections
+from stepwise.stores._postgres_drafts import Drafts
+from stepwise.stores._postgres_presence import FACTS, HELD, Presence, ProcessFacts, is_dead
+from stepwise.stores._postgres_server import ServerFacts, server_facts
+from stepwise.stores._postgres_url import parsed
+from stepwise.stores.base import Batch, Head, Owner
+
+__all__ = ["PostgresStore"]
+
+R = TypeVar("R")
+
+_TOGETHER = 16 << 20  # bytes that go in one statement
+_FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
+_WEIGHT = 4_000_000  # bytes in a page of large records
+_RELEASE_SECONDS = 5.0  # for which a release waits for the server
+_TRIES = 20
+_UNKNOWN = 0  # instead of the epoch of an acquisition that got no answer
+_EPOCHS = 10_000  # runs whose epochs are kept in memory
+
+_Send = Callable[[Connection, str, int, list[RunBatch]], set[int]]
+
+
+class _LeaseRow(NamedTuple):
+    """A lease as the server knows it.
+
+    Args:
+        process: that holds it, or held it last; ``None`` if it was released.
+        lives: the lease has not run out, and nothing proves the death of the process.
+        is_dead: its death is proven.
+    """
+
+    epoch: int
+    process: int | None
+    owner: Owner | None
+    lives: bool
+    is_dead: bool
+
+
+class PostgresStore:
+    """Runs in a Postgres database, for any number of machines.
+
+    Args:
+        url: ``postgresql://user@host/database``, as libpq takes it.  Parameters of ours:
+            ``schema`` (of the tables, ``stepwise``), ``lease_seconds`` (for which a process that
+            is silent keeps its runs, 30), ``patience_seconds`` (for which a server that went away
+            is awaited, 60), ``pool_size`` (connections at most, 4; one more for checkpoints on
+            their way, and one that beats and listens).
+
+    Raises:
+        ConfigurationError: the URL cannot be used as it is written.
+    """
+
+    persistent = True
+
+    def __init__(self, url: str) -> None:
+        conninfo, self.url, self._options = parsed(url)
+        self._schema = self._options.schema
+        self._connections = Connections(
+            conninfo,
+            self.url,
+            schema=self._schema,
+            patience=self._options.patience_seconds,
+            size=self._options.pool_size,
+        )
+        self._begin()
+        _stores.add(self)
+        _watch_forks()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[str, HeldLease] = {}
+        self._acquiring: dict[str, Owner] = {}
+        self._epochs: dict[str, int] = {}  # the newest that are known
+        self._to_release: dict[str, int] = {}  # epochs, of leases that the server may still have
+        self._group = Group[RunBatch](self.url)
+        self._presence = Presence(self._connections, self._options.lease_seconds, self._chores)
+        self._drafts = Drafts(self._connections, self._schema, self._resend)
+
+    # -- lease -----------------------------------------------------------------------------------
+
+    def acquire(self, run_id: str, owner: Owner) -> int:
+        with self._lock:
+            held = self._held.get(run_id)
+            mine = held.owner if held is not None else self._acquiring.get(run_id)
+            if mine is not None:
+                raise RunOwnedError(run_id=run_id, owner=mine)
+            self._acquiring[run_id] = owner
+            self._to_release.pop(run_id, None)
+        try:
+            me = self._presence.enter()
+            taken = self._connections.use(lambda each: self._acquire(each, me, run_id, owner))
+            self._held[run_id] = taken
+            return taken.epoch
+        except RunOwnedError:
+            raise
+        except BaseException:
+            # The server may have given it all the same, to a process that lives and beats.
+            self._held.pop(run_id, None)
+            self._to_release[run_id] = _UNKNOWN
+            self._presence.wake()
+            raise
+        finally:
+            self._acquiring.pop(run_id, None)
+
+    def _acquire(self, connection: Connection, me: int, run_id: str, owner: Owner) -> HeldLease:
+        """Take the lease; each statement names the epoch that it ends.
+
+        So one that was sent by a connection that broke, and arrives late, takes nothing.
+        """
+        last, process, is_dead = self._epochs.get(run_id, 0), me, False
+        for _ in range(_TRIES):
+            # A lease that this process has without knowing: an acquisition, or a release, got no
+            # answer.
+            row = connection.execute(
+                self._acquisition,
+                (hashed(run_id), last, process, is_dead, me, json.dumps(owner._asdict())),
+                binary=True,
+            ).fetchone()
+            if row is not None:
+                run, epoch, large = row
+                self._note_epoch(run_id, epoch)
+                return HeldLease(run, epoch, large, owner)
+            found = self._look(connection, run_id)
+            if found is not None:
+                if found.process not in (None, me) and found.lives:
+                    raise RunOwnedError(run_id=run_id, owner=found.owner)
+                last, process, is_dead = found.epoch, found.process or me, found.is_dead
+        raise RunOwnedError(run_id=run_id, owner=None)
+
+    @cached
+    def _acquisition(self) -> str:
+        table = f"{self._schema}.leases"
+        return (
+            f"INSERT INTO {table} AS l (hash, epoch, turn, holder, owner) "
+            "VALUES ($1, 1, 0, $5, $6) ON CONFLICT (hash) DO UPDATE SET epoch = l.epoch + 1, "
+            "turn = 0, holder = excluded.holder, owner = excluded.owner "
+            "WHERE l.epoch = $2 AND (l.holder IS NULL OR l.holder = $5 OR l.holder = $3 AND ($4 "
+            f"OR NOT EXISTS (SELECT 1 FROM {self._schema}.processes p WHERE p.id = $3 AND {HELD})))"
+            " RETURNING run, epoch, large"
+        )
+
+    def _note_epoch(self, run_id: str, epoch: int) -> None:
+        """Remember an epoch: whoever takes the lease again needs one request less."""
+        if len(self._epochs) >= _EPOCHS:
+            self._epochs.clear()
+        self._epochs[run_id] = epoch
+
+    def _look(self, connection: Connection, run_id: str) -> _LeaseRow | None:
+        row = connection.execute(
+            f"SELECT l.epoch, l.holder, l.owner, {HELD}, {FACTS} FROM {self._schema}.leases l "
+            f"LEFT JOIN {self._schema}.processes p ON p.id = l.holder WHERE l.hash = $1",
+            (hashed(run_id),),
+        ).fetchone()
+        if row is None:
+            return None
+        epoch, process, owner, is_held, *facts = row
+        dead = bool(is_held) and is_dead(ProcessFacts(*facts))
+        return _LeaseRow(epoch, process, _owner(owner), bool(is_held) and not dead, dead)
+
+    def release(self, run_id: str, epoch: int) -> None:
+        with contextlib.suppress(StoreError):  # as if the process had been killed before it
+            self._settle(run_id, _RELEASE_SECONDS)
+        with self._lock:
+            held = self._held.get(run_id)
+            if held is None or held.epoch != epoch:
+                return
+            self._to_release[run_id] = epoch
+            del self._held[run_id]
+        self._release_all()
+
+    def _release_all(self) -> None:
+        try:
+            self._connections.use(self._chores, patience=_RELEASE_SECONDS)
+        except StoreError:
+            self._presence.wake()  # tries again
+
+    def _chores(self, connection: Connection) -> None:
+        """Release what could not be released."""
+        for run_id, epoch in list(self._to_release.items()):
+            known = epoch
+            if epoch == _UNKNOWN:
+                found = self._look(connection, run_id)
+                if run_id not in self._to_release:  # it may be acquired again, by a new epoch
+                    continue
+                known = found.epoch if found is not None else epoch
+            connection.execute(
+                f"UPDATE {self._schema}.leases SET holder = NULL, owner = NULL "
+                "WHERE hash = $1 AND epoch = $2 AND holder = $3",
+                (hashed(run_id), known, self._presence.id),
+            )
+            with self._lock:
+                if self._to_release.get(run_id) == epoch:
+                    del self._to_release[run_id]
+
+    def owner(self, run_id: str) -> Owner | None:
+        found = self._connections.use(lambda connection: self._look(connection, run_id))
+        if found is None or not found.lives:
+            return None
+        mine = found.process == self._presence.id
+        return None if mine and run_id not in self._held else found.owner
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def write(self, run_id: str, epoch: int, batch: Batch) -> None:
+        share = RunBatch(run_id, self._checked(run_id, epoch), batch)
+        if not self._drafts.send(self._presence.id, share):
+            self._group.write(share, self._write_together)
+
+    def delete(self, run_id: str, epoch: int) -> None:
+        share = RunBatch(run_id, self._checked(run_id, epoch), Batch())
+        self._write([share], send_deletion)
+        if share.error is not None:
+            raise share.error
+        share.held.large = False
+
+    def _checked(self, run_id: str, epoch: int) -> HeldLease:
+        held = self._held.get(run_id)
+        if held is None or held.epoch != epoch:
+            raise LeaseLostError(run_id=run_id)
+        self._drafts.settle(held)
+        if held.draft is not None:  # this thread waits for it, below a handler or a finalizer
+            raise self._group.refused()
+        held.is_empty = False  # soon
+        return held
+
+    def _write_together(self, waiting: list[RunBatch]) -> None:
+        """Write the batches of several runs: small ones in one statement, large ones alone."""
+        together: list[RunBatch] = []
+        size = 0
+        for each in sorted(waiting, key=lambda each: each.held.run):
+            if each.size >= PIECE:
+                self._write([each], send_large)
+                continue
+            if size + each.size > _TOGETHER:
+                self._write(together, send_batches)
+                together, size = [], 0
+            together.append(each)
+            size += each.size
+        if together:
+            self._write(together, send_batches)
+
+    def _resend(self, draft: RunBatch, patience: float | None) -> None:
+        self._write([draft], send_batches, patience)
+
+    def _settle(self, run_id: str, patience: float | None = None) -> bool:
+        """Wait for a checkpoint on its way; return whether there can be something to read."""
+        held = self._held.get(run_id)
+        if held is None:
+            return True
+        with contextlib.suppress(LeaseLostError):  # the next write says so
+            self._drafts.settle(held, patience)
+        return not held.is_empty
+
+    def _write(self, batches: list[RunBatch], send: _Send, patience: float | None = None) -> None:
+        """Write batches with one statement; each that was not written gets its own error."""
+        left = list(batches)
+        try:
+            self._connections.use(
+                lambda connection: self._try(connection, left, send),
+                patience=patience,
+                size=sum(each.size for each in batches),
+            )
+        except StoreError as error:
+            away = error.__cause__ is None or not isinstance(error.__cause__, psycopg.Error)
+            for each in left:
+                each.held.unsure = each.held.turn is None
+                if away or len(batches) == 1:
+                    each.error = StoreError(*error.args, path=error.path, errno=error.errno)
+                else:  # one by one, so that no run gets the error of another
+                    each.sent = False
+                    self._write([each], send)
+        except BaseException:  # of a signal handler; what others brought is led by another
+            for each in left:
+                if each.thread == threading.get_ident():
+                    each.held.unsure = each.held.turn is None
+            raise
+
+    def _try(self, connection: Connection, left: list[RunBatch], send: _Send) -> None:
+        """Write what is not written yet; called again when a connection was lost."""
+        me = self._presence.id
+        if any(each.sent for each in left):
+            self._resolve(connection, left)
+        for each in left:
+            if not each.sent:
+                self._begin_turn(connection, each)
+        for _ in range(_TRIES):
+            left[:] = [each for each in left if each.error is None]
+            if not left:
+                return
+            for each in left:
+                each.sent, each.held.turn = True, None  # until there is an answer
+            done = send(connection, self._schema, me, list(left))
+            flushed = any(each.batch.durable for each in left)
+            for each in left:
+                if each.held.run in done:
+                    each.held.written(each, flushed=flushed)
+            left[:] = [each for each in left if each.held.run not in done]
+            if left:  # another epoch; a first statement that arrived late; a crash of the server
+                self._resolve(connection, left)
+        for each in left:
+            each.error = LeaseLostError(run_id=each.run_id)
+        left.clear()
+
+    def _resolve(self, connection: Connection, left: list[RunBatch]) -> None:
+        """Find out what became of a statement that got no answer.
+
+        A server process that is still at work on it is waited for.  A statement that arrives even
+        later finds another turn.
+        """
+        runs = [each.held.run for each in left]
+        rows = connection.execute(
+            f"SELECT run, epoch, turn, holder FROM {self._schema}.leases "
+            "WHERE run = ANY($1::bigint[]) ORDER BY run FOR UPDATE",
+            (array("bigint", runs),),
+        ).fetchall()
+        found = {run: rest for run, *rest in rows}
+        me = self._presence.id
+        for each in list(left):
+            if not each.sent:
+                continue
+            epoch, turn, holder = found.get(each.held.run, (0, 0, 0))
+            if (epoch, holder) != (each.held.epoch, me):
+                each.error = LeaseLostError(run_id=each.run_id)
+            elif turn > each.turn and (turn - each.turn) % 2:  # see _skip_turn
+                each.held.written(each, flushed=each.batch.durable)
+                each.held.turn = turn
+                left.remove(each)
+            elif turn > each.turn:
+                each.turn = turn
+            elif turn < each.turn:
+                self._repeat(connection, each, turn)
+
+    def _repeat(self, connection: Connection, each: RunBatch, turn: int) -> None:
+        """Write again what was not flushed before a crash of the server."""
+        lost = each.held.lost(turn, each.turn)
+        if lost is None:
+            each.error = StoreError(
+                f"the store {self.url}: its server lost what run {each.run_id!r} wrote last and "
+                "was not flushed. Nothing that was durable is lost; run again",
+                path=self.url,
+                errno=errno.EIO,
+            )
+            return
+        for before in lost:
+            if not send_again(connection, self._schema, self._presence.id, before):
+                each.error = LeaseLostError(run_id=each.run_id)
+                return
+
+    def _begin_turn(self, connection: Connection, each: RunBatch) -> None:
+        """Give a batch its turn: one that no statement under way can have."""
+        if not self._skip_turn(connection, each.held):
+            each.error = LeaseLostError(run_id=each.run_id)
+        each.turn = each.held.turn or 0
+
+    def _skip_turn(
+        self, connection: Connection, held: HeldLease, *, if_unsure: bool = False
+    ) -> bool:
+        """Skip the turn of a write that failed: if it comes late, it finds another one.
+
+        Args:
+            if_unsure: leave the turn of a write that another thread has begun meanwhile.
+        """
+        with held.lock:
+            if if_unsure and not held.unsure:
+                return True
+            for _ in range(_TRIES):
+                if held.turn is not None:
+                    return True
+                mine = (held.run, held.epoch, self._presence.id)
+                row = connection.execute(
+                    f"SELECT turn FROM {self._schema}.leases "
+                    "WHERE run = $1 AND epoch = $2 AND holder = $3 FOR UPDATE",
+                    mine,
+                ).fetchone()
+                lost = None if row is None else held.lost(row[0], held.turn_unflushed)
+                if row is None or lost is None:
+                    return False
+                for before in lost:  # a crash of the server took it back
+                    send_again(connection, self._schema, self._presence.id, before)
+                # It names the turn that it ends: a late one must not look like a batch of its turn.
+                row = connection.execute(
+                    f"UPDATE {self._schema}.leases SET turn = turn + 1 WHERE run = $1 "
+                    "AND epoch = $2 AND holder = $3 AND turn = $4 RETURNING turn",
+                    (*mine, row[0] + len(lost)),
+                ).fetchone()
+                if row is not None:
+                    held.flushed()
+                    held.turn, held.unsure = row[0], False
+            return held.turn is not None
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        if not self._settle(run_id):
+            return
+        held = self._held.get(run_id)
+        if held is not None and held.unsure:
+            # Whoever reads now decides by it what was written, so nothing may come later.
+            self._connections.use(lambda each: self._skip_turn(each, held, if_unsure=True))
+        for number, size, data in self._pages(functools.partial(self._records, run_id), after):
+            if size is None:
+                yield number, data
+            else:
+                again = functools.partial(self._record, run_id, number)
+                yield number, self._joined(run_id, record_ref(number), size, again) or b""
+
+    def _records(self, run_id: str, after: int, size: int) -> list[Any]:
+        return self._rows(
+            f"SELECT number, size, data FROM {self._schema}.records WHERE run = {self._run} "
+            "AND number > $2 ORDER BY number LIMIT $3",
+            hashed(run_id), after, size,
+        )  # fmt: skip
+
+    def _record(self, run_id: str, number: int) -> Any:
+        return next(iter(self._records(run_id, number - 1, 1)), (0, None, None))[1:]
+
+    def get(self, run_id: str, name: str) -> bytes | None:
+        if not self._settle(run_id):
+            return None
+        again = functools.partial(self._object, run_id, name)
+        size, data = again()
+        return data if size is None else self._joined(run_id, object_ref(name), size, again)
+
+    def _object(self, run_id: str, name: str) -> Any:
+        rows = self._rows(
+            f"SELECT size, data FROM {self._schema}.objects WHERE run = {self._run} AND hash = $2",
+            hashed(run_id), hashed(name),
+        )  # fmt: skip
+        return rows[0] if rows else (None, None)
+
+    def names(self, run_id: str, prefix: str = "") -> list[str]:
+        if not self._settle(run_id):
+            return []
+        start = to_bytes(prefix)
+        rows = self._rows(
+            f"SELECT name FROM {self._schema}.objects WHERE run = {self._run} "
+            "AND substring(name FROM 1 FOR $3::integer) = $2",
+            hashed(run_id), start, len(start),
+        )  # fmt: skip
+        return sorted(to_text(name) for (name,) in rows)
+
+    def head(self, run_id: str) -> Head | None:
+        if not self._settle(run_id):
+            return None
+        rows = self._rows(f"{self._heads} WHERE run = {self._run}", hashed(run_id))
+        return self._head(*rows[0]) if rows else None
+
+    def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
+        which = " AND NOT finished" if unfinished else ""
+        more = () if workflow is None else (hashed(workflow),)
+        which += "" if workflow is None else " AND workflow = $3"
+
+        def page(before: int, size: int) -> list[Any]:
+            sql = f"{self._heads} WHERE run < $1{which} ORDER BY run DESC LIMIT $2"
+            return self._rows(sql, before, size, *more)
+
+        return itertools.starmap(self._head, self._pages(page, 1 << 62))
+
+    def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
+        """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
+        which = " AND NOT finished" if unfinished else ""
+        columns = "run, name, flow, finished, size, data"
+
+        def page(before: int, size: int) -> list[Any]:
+            # The place is the cursor: it comes first.
+            sql = f"SELECT place, {columns} FROM {self._schema}.runs WHERE place < $1{which} "
+            return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size)
+
+        return (self._head(*row[1:]) for row in self._pages(page, 1 << 62))
+
+    def count_heads(self) -> int:
+        """Return how many runs there are, child runs included."""
+        return int(self._rows(f"SELECT count(*) FROM {self._schema}.runs")[0][0])
+
+    def _head(
+        self, run: int, name: bytes, flow: bytes, finished: bool, size: int | None, data: Any
+    ) -> Head:
+        run_id = to_text(name)
+        if size is not None:
+            data = self._joined(run_id, head_ref(), size, lambda: (size, None)) or b""
+        return Head(run_id, to_text(flow), finished, data)
+
+    def marks(self, run_id: str) -> list[bytes]:
+        if not self._settle(run_id):
+            return []
+        rows = self._rows(
+            f"SELECT mark, mark_before FROM {self._schema}.leases WHERE hash = $1",
+            hashed(run_id),
+        )
+        return [mark for row in rows for mark in row if mark is not None]
+
+    def changes(self, name: str) -> int | None:
+        return self._presence.changes(name)
+
+    def server_facts(self) -> ServerFacts:
+        """Return what is known of the server, for ``stepwise doctor``."""
+        return self._connections.use(server_facts)
+
+    def compact(self) -> int:
+        """Let later rows fill the space of deleted ones; return the bytes that the disk got back.
+
+        Not ``VACUUM FULL``, which keeps every owner of a run waiting for as long as it takes.
+        """
+
+        def squeeze(connection: Connection) -> int:
+            before = self._size(connection)
+            for table in ("records", "objects", "pieces", "runs", "leases", "processes"):
+                connection.until = None  # it takes as long as it takes
+                connection.execute(f"VACUUM (ANALYZE) {self._schema}.{table}")
+            return max(0, before - self._size(connection))
+
+        return self._connections.use(squeeze)
+
+    def _size(self, connection: Connection) -> int:
+        row = connection.execute(
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class "
+            "WHERE relnamespace = to_regnamespace($1::text) AND relkind = 'r'",
+            (self._schema,),
+        ).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    @property
+    def _run(self) -> str:
+        return f"(SELECT run FROM {self._schema}.leases WHERE hash = $1)"
+
+    @property
+    def _heads(self) -> str:
+        return f"SELECT run, name, flow, finished, size, data FROM {self._schema}.runs"
+
+    def _rows(self, sql: str, *parameters: Any) -> list[Any]:
+        return self._connections.use(
+            lambda connection: connection.execute(sql, parameters, binary=True).fetchall()
+        )
+
+    def _pages(self, page: Callable[[int, int], list[Any]], cursor: int) -> Iterator[Any]:
+        """Row by row, read page by page; nothing stays open between two pages."""
+        most = _PAGE
+        for wanted in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
+            size = min(wanted, most)
+            found = page(cursor, size)
+            yield from found
+            if len(found) < size:
+                return
+            cursor = found[-1][0]
+            weight = sum(len(row[-1] or b"") for row in found)
+            most = max(1, min(_PAGE, _WEIGHT * len(found) // max(1, weight)))
+
+    def _joined(self, run_id: str, ref: bytes, size: int, again: Callable[[], Any]) -> bytes | None:
+        """Return a value that lies in pieces; ``b""`` if they are not whole."""
+        for _ in range(_TRIES):
+            pieces = []
+            for part in itertools.count():
+                rows = self._rows(
+                    f"SELECT data FROM {self._schema}.pieces "
+                    f"WHERE run = {self._run} AND ref = $2 AND part = $3",
+                    hashed(run_id), ref, part,
+                )  # fmt: skip
+                if not rows:
+                    break
+                pieces.append(rows[0][0])
+            now, data = again()  # it may have been replaced meanwhile
+            if now is None:
+                return data  # type: ignore[no-any-return]
+            if now == size:
+                whole = b"".join(pieces)
+                return whole if len(whole) == size else b""
+            size = now
+        return b""
+
+    # -- end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        with self._lock:
+            self._to_release.update((run_id, held.epoch) for run_id, held in self._held.items())
+            self._held.clear()
+        if self._to_release:
+            self._release_all()
+        self._drafts.close()
+        self._presence.close()
+        self._connections.close()
+
+
+def _owner(text: str | None) -> Owner | None:
+    with contextlib.suppress(ValueError, TypeError):
+        return Owner(**json.loads(text or ""))
+    return None
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+_stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _in_child() -> None:
+    for store in list(_stores):
+        store._drafts.abandon()
+        store._begin()

@@ -1,0 +1,240 @@
+"""``stepwise up --ray``: crashed and awakened runs are continued by tasks of a Ray cluster."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import cluster_jobs
+import pytest
+from cluster_jobs import mark
+from ray_cluster import SECONDS, environment, stepwise, until
+
+from stepwise import runs
+from stepwise.integrations.ray import submit
+
+SUBMIT = """
+    import sys, time
+    import cluster_jobs
+    from stepwise.integrations.ray import submit
+    handles = [submit(cluster_jobs.many, sys.argv[1], 4, run_id=name) for name in sys.argv[2:]]
+    print("submitted", flush=True)
+    time.sleep(1000)
+"""
+
+
+def address():
+    """The address of the cluster that this process is connected to."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
+def pids(world, text):
+    """The processes that noted a text."""
+    return [int(pid) for what, pid in cluster_jobs.noted(world) if what == text]
+
+
+def command(*words):
+    """The command line of an executor."""
+    return stepwise("up", "--ray", address(), "--json", *words, "cluster_jobs")
+
+
+@contextlib.contextmanager
+def executors(store, count, *words):
+    """Processes of ``stepwise up --ray``, and the events that they have printed, until the end."""
+    folder = os.path.dirname(cluster_jobs.__file__)
+    made = [
+        subprocess.Popen(
+            command(*words),
+            env=environment(store),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    try:
+        for each in made:
+            assert json.loads(each.stdout.readline())["event"] == "ready"
+        yield made
+    finally:
+        for each in made:
+            if each.poll() is None:
+                each.kill()
+            each.stdout.close()
+            each.wait()
+
+
+def stop(executor, number=signal.SIGTERM):
+    """Tell an executor to end; return the events that it printed."""
+    executor.send_signal(number)
+    out, _ = executor.communicate(timeout=SECONDS)
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def crash(store, world, *names):
+    """Submit runs by a driver that is killed while they hold before their third step."""
+    mark(world, "hold-2")
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SUBMIT), world, *names],
+        env=environment(store, RAY_ADDRESS=address()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with driver:
+        assert driver.stdout.readline() == "submitted\n"
+        until(lambda: len(pids(world, "holds-2")) == len(names))
+        driver.kill()
+    os.unlink(os.path.join(world, "hold-2"))
+    until(lambda: all(run_of(name).status == "crashed" for name in names))
+
+
+def run_of(name):
+    """The run of an id."""
+    (found,) = [each for each in runs() if each.id == name]
+    return found
+
+
+def test_a_driver_dies(store, world):
+    """The tasks end with their driver, the runs are crashed, and ``up --ray`` continues each in the
+    middle of its function, once, however many such processes there are.
+    """
+    names = [f"run-{number}" for number in range(3)]
+    crash(store, world, *names)
+    with executors(store, 2) as made:
+        until(lambda: all(run_of(name).status == "completed" for name in names))
+        events = [event for each in made for event in stop(each)]
+    for name in names:
+        run = run_of(name)
+        assert (run.resumed_from_step, run.steps_executed) == (2, 2)
+    assert sorted(
+        what for what, _ in cluster_jobs.noted(world) if what.startswith("work")
+    ) == sorted(f"work-{number}" for number in range(4) for _ in names)
+    ended = [(event["id"], event["status"]) for event in events if event["event"] == "ended"]
+    assert sorted(each for each in ended if each[1] == "completed") == [
+        (name, "completed") for name in names
+    ]
+
+
+def test_the_same_submit_again_continues(store, world):
+    """After the death of its driver, a run is continued by the same call of another driver."""
+    crash(store, world, "again")
+    assert submit(cluster_jobs.many, world, 4, run_id="again").result(SECONDS)[0] == [0, 1, 2, 3]
+    assert run_of("again").resumed_from_step == 2
+
+
+def test_suspended_runs_are_awakened(store, world):
+    """``up --ray`` continues a run whose message has come, although its submitter is gone."""
+    program = """
+        import cluster_jobs, sys, time
+        from stepwise.integrations.ray import submit
+        handle = submit(cluster_jobs.waits, sys.argv[1], run_id="waits")
+        while handle.status != "suspended":
+            time.sleep(0.1)
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), world],
+        env=environment(store, RAY_ADDRESS=address()),
+        check=True,
+        capture_output=True,
+        timeout=SECONDS,
+    )
+    with executors(store, 2):
+        run_of("waits").send("answer", "yes")
+        until(lambda: run_of("waits").status == "completed")
+    assert run_of("waits").result == "yes"
+    assert len(pids(world, "work-0")) == len(pids(world, "work-1")) == 1
+
+
+def test_it_drains(store, world, tmp_path):
+    """SIGTERM lets the steps in progress on the cluster end, and begins no other one."""
+    crash(store, world, "drains")
+    mark(world, "hold-2")
+    logs = tmp_path / "logs"
+    with executors(store, 1, "--logs", str(logs)) as (executor,):
+        until(lambda: len(pids(world, "holds-2")) == 2)
+        executor.terminate()
+        until(lambda: "draining" in executor.stdout.readline())
+        mark(world, "go")
+        executor.wait(SECONDS)
+    run = run_of("drains")
+    assert run.status == "crashed"
+    assert len(pids(world, "work-2")) == 1
+    assert not pids(world, "work-3")
+    os.unlink(os.path.join(world, "hold-2"))
+    assert run.steps[-1].status == "completed"
+    done = subprocess.run(
+        command("--once"),
+        check=False,
+        env=environment(store),
+        cwd=os.path.dirname(cluster_jobs.__file__),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (run_of("drains").status, run_of("drains").resumed_from_step) == ("completed", 3)
+    assert "resumes at" in (logs / "drains.log").read_text()
+
+
+def test_a_run_that_kills_its_process_is_tried_again_later(store, world):
+    """A task whose process died is not tried again by Ray, but by ``up``, which counts deaths."""
+    mark(world, "die")
+    program = f"""
+        import cluster_jobs, os
+        from stepwise.integrations.ray import submit
+        handle = submit(cluster_jobs.pays_and_looks, {world!r}, run_id="dies", max_retries=0)
+        try:
+            handle.result({SECONDS})
+        except Exception as error:
+            print(type(error).__name__)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        check=False,
+        env=environment(store, RAY_ADDRESS=address()),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.stdout.splitlines()[-1:] == ["WorkerCrashedError"], done.stderr
+    with executors(store, 1):
+        until(lambda: run_of("dies").status == "completed")
+    assert run_of("dies").result == "reconciled"
+
+
+def test_an_address_without_a_cluster(store):
+    """An address at which there is no cluster is an error that names it."""
+    done = subprocess.run(
+        stepwise("up", "--ray", "127.0.0.1:1", "cluster_jobs"),
+        check=False,
+        env=environment(store),
+        cwd=os.path.dirname(cluster_jobs.__file__),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode
+    assert "no Ray cluster at 127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+def test_stores_that_are_refused(cluster, tmp_path, kind):
+    """``up --ray`` refuses a store in memory; a folder is one for a cluster on this machine."""
+    url = "memory:" if kind == "memory" else f"sqlite:{tmp_path}"
+    done = subprocess.run(
+        command("--once"),
+        check=False,
+        env=environment(url),
+        cwd=os.path.dirname(cluster_jobs.__file__),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert bool(done.returncode) == (kind == "memory"), done.stderr

@@ -1,0 +1,258 @@
+"""What a run has spent is the same wherever it is killed: each completed step once.
+
+What a step in flight had spent at a kill is on no record; the run then shows "at least".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sweeping import needs_the_shim, shim, some
+
+import stepwise
+from stepwise import Budget, BudgetExceeded, spend, step, workflow
+from stepwise.testing import crash_everywhere
+
+# -- programs, and what they spend -----------------------------------------------------------------
+
+
+@step(retries=3, backoff=0, retry_on=ConnectionError)
+def paid(name, usd, tokens, failures):
+    spend(usd=usd, tokens=tokens)
+    if stepwise.current_step().attempt <= failures:
+        raise ConnectionError
+    return name
+
+
+@step
+def nested(name, usd, parts):
+    spend(usd=usd)
+    execute(parts)
+    return name
+
+
+@workflow
+def child(name, parts):
+    return execute(parts)
+
+
+def execute(parts):
+    done = []
+    for part in parts:
+        kind, name, usd, *more = part
+        if kind == "step":
+            done.append(paid(name, usd, *more))
+        elif kind == "spend":
+            spend(usd=usd)
+        elif kind == "nested":
+            done.append(nested(name, usd, more[0]))
+        elif kind == "child":
+            done.append(child(name, more[0]))
+        elif kind == "map":
+            done.append(stepwise.map(each, [[name, usd, n] for n in range(more[0])]))
+    return done
+
+
+@step
+def each(item):
+    spend(usd=item[1])
+    return item
+
+
+@workflow
+def agent(parts):
+    return execute(parts)
+
+
+def model(parts):
+    """What an undisturbed execution of these parts spends: dollars, tokens and steps."""
+    usd = tokens = steps = 0
+    for kind, _, cost, *more in parts:
+        if kind == "step":
+            each_tokens, failures = more
+            usd += cost * (failures + 1)
+            tokens += each_tokens * (failures + 1)
+            steps += 1
+        elif kind == "spend":
+            usd += cost
+        elif kind == "map":
+            usd += cost * more[0]
+            steps += more[0]
+        else:
+            its = model(more[0])
+            usd += its[0] + (cost if kind == "nested" else 0)
+            tokens += its[1]
+            steps += its[2] + (kind == "nested")
+    return usd, tokens, steps
+
+
+names = st.integers(0, 3)
+costs = st.integers(0, 5)
+leaves = st.one_of(
+    st.tuples(st.just("step"), names, costs, st.integers(0, 9), st.integers(0, 2)),
+    st.tuples(st.just("spend"), names, st.integers(1, 5)),
+    st.tuples(st.just("map"), names, costs, st.integers(0, 3)),
+)
+flat = st.lists(leaves, min_size=1, max_size=3).map(list)
+inner = st.one_of(
+    leaves,
+    st.tuples(st.just("nested"), names, costs, flat),
+    st.tuples(st.just("child"), names, st.just(0), flat),
+)
+programs = st.lists(
+    st.one_of(inner, st.tuples(st.just("child"), names, st.just(0), st.lists(inner, max_size=3))),
+    min_size=1,
+    max_size=4,
+).map(list)
+
+
+def amounts(run):
+    spent = run.spent
+    return spent.usd, spent.tokens, spent.steps
+
+
+def accounted(flow, *args):
+    """Execute a run, and give what it has spent."""
+    run = flow.execute(*args)
+    if asyncio.iscoroutine(run):
+        run = asyncio.run(run)
+    return amounts(stepwise.get_run(run.id))
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=12)
+@given(programs)
+def test_random_programs_that_are_killed(parts):
+    """Killed at some places and run again, a program has spent what the model says."""
+    report = crash_everywhere(accounted, agent, parts, limit=4)
+    assert report.result == model(parts)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"checkpoint_every": 3}, {"retention": "latest_only"}, {"codec": "json"}],
+    ids=str,
+)
+def test_killed_everywhere(options):
+    """Killed at every place, the sum is the same with other checkpoints, and by replay."""
+    parts = [
+        ["step", 1, 2, 3, 1],
+        ["nested", 2, 1, [["step", 3, 1, 1, 0], ["spend", 0, 4]]],
+        ["child", 4, 0, [["step", 5, 3, 0, 0], ["spend", 0, 2]]],
+        ["map", 6, 1, 2],
+    ]
+    report = crash_everywhere(accounted, agent.options(**options), parts)
+    assert report.result == model(parts)
+    assert len(report.points) > 15
+
+
+@workflow(prune_journal=True, retention="latest_only", budget=Budget(usd=10_000))
+def long(count):
+    total = 0
+    for n in range(count):
+        total += len(each([n % 5, 2]))
+    return total
+
+
+def test_killed_while_the_journal_is_pruned():
+    """A run whose records are pruned knows what they said, wherever it is killed."""
+    report = crash_everywhere(accounted, long, 450, limit=4)
+    assert report.result == (900, 0, 450)
+
+
+def stops(parts, limit):
+    """Run a program with a budget: what it had spent when it stopped, and how it is listed."""
+    with pytest.raises(BudgetExceeded) as caught:
+        agent.options(budget=Budget(usd=limit))(parts)
+    (run,) = (each for each in stepwise.runs() if each.label == "agent")
+    return (caught.value.spent.usd, caught.value.spent.steps), amounts(run), run.status
+
+
+@pytest.mark.parametrize("limit", [2, 5])
+def test_the_limit_is_the_same_after_a_kill(limit):
+    """Killed anywhere, the run stops at the same step as an undisturbed one."""
+    parts = [["step", n, 1, 0, 0] for n in range(3)]
+    parts += [["child", 9, 0, [["step", n, 1, 0, 0] for n in range(3)]], *parts[:1]]
+    report = crash_everywhere(stops, parts, limit)
+    assert report.result == ((limit, limit), (limit, 0, limit), "interrupted")
+
+
+PROGRAM = """
+    import os, signal, sys
+    import stepwise
+    from stepwise import spend, step, workflow
+
+    @step
+    def paid(n):
+        spend(usd=1)
+        if os.environ.get("DIE") == str(n):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    @workflow
+    def child():
+        return paid(10) + paid(11)
+
+    @workflow
+    def agent():
+        return paid(1) + paid(2) + child() + paid(3)
+
+    run = agent.options(run_id="job").execute()
+    print(run.spent.usd, run.spent.steps, run.spent.at_least)
+"""
+
+
+def start(tmp_path, command=(), **environment):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    return subprocess.run(
+        [sys.executable, *(command or [program])],
+        env={**os.environ, "STEPWISE_HOME": str(tmp_path / "home"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("dies", ["2", "11"])
+def test_a_kill_in_a_step_is_shown_as_at_least(tmp_path, dies):
+    """After a SIGKILL inside a step the amounts are "at least", before and after the resume."""
+    assert start(tmp_path, DIE=dies).returncode == -signal.SIGKILL
+    looked = start(tmp_path, command=["-m", "stepwise", "show", "job", "--json"])
+    spent = json.loads(looked.stdout)["spent"]
+    before = {"2": 1, "11": 3}[dies]  # the child in progress counts
+    assert (spent["usd"], spent["steps"], spent["at_least"]) == (before, before, True)
+    done = start(tmp_path)
+    assert done.stdout.split() == ["5.0", "5", "True"], done.stderr
+
+
+@needs_the_shim
+def test_killed_before_an_operation_on_the_store(tmp_path):
+    """Killed before any write, flush or rename of the store, each step is counted once."""
+    tally = tmp_path / "tally"
+    listed = tmp_path / "listed"
+    listed.mkdir()
+    root = {"LD_PRELOAD": str(shim()), "POWER_ROOT": str(listed / "home")}
+    assert start(listed, POWER_TALLY=str(tally), **root).returncode == 0
+    total = len(tally.read_text().splitlines())
+    assert total > 30
+    for number in some(range(1, total + 1), 12, "spending"):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        root = {"LD_PRELOAD": str(shim()), "POWER_ROOT": str(folder / "home")}
+        killed = start(folder, POWER_TALLY=str(tally), POWER_KILL=str(number), **root)
+        assert killed.returncode in (-signal.SIGKILL, 0)
+        done = start(folder)
+        assert done.stdout.split()[:2] == ["5.0", "5"], (number, done.stdout, done.stderr)

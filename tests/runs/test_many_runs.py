@@ -1,0 +1,216 @@
+"""Listings of many runs: a page costs what it shows, however many runs there are."""
+
+import collections
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+from store_tools import ME
+
+import stepwise
+from stepwise import RunSuspended, step, workflow
+from stepwise._journal import heads
+from stepwise._journal.seal import Seal
+from stepwise._runs import children
+from stepwise._runs.housekeeping import delete_each, old_runs
+from stepwise.cli import main
+from stepwise.errors import ConfigurationError
+from stepwise.stores import Batch, open_store
+from stepwise.testing import fresh_store
+
+MANY = 400
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+@step
+def look(number):
+    return number
+
+
+@workflow
+def agent(number):
+    return look(number)
+
+
+@workflow
+def family(number):
+    first = agent(number)
+    return first, look(number)
+
+
+@workflow
+def waiting(number):
+    return stepwise.wait_for("go", type=str)
+
+
+def arguments_of(runs):
+    return [each.to_dict()["arguments"] for each in runs]
+
+
+class Counted:
+    """A store that counts the rows that are read from it."""
+
+    def __init__(self, store):
+        self._store = store
+        self.read_rows = collections.Counter()
+
+    def __getattr__(self, name):
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*args, **kwargs):
+            answer = found(*args, **kwargs)
+            if name in ("read", "heads", "newest_heads"):
+                return self._counted(name, answer)
+            self.read_rows[name] += 1
+            return answer
+
+        return call
+
+    def _counted(self, name, rows):
+        for row in rows:
+            self.read_rows[name] += 1
+            yield row
+
+
+@pytest.fixture(params=["disk", "sqlite", "memory"])
+def store(request, tmp_path):
+    """A store of each kind with many runs, the newest 20 of which are real."""
+    place = f"{request.param}:{tmp_path}/store" if request.param != "memory" else "memory:many"
+    with fresh_store(place) as made:
+        real = agent.execute(0)
+        seal, facts = real._seal, real._facts()
+        for number in range(MANY):
+            copied = facts._replace(run_id=f"copy {number}", created_at=float(number))
+            epoch = made.acquire(copied.run_id, ME)
+            made.write(copied.run_id, epoch, Batch(head=heads.seal_head(seal, copied)))
+            made.release(copied.run_id, epoch)
+        for number in range(1, 20):
+            agent(number)
+        yield made
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The names of what is verified, in order."""
+    found = []
+    original = Seal.open
+
+    def note(self, what, data):
+        found.append(what)
+        return original(self, what, data)
+
+    monkeypatch.setattr(Seal, "open", note)
+    return found
+
+
+def test_a_page_reads_and_verifies_the_heads_that_it_shows(store, opened):
+    """``runs(limit=)`` verifies no more heads than it returns, which are the newest."""
+    found = stepwise.runs(limit=5)
+    assert [what.partition("/")[0] for what in opened] == ["head"] * 5
+    assert arguments_of(found) == [f"number={number}" for number in range(19, 14, -1)]
+    assert [each.id for each in stepwise.runs()][:5] == [each.id for each in found]
+    assert len(stepwise.runs()) == MANY + 20
+    assert [each.id for each in stepwise.runs(limit=MANY + 99)] == [e.id for e in stepwise.runs()]
+
+
+def test_a_page_reads_the_journals_that_it_shows(store, opened):
+    """``stepwise runs -n`` reads nothing of runs that it does not show."""
+    counted = Counted(store)
+    stepwise.configure(store=counted)
+    shown = json.loads(run("runs", "--json", "-n", "3").stdout)
+    assert [each["counts"] for each in shown] == [{"completed": 1}] * 3
+    assert counted.read_rows["newest_heads"] <= 4
+    assert counted.read_rows["heads"] == 0
+    assert counted.read_rows["read"] <= 3 * 20
+
+
+def test_unfinished_runs_are_found_among_many(store, opened):
+    """A status that no finished run has is looked for among the unfinished runs alone."""
+    stepwise.configure(suspend_after=0)
+    with pytest.raises(RunSuspended):
+        waiting(1)
+    opened.clear()
+    assert [each.id for each in stepwise.runs(status="suspended")] == [waiting.run_id_for(1)]
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("limit", [0, -1, "3", True, 1.5])
+def test_a_limit_is_a_positive_number(limit):
+    """``runs(limit=)`` refuses what is no number of runs."""
+    with pytest.raises(ConfigurationError, match="positive number"):
+        stepwise.runs(limit=limit)
+
+
+def test_a_terminal_gets_a_page(store, monkeypatch):
+    """On a terminal, ``stepwise runs`` shows 50 runs and says how to see the others."""
+    for number in range(20, 60):
+        agent(number)
+    monkeypatch.setattr("stepwise.cli.look._page", lambda: 50)
+    done = run("runs")
+    assert len(done.stdout.splitlines()) == 51
+    assert f"the newest 50 of {MANY + 60} runs" in done.stderr
+    assert "-n 500" in done.stderr
+    done = run("runs", "--workflow", "agent")
+    assert "the newest 50 like that" in done.stderr
+    assert "the newest" not in run("runs", "-n", "1000").stderr
+
+
+def test_prune_begins_before_it_has_seen_all_runs(store, opened):
+    """The first deletion needs no look at the other runs, nor does a limited one."""
+    first = next(delete_each(old_runs(time.time(), keep=0)))
+    assert first[1] is None
+    assert len(opened) < 20
+    opened.clear()
+    assert len([*delete_each(old_runs(time.time(), keep=0, limit=10))]) == 10
+    assert len(opened) < 10 * 20
+    assert len(stepwise.runs()) == MANY + 20 - 11
+
+
+def test_a_limited_prune(store):
+    """``prune --limit`` deletes so many runs, and the next one the next."""
+    done = json.loads(run("prune", "--older-than", "0s", "--limit", "3", "--json").stdout)
+    assert len(done["runs"]) == 3
+    assert len(stepwise.runs()) == MANY + 17
+
+
+def test_child_runs_are_found_by_the_journal(store, opened, monkeypatch):
+    """Deleting a run deletes its child runs, and looks at no other run for that."""
+    parent = family.execute("x")
+    (child,) = [each for each in stepwise.runs(limit=2) if each.id != parent.id]
+    opened.clear()
+    monkeypatch.setattr(children, "children_of", None)  # which would look at all of them
+    parent.delete()
+    assert len(opened) < 30
+    assert not {parent.id, child.id} & {each.id for each in stepwise.runs()}
+
+
+def test_a_fork_does_not_take_the_child_runs_of_its_source(store):
+    """Deleting a fork leaves the child runs that its journal shares with its source."""
+    parent = family.execute("x")
+    before = {each.id for each in stepwise.runs()}
+    parent.fork().delete()
+    assert {each.id for each in stepwise.runs()} == before
+
+
+def test_a_store_without_an_order(tmp_path):
+    """A user's store without ``newest_heads`` lists its runs, the newest first, too."""
+
+    class Plain:
+        def __init__(self, store):
+            self._store = store
+
+        def __getattr__(self, name):
+            if name in ("newest_heads", "count_heads", "free", "compact", "changes"):
+                raise AttributeError(name)
+            return getattr(self._store, name)
+
+    stepwise.configure(store=Plain(open_store(f"disk:{tmp_path}/store")))
+    for number in range(4):
+        agent(number)
+    assert arguments_of(stepwise.runs(limit=2)) == ["number=3", "number=2"]

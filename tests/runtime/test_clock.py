@@ -1,0 +1,171 @@
+"""Clocks that jump: how long a wait lasts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import time
+
+import pytest
+
+import stepwise
+from stepwise import RunSuspended, workflow
+from stepwise._runtime import clock, settings
+from stepwise._runtime.clock import End
+
+YEAR = 365 * 86400.0
+
+
+class Clocks:
+    """The clocks of a process, as a test sets them."""
+
+    def __init__(self):
+        self.now, self.elapsed = 1e9, 1000.0
+
+    def pass_by(self, seconds):
+        """Let time pass."""
+        self.now += seconds
+        self.elapsed += seconds
+
+    def begin_process(self):
+        """Begin another process on a machine that was started again."""
+        self.elapsed = 5.0
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """Clocks that stand still unless the test moves them."""
+    found = Clocks()
+    monkeypatch.setattr(clock, "now", lambda: found.now)
+    monkeypatch.setattr(clock, "elapsed", lambda: found.elapsed)
+    return found
+
+
+@pytest.mark.parametrize("jump", [YEAR, -YEAR])
+def test_a_duration_in_one_process_ignores_a_clock_that_is_set(clocks, jump):
+    """A wall clock that jumps neither ends nor prolongs a duration that began in this process."""
+    end = End.of(clocks.now + 60, 60)
+    clocks.now += jump
+    assert end.left() == 60
+    clocks.pass_by(59)
+    assert end.left() == 1
+    clocks.pass_by(1)
+    assert end.left() == 0
+
+
+def test_a_suspended_machine_counts(clocks):
+    """A machine that sleeps for an hour is an hour nearer to the end of a wait."""
+    end = End.of(clocks.now + 7200, 7200)
+    clocks.pass_by(3600)
+    assert end.left() == 3600
+
+
+def test_another_process_has_the_recorded_end(clocks):
+    """In another process a duration is over when its recorded end has come."""
+    until = clocks.now + 60
+    clocks.pass_by(40)
+    clocks.begin_process()
+    assert End.of(until, 60).left() == 20
+    clocks.pass_by(1000)
+    assert End.of(until, 60).left() == 0
+
+
+@pytest.mark.parametrize(("jump", "left"), [(-YEAR, 60), (YEAR, 0)])
+def test_a_clock_that_jumps_between_two_processes(clocks, jump, left):
+    """A clock set back costs one length at most; one set ahead ends the wait early."""
+    until = clocks.now + 60
+    clocks.now += jump
+    clocks.begin_process()
+    assert End.of(until, 60).left() == left
+
+
+@pytest.mark.parametrize("jump", [YEAR, -YEAR])
+def test_a_moment_is_a_moment_of_the_wall_clock(clocks, jump):
+    """A moment comes when the wall clock says so, in this process and in another."""
+    end = End.of(clocks.now + 60, None)
+    clocks.now += jump
+    assert end.left() == 60 - jump
+
+
+def test_without_an_end():
+    """A wait without an end has no time left to tell."""
+    assert End.of(None, None).left() is None
+
+
+def test_the_clocks_of_this_machine():
+    """The clock of durations counts on, and is no wall clock."""
+    before = clock.elapsed()
+    assert clock.elapsed() >= before
+    assert abs(clock.now() - time.time()) < 60
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
+def test_a_change_of_the_time_zone_means_nothing(monkeypatch, zone):
+    """A run that suspended in one time zone goes on in another one at the same moment."""
+    monkeypatch.setattr(settings._settings, "suspend_after", 0.0)
+    moment = dt.datetime.now(dt.timezone.utc) + dt.timedelta(seconds=1.5)
+
+    @workflow(run_id="r")
+    def flow():
+        stepwise.sleep_until(moment.astimezone())
+        return "over"
+
+    with pytest.raises(RunSuspended):
+        flow()
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        with pytest.raises(RunSuspended):
+            flow()
+        assert [each.until for each in stepwise.get_run("r").waits] == [moment.timestamp()]
+        while time.time() < moment.timestamp():
+            time.sleep(0.01)
+        assert flow() == "over"
+    finally:
+        monkeypatch.undo()
+        os.environ.get("TZ")
+        time.tzset()
+
+
+@pytest.mark.parametrize("jump", [YEAR, -YEAR])
+def test_a_run_whose_clock_jumps_while_it_waits(monkeypatch, jump):
+    """A run that sleeps in its process wakes in time, whatever the wall clock says."""
+    real = clock.now
+    shift = [0.0]
+    monkeypatch.setattr(clock, "now", lambda: real() + shift[0])
+
+    @workflow(run_id="r")
+    def flow():
+        stepwise.sleep(0.5)
+        return "over"
+
+    handle = flow.start()
+    began = time.monotonic()
+    while not stepwise.get_run("r").counts.get("waiting"):
+        assert time.monotonic() < began + 60
+    shift[0] = jump
+    assert handle.result(60) == "over"
+    assert time.monotonic() - began >= 0.4
+
+
+@pytest.mark.parametrize(("jump", "over"), [(YEAR, True), (-YEAR, False)])
+def test_a_run_whose_clock_jumped_between_two_attempts(monkeypatch, jump, over):
+    """Between two attempts only the wall clock is there: set ahead, the wait is over."""
+    real = clock.now
+    shift = [0.0]
+    monkeypatch.setattr(clock, "now", lambda: real() + shift[0])
+    monkeypatch.setattr(settings._settings, "suspend_after", 0.0)
+
+    @workflow(run_id="r")
+    def flow():
+        stepwise.sleep(3600)
+        return "over"
+
+    with pytest.raises(RunSuspended):
+        flow()
+    shift[0] = jump
+    if over:
+        assert flow() == "over"
+    else:
+        with pytest.raises(RunSuspended):
+            flow()

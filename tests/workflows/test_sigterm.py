@@ -1,0 +1,433 @@
+"""SIGTERM drains a program without a handler: steps in flight end, then it ends as by the signal.
+
+Each test talks to a real process, whose steps end when the test says so.
+"""
+
+import signal
+
+import pytest
+
+import stepwise
+
+TERM = -signal.SIGTERM
+
+HEAD = """
+import asyncio, os, signal, sys, threading, time
+import stepwise
+from stepwise import step, tool, workflow
+
+def line(*words):
+    print(*words, flush=True)
+
+@tool(side_effect=True)
+def send(n):
+    line("begins", n)
+    answer = sys.stdin.readline()
+    line("ends", n)
+    return n
+
+@step
+async def asend(n, gate=None):
+    line("begins", n)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    line("ends", n)
+    return n
+"""
+
+PLAIN = """
+@workflow
+def agent():
+    try:
+        return [send(n) for n in range(3)]
+    finally:
+        line("finally")
+        send(99)
+
+try:
+    agent()
+finally:
+    line("outside")
+"""
+
+ASYNC = """
+@workflow
+async def agent():
+    try:
+        await asend(0)
+        await asend(1)
+    finally:
+        line("finally")
+        await asend(99)
+
+try:
+    asyncio.run(agent())
+finally:
+    line("outside")
+"""
+
+THREAD = """
+@workflow
+def agent():
+    try:
+        return [send(n) for n in range(3)]
+    finally:
+        line("finally")
+        send(99)
+
+handle = agent.start()
+handle.result()
+line("outside")
+"""
+
+TASK = """
+@workflow
+async def agent():
+    try:
+        return [await asend(n) for n in range(3)]
+    finally:
+        line("finally")
+        await asend(99)
+
+async def main():
+    handle = await asyncio.sleep(0, agent.start())
+    await handle
+    line("outside")
+
+asyncio.run(main())
+"""
+
+MAP = """
+@workflow
+def agent():
+    try:
+        return stepwise.map(send, range(5), max_workers=1)
+    finally:
+        line("finally")
+        send(99)
+
+agent()
+line("outside")
+"""
+
+CHILD = """
+@workflow
+def child():
+    return [send(n) for n in range(3)]
+
+@workflow
+def agent():
+    try:
+        return child()
+    finally:
+        line("finally")
+        send(99)
+
+agent()
+line("outside")
+"""
+
+
+def ended(script):
+    """Wait for the end of a script: its status, and what it printed since."""
+    script.process.stdin.close()
+    text = script.process.stdout.read()
+    return script.process.wait(), text.split("\n")[:-1]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [PLAIN, ASYNC, THREAD, TASK, MAP, CHILD],
+    ids=["plain", "async", "thread", "task", "map", "child"],
+)
+def test_the_step_in_flight_ends(start, program):
+    """The step in flight is recorded, no other begins, ``finally`` runs, the signal ends it."""
+    script = start(HEAD + program)
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    script.tell()
+    assert ended(script) == (TERM, ["ends 0", "finally"])
+    run = stepwise.runs()[-1]
+    assert run.status == "crashed"
+    recorded = [each for one in stepwise.runs() for each in one.steps]
+    assert [s.status for s in recorded if s.name in ("send", "asend")] == ["completed"]
+
+
+SWALLOWS = """
+@workflow
+def agent():
+    done = []
+    for n in range(3):
+        try:
+            done.append(send(n))
+        except:
+            line("swallows", n)
+    {then}
+
+agent()
+line("outside")
+"""
+
+
+@pytest.mark.parametrize("then", ["return done", "raise ValueError(done)"])
+def test_a_workflow_that_swallows_the_end_has_no_end(start, then):
+    """Where calls were refused and the workflow goes on, nothing that it comes to is recorded."""
+    script = start(HEAD + SWALLOWS.replace("{then}", then))
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    script.tell()
+    assert ended(script) == (TERM, ["ends 0", "swallows 1", "swallows 2"])
+    (run,) = stepwise.runs()
+    assert run.status == "crashed"
+    assert [step.status for step in run.steps] == ["completed"]
+
+
+BESIDE = """
+@step
+async def quick(n):
+    line("quick", n)
+
+@workflow
+async def agent():
+    async def other():
+        await quick(1)
+        await stopped.wait()
+        await quick(2)
+
+    async def first():
+        await asend(0)
+        await asend(1)
+
+    await asyncio.gather(first(), other())
+
+async def main():
+    global stopped
+    stopped = asyncio.Event()
+    run = asyncio.ensure_future(agent())
+    await asyncio.sleep(0)
+    while not stepwise._runtime.interrupts.sigterms.draining:
+        await asyncio.sleep(0.01)
+    stopped.set()
+    line("drains")
+    await run
+
+asyncio.run(main())
+"""
+
+
+def test_a_branch_waits_for_the_step_beside_it(start):
+    """A branch that reaches its next step waits, so that the step beside it ends and is kept."""
+    script = start(HEAD + BESIDE)
+    assert {script.hear(), script.hear()} == {"begins 0", "quick 1"}
+    script.process.send_signal(signal.SIGTERM)
+    assert script.hear() == "drains"
+    script.tell()
+    assert ended(script) == (TERM, ["ends 0"])
+    (run,) = stepwise.runs()
+    assert [(step.name, step.status) for step in run.steps] == [
+        ("asend", "completed"),
+        ("quick", "completed"),
+    ]
+
+
+INNER = """
+@step
+def inner(n):
+    line("inner", n)
+
+@step
+def outer():
+    send(0)
+    inner(1)
+    return "whole"
+
+@workflow
+def agent():
+    outer()
+    send(1)
+
+agent()
+"""
+
+
+def test_a_step_in_flight_may_call_steps(start):
+    """What a step in flight calls belongs to it, so that it can end."""
+    script = start(HEAD + INNER)
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    script.tell()
+    assert ended(script) == (TERM, ["ends 0", "inner 1"])
+    statuses = [(step.name, step.status) for step in stepwise.runs()[0].steps]
+    assert statuses == [("outer", "completed"), ("send", "completed"), ("inner", "completed")]
+
+
+def test_a_second_signal_ends_at_once(start):
+    """A second SIGTERM ends the process in the step, which is in doubt then."""
+    script = start(HEAD + PLAIN)
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    script.process.send_signal(signal.SIGTERM)
+    assert script.process.wait() == TERM
+    assert [step.status for step in stepwise.runs()[0].steps] == ["in_doubt"]
+
+
+@pytest.mark.parametrize("grace", ["0", "0.2"])
+def test_the_grace_period(start, grace):
+    """A step that takes longer than the grace period is cut off; with 0 it has no time at all."""
+    script = start(HEAD + f"stepwise.configure(grace={grace})\n" + PLAIN)
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    assert script.process.wait() == TERM
+    assert [step.status for step in stepwise.runs()[0].steps] == ["in_doubt"]
+
+
+BODY = """
+@workflow
+def agent():
+    try:
+        line("waits")
+        time.sleep(600)
+    finally:
+        line("finally")
+
+agent()
+line("outside")
+"""
+RETRY = """
+@step(retries=3, backoff=600)
+def fails():
+    line("fails")
+    raise OSError
+
+@workflow
+def agent():
+    try:
+        fails()
+    finally:
+        line("finally")
+
+agent()
+"""
+IDLE = """
+@workflow
+async def agent():
+    try:
+        line("waits")
+        await asyncio.sleep(600)
+    finally:
+        line("finally")
+
+asyncio.run(agent())
+"""
+
+
+@pytest.mark.parametrize("program", [BODY, RETRY, IDLE], ids=["body", "retry", "async"])
+def test_nothing_in_flight(start, program):
+    """Where no step is in flight, nobody waits: the workflow unwinds at once."""
+    script = start(HEAD + "stepwise.configure(grace=500)\n" + program)
+    script.hear()
+    script.process.send_signal(signal.SIGTERM)
+    assert ended(script) == (TERM, ["finally"])
+
+
+STUBBORN = """
+@workflow
+def agent():
+    for n in range(3):
+        try:
+            send(n)
+        except BaseException as error:
+            line(type(error).__name__)
+    return "done"
+
+try:
+    agent()
+except BaseException:
+    line("swallowed")
+line("outside")
+"""
+
+
+def test_nothing_keeps_it_alive(start):
+    """Code that swallows what unwinds it begins no step, and does not keep the process alive."""
+    script = start(HEAD + STUBBORN)
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    script.tell()
+    code, lines = ended(script)
+    assert (code, lines) == (TERM, ["ends 0", "SystemExit", "SystemExit"])
+
+
+LAST = """
+@workflow
+def agent():
+    return send(0)
+
+agent()
+"""
+
+
+def test_the_last_step(start):
+    """A run that needs no other step completes."""
+    script = start(HEAD + LAST)
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    script.tell()
+    assert ended(script) == (TERM, ["ends 0"])
+    (run,) = stepwise.runs()
+    assert (run.status, run.result) == ("completed", 0)
+
+
+OWN = """
+@workflow
+def agent():
+    return [send(n) for n in range(2)]
+
+def handler(*_):
+    line("handled")
+
+signal.signal(signal.SIGTERM, handler)
+line(agent())
+assert signal.getsignal(signal.SIGTERM) is handler
+"""
+
+
+def test_a_handler_of_the_program(start):
+    """A program with a handler decides for itself: here, it goes on."""
+    script = start(HEAD + OWN)
+    assert script.hear() == "begins 0"
+    script.process.send_signal(signal.SIGTERM)
+    assert script.hear() == "handled"
+    script.tell()
+    assert [script.hear(), script.hear()] == ["ends 0", "begins 1"]
+    script.tell()
+    assert script.hear() == "ends 1"
+    assert script.finish() == "[0, 1]"
+
+
+AROUND = """
+@workflow
+def agent():
+    line(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+    line(os.waitpid(pid, 0)[1])
+    worker = subprocess.run([sys.executable, "-c", "import signal as s; "
+        "print(s.getsignal(s.SIGTERM) is s.SIG_DFL, flush=True)"])
+
+import subprocess
+agent()
+line(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+def test_the_handler_is_there_for_runs_only(start):
+    """It is ours while a run is in progress; children and what comes after have the default."""
+    assert start(HEAD + AROUND).finish().split() == ["False", "0", "True", "True"]
+
+
+def test_grace_is_checked():
+    """``grace`` is a number of seconds."""
+    for wrong in (-1, "soon", True, float("nan")):
+        with pytest.raises(stepwise.ConfigurationError, match="give 0 or more"):
+            stepwise.configure(grace=wrong)
