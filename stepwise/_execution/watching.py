@@ -119,6 +119,15 @@ class Watcher:
         self._numbers = count()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
+        self._looking = threading.Lock()  # held while the thread reads a store
+
+    def finish_look(self) -> None:
+        """Wait until no store is read whose watches are all closed: it may be closed itself.
+
+        A look in progress would open it again, and make its folder anew.
+        """
+        with self._looking:
+            pass
 
     def watch(
         self,
@@ -196,7 +205,9 @@ class Watcher:
             if everything:
                 slow_poll = now + SLOW_POLL
             for watched, new in stores:
-                due += watched.look(new, now, everything)
+                with self._looking:
+                    if watched.watches:
+                        due += watched.look(new, now, everything)
             for watch in dict.fromkeys(due):
                 if watch in self._open:
                     _call(watch)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stepwise._execution import process_memory
+from stepwise._execution.watching import watcher
 from stepwise._runtime import settings as _config
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
@@ -60,6 +61,7 @@ class fresh_store:  # noqa: N801
         vars(_config._settings).update(settings)
         vars(process_memory.memory).update(memory)
         if store.persistent:
+            watcher.finish_look()  # else it may make the folder anew that the caller deletes
             store.close()
 
     def __call__(self, function: F) -> F:

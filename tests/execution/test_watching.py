@@ -97,6 +97,33 @@ def test_a_lost_ring_costs_time_only(store, watcher, monkeypatch):
         called.wait(4)
 
 
+def test_a_store_may_be_closed_after_the_last_look(watcher, monkeypatch):
+    """``finish_look`` waits for a look in progress; the next one leaves out what is not watched."""
+    looking, go_on, looks = threading.Event(), threading.Event(), []
+
+    def look(watched, new, now, everything):
+        looks.append(watched)
+        looking.set()
+        assert go_on.wait(PATIENCE)
+        return []
+
+    monkeypatch.setattr(watching._WatchedStore, "look", look)
+    first, second = open_store("memory:first"), open_store("memory:second")
+    watches = [watcher.watch(each, SEAL, "job", Called()) for each in (first, second)]
+    assert looking.wait(PATIENCE)
+    thread = watcher._thread
+    for watch in watches:
+        watch.close()
+    finishing = threading.Thread(target=watcher.finish_look)
+    finishing.start()
+    finishing.join(0.2)
+    assert finishing.is_alive()
+    go_on.set()
+    assert ended(finishing)
+    assert ended(thread)
+    assert len(looks) == 1
+
+
 def test_moments(store, watcher, monkeypatch):
     """A watch is called when its moment has come; a closed one is not."""
     monkeypatch.setattr(watching, "SLOW_POLL", 3600.0)
