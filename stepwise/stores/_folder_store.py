@@ -1,10 +1,10 @@
 """A store in a folder of one machine, whatever kind of database keeps its rows.
 
-Beside the database, ``leases`` is the lock file, one folder holds the marks of each run, another one
-the logs of the processes that execute runs now (see ``_process_log``).  What is small goes into the
-log of the process; a new head, and what is large, goes into the database, together with all that
-this lacked of the run.  One process writes through one connection behind one lock,
-which a fork waits for; what its runs want written at once goes in one transaction, or one flush.
+Beside the database, ``leases`` is the lock file, a folder holds the marks of each run, another one
+holds the logs of the processes that execute runs now (see ``_process_log``).  What is small goes
+into the log of the process; a new head, and what is large, goes into the database, with all that
+this lacked of the run.  One process writes through one connection behind one lock, which a fork
+waits for; what its runs want written at once goes in one transaction, or one flush.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class FolderStore(abc.ABC):
             self._take_in(rows, run_id, row)
             if draft is not None:
                 rows.put_object(run_id, draft.name, draft.data)
-            rows.put_lease(run_id, pack_lease(epoch, owner, self._log_name))
+            rows.put_lease(run_id, pack_lease(epoch, owner, self._log_if_open))
             rows.commit()
         except BaseException:
             rows.roll_back()
@@ -211,7 +211,7 @@ class FolderStore(abc.ABC):
         if draft is not None:
             self._marks.taken(hashed(run_id))
         self._log.tails.pop(run_id, None)
-        self._held[run_id] = _HeldRun(epoch, self._log_name, self._commits)
+        self._held[run_id] = _HeldRun(epoch, self._log_if_open, self._commits)
         return True
 
     def release(self, run_id: str, epoch: int) -> None:
@@ -278,7 +278,11 @@ class FolderStore(abc.ABC):
 
     @_locked
     def _write(self, *wanted: _Wanted) -> None:
-        self._leases().keep()
+        try:
+            self._leases().keep()
+        except StoreError:
+            self._opened()  # says more if the folder is gone, or makes it anew
+            self._leases().keep()
         if self._log.failed:
             self._settled()
         in_log, in_rows = list[_Wanted](), list[_Wanted]()
@@ -310,6 +314,7 @@ class FolderStore(abc.ABC):
             and not self._log.failed
             and (held.commit <= self._flushed or not batch.durable)
             and batch.head is None
+            and not batch.prune
             and weight(batch) <= LARGEST_BATCH
         )
 
@@ -319,8 +324,6 @@ class FolderStore(abc.ABC):
         with self._log.mutex:
             log, held = self._log, self._held.get(run_id)
             if held is None or not self._fits(wanted) or not log.has_room(weight(batch)):
-                return False
-            if not log.is_open:
                 return False
             try:
                 log.add(run_id, epoch, held.generation, batch)
@@ -334,8 +337,6 @@ class FolderStore(abc.ABC):
 
     def _write_log(self, wanted: list[_Wanted]) -> None:
         log = self._log
-        if not log.is_open:
-            self._prepare_logs()
         for run_id, epoch, batch in wanted:
             with log.mutex:
                 if not log.has_room(weight(batch)):
@@ -347,6 +348,8 @@ class FolderStore(abc.ABC):
 
     def _write_rows(self, rows: Rows, wanted: list[_Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
+        if any(batch.head is None for _, _, batch in wanted) and not self._log.is_open:
+            self._open_log(rows)  # more of the kind will follow
         durable = any(batch.durable for _, _, batch in wanted)
         rows.begin(durable)
         try:
@@ -363,7 +366,7 @@ class FolderStore(abc.ABC):
 
     def _name_log(self, rows: Rows, run_id: str, row: bytes) -> None:
         """Begin a run's next generation, whose tail will be in our log."""
-        rows.put_lease(run_id, with_log(row, self._log_name))
+        rows.put_lease(run_id, with_log(row, self._log_if_open))
         held = self._held.get(run_id)
         if held is not None:
             held.log, held.generation = "", log_of(row)[1] + 1  # until it is committed
@@ -376,7 +379,8 @@ class FolderStore(abc.ABC):
             self._log.tails.pop(run_id, None)
             held = self._held.get(run_id)
             if held is not None:
-                held.log, held.commit = self._log_name, self._commits
+                held.commit = self._commits
+                held.log = self._log_if_open
 
     # -- logs ------------------------------------------------------------------------------------
 
@@ -391,13 +395,19 @@ class FolderStore(abc.ABC):
     def _log_locks(self) -> LockFile:
         return lock_file(os.path.join(self._logs, _LOG_LOCKS))
 
-    def _prepare_logs(self) -> None:
-        """Make the folder, say that our log is alive, and take in those of dead processes."""
+    @property
+    def _log_if_open(self) -> str:
+        """The name of our log for the row of a lease; a log that is not there cannot be fenced."""
+        return self._log_name if self._log.is_open else ""
+
+    def _open_log(self, rows: Rows) -> None:
+        """Begin our log, and take in the logs of dead processes."""
         os.makedirs(self._logs, 0o700, exist_ok=True)
         self._log_locks().acquire(self._log_name)
+        self._log.open()
         for name in os.listdir(self._logs):
             if name != _LOG_LOCKS and self._log_locks().holder(name) is None:
-                self._take_in_log_of_another(self._opened(), name)
+                self._take_in_log_of_another(rows, name)
 
     def _settled(self) -> Rows:
         """Return the database; what a log that failed still held is in it."""
@@ -506,35 +516,42 @@ class FolderStore(abc.ABC):
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        last = after
+        last, in_log = after, self._has_log(run_id)
         for number, data in self._all(lambda rows, *page: rows.records(run_id, after, *page)):
             yield number, data
             last = number
-        while True:
-            ended, found = self._read_rest(run_id, last)
+        while in_log:
+            in_log, found = self._read_rest(run_id, last)
             for number, data in found:
                 yield number, data
                 last = number
-            if ended:
-                return
+
+    @_locked
+    def _has_log(self, run_id: str) -> bool:
+        """Return whether the database may lack something of a run."""
+        return self._exists() and bool(log_of(self._settled().lease(run_id))[0])
 
     @_locked
     def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
-        """Return the records of the log behind those of the database, or some more of these."""
+        """Return the last records, those in the log; or more of the database, and true."""
 
         def look(rows: Rows, tail: Tail | None) -> tuple[bool, list[tuple[int, bytes]]]:
             more = [each for _, each in rows.records(run_id, after, None, 32) if each is not None]
             if more or tail is None:
-                return not more, more
-            return True, [each for each in sorted(tail.records.items()) if each[0] > after]
+                return bool(more), more
+            found = tail.as_batch().records
+            return False, [(number, bytes(data)) for number, data in found if number > after]
 
-        return self._look(run_id, look) if self._exists() else (True, [])
+        return self._look(run_id, look) if self._exists() else (False, [])
 
     @_locked
     def get(self, run_id: str, name: str) -> bytes | None:
         def look(rows: Rows, tail: Tail | None) -> bytes | None:
-            if tail is not None and name in tail.objects:
-                return tail.objects[name]
+            lacks = tail.as_batch() if tail is not None else Batch()
+            if name in lacks.put:
+                return bytes(lacks.put[name])
+            if name in lacks.delete:
+                return None
             draft = self._draft(rows, run_id)
             if draft is not None and draft.name == name:
                 return draft.data
@@ -548,8 +565,8 @@ class FolderStore(abc.ABC):
             found, draft = set(rows.names(run_id, prefix)), self._draft(rows, run_id)
             if draft is not None:
                 found.add(draft.name)
-            for name, data in (tail.objects if tail is not None else {}).items():
-                (found.discard if data is None else found.add)(name)
+            lacks = tail.as_batch() if tail is not None else Batch()
+            found = (found - set(lacks.delete)) | lacks.put.keys()
             return sorted(name for name in found if name.startswith(prefix))
 
         return self._look(run_id, look) if self._exists() else []

@@ -37,6 +37,7 @@ import zlib
 from io import FileIO
 from typing import NamedTuple
 
+from stepwise._values.buffers import Data
 from stepwise.stores._files import sync
 from stepwise.stores.base import Batch
 
@@ -47,7 +48,7 @@ _LARGEST_LOG = 1 << 20  # bytes, after which the database takes it in
 _FIRST_SIZE = 1 << 14  # bytes that are zeroed at first; then as many again
 _MAGIC = b"\xf5swl"
 _FRONT = struct.Struct("<4sII")
-_CHECKED = struct.Struct("<QQQQQIIII")
+_CHECKED = struct.Struct("<QQQQIIII")
 _RECORD = struct.Struct("<QI")
 _OBJECT = struct.Struct("<II")
 _NAME = struct.Struct("<I")
@@ -72,42 +73,25 @@ class _Frame(NamedTuple):
 
 
 class Tail:
-    """What the database lacks of a run.
+    """What the database lacks of a run: the batches in their order."""
 
-    Attributes:
-        records: by number.
-        objects: by name; ``None`` for one that is deleted.
-        prune: the number up to which records are deleted.
-    """
-
-    __slots__ = ("epoch", "generation", "objects", "prune", "records")
+    __slots__ = ("batches", "epoch", "generation")
 
     def __init__(self, epoch: int, generation: int) -> None:
         self.epoch, self.generation = epoch, generation
-        self.records: dict[int, bytes] = {}
-        self.objects: dict[str, bytes | None] = {}
-        self.prune = 0
-
-    def add(self, batch: Batch) -> None:
-        """Take the batch of a frame into account."""
-        for number, data in batch.records:
-            self.records[number] = bytes(data)
-        for name in batch.delete:
-            self.objects[name] = None
-        for name, data in batch.put.items():
-            self.objects[name] = bytes(data)
-        if batch.prune:
-            self.prune = max(self.prune, batch.prune)
-            for number in [each for each in self.records if each <= batch.prune]:
-                del self.records[number]
+        self.batches: list[Batch] = []
 
     def as_batch(self) -> Batch:
         """All of it as one batch."""
+        records, objects = dict[int, Data](), dict[str, Data | None]()
+        for batch in self.batches:
+            records.update(batch.records)
+            objects.update(batch.put)
+            objects.update(dict.fromkeys(batch.delete))
         return Batch(
-            tuple(sorted(self.records.items())),
-            put={name: data for name, data in self.objects.items() if data is not None},
-            delete=tuple(name for name, data in self.objects.items() if data is None),
-            prune=self.prune,
+            tuple(sorted(records.items())),
+            put={name: data for name, data in objects.items() if data is not None},
+            delete=tuple(name for name, data in objects.items() if data is None),
         )
 
 
@@ -118,7 +102,7 @@ class ProcessLog:
     be durable is written meanwhile.  Who flushes or empties the log holds the store's lock, too.
 
     Args:
-        path: of the file, which is made at the first write.
+        path: of the file.
 
     Attributes:
         tails: by run.
@@ -141,8 +125,13 @@ class ProcessLog:
 
     @property
     def is_open(self) -> bool:
-        """True once something was written."""
+        """True if there is the file."""
         return self._descriptor >= 0
+
+    def open(self) -> None:
+        """Make the file."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o600)
 
     def has_room(self, weight: int) -> bool:
         """Return whether a batch may be added before the database takes the log in."""
@@ -157,7 +146,6 @@ class ProcessLog:
         """
         with self.mutex:
             try:
-                self._open()
                 frame = _encode(self._number + 1, self._flushed, run_id, epoch, generation, batch)
                 if batch.durable:
                     self._zero(len(frame))
@@ -169,7 +157,7 @@ class ProcessLog:
                 tail = self.tails.get(run_id)
                 if tail is None or (tail.epoch, tail.generation) != (epoch, generation):
                     tail = self.tails[run_id] = Tail(epoch, generation)
-                tail.add(batch)
+                tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
             except BaseException:
                 self.failed = True
                 raise
@@ -185,6 +173,7 @@ class ProcessLog:
             number = self._number
             _flush(self._descriptor)
             if not self._named:
+                self._check()  # else the folder may be gone, too
                 folder = os.path.dirname(self.path)
                 sync(folder)
                 sync(os.path.dirname(folder))
@@ -220,11 +209,6 @@ class ProcessLog:
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # the program may have closed everything
                 os.close(descriptor)
-
-    def _open(self) -> None:
-        if self._descriptor < 0:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags, 0o600)
 
     def _zero(self, size: int) -> None:
         """Have zeros where the next frame comes to lie."""
@@ -285,7 +269,7 @@ def _encode(
     run = _text(run_id)
     counts = len(batch.records), len(batch.put), len(batch.delete)
     parts = [
-        _CHECKED.pack(number, flushed, epoch, generation, batch.prune, len(run), *counts),
+        _CHECKED.pack(number, flushed, epoch, generation, len(run), *counts),
         run,
     ]
     for at, data in batch.records:
@@ -320,7 +304,7 @@ def _decode(data: bytes, at: int) -> tuple[_Frame, int] | None:
 
 
 def _take_apart(body: bytes) -> _Frame:
-    number, flushed, epoch, generation, prune, length, *counts = _CHECKED.unpack_from(body)
+    number, flushed, epoch, generation, length, *counts = _CHECKED.unpack_from(body)
     at = _CHECKED.size
 
     def take(size: int) -> bytes:
@@ -339,9 +323,10 @@ def _take_apart(body: bytes) -> _Frame:
         records.append((record, take(size)))
     for _ in range(counts[1]):
         length, size = _OBJECT.unpack(take(_OBJECT.size))
-        put[text(length)] = take(size)
+        name = text(length)
+        put[name] = take(size)
     delete = tuple(text(*_NAME.unpack(take(_NAME.size))) for _ in range(counts[2]))
-    batch = Batch(tuple(records), put, delete, prune)
+    batch = Batch(tuple(records), put, delete)
     return _Frame(number, flushed, run_id, epoch, generation, batch)
 
 
@@ -421,7 +406,7 @@ class LogReader:
             key = frame.run_id, frame.epoch, frame.generation
             if key not in self._tails:
                 self._tails[key] = Tail(frame.epoch, frame.generation)
-            self._tails[key].add(frame.batch)
+            self._tails[key].batches.append(frame.batch)
 
 
 def _rest(file: FileIO, at: int) -> bytes:
