@@ -47,11 +47,6 @@ class FolderLogs:
         self._locks().acquire(self.name)
         self.own.open()
 
-    @property
-    def name_if_open(self) -> str:
-        """The name for the row of a lease; none for a log that is not there to be fenced."""
-        return self.name if self.own.is_open else ""
-
     def end(self) -> None:
         """Delete our log at the end of the process, if the database lacks nothing."""
         self.own.close_if_empty()
