@@ -8,14 +8,23 @@ after it verified.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import isfinite
 from typing import Any, Literal, NamedTuple
 
 from stepwise._checkpoints.chunks import Needs, Reader, Vault, chunk_name, digest_of
 from stepwise._checkpoints.references import References
 from stepwise._checkpoints.stored_values import KnownValues
+from stepwise._journal.header_text import (
+    counts_text,
+    list_text,
+    mapping_text,
+    quoted,
+    truth_text,
+)
 from stepwise._journal.journal import Journal, Position, holds, read, read_one, seal_for
 from stepwise._journal.records import Entry, RunFacts
-from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.seal import DamagedError, Seal, to_json
 from stepwise._journal.spending import Sums
 from stepwise._values import codec
 from stepwise._values.buffers import Data
@@ -115,6 +124,36 @@ class State(NamedTuple):
                 entry = read_one(store, seal, run_id, number)
                 if entry is not None:
                     yield entry, (*flags,)
+
+
+def header_text(state: State) -> str:
+    """Return the state as the JSON of a mapping, byte for byte as ``json`` writes it.
+
+    What belongs to the place in the function is the same each time, and most other facts are empty.
+    """
+    (
+        position, line, file, prefix, visited, step, calls, ordinals, children, journal,
+        unused, arguments, python, at, needs, changed, objects, serial, before,
+        seconds, usage, taken, told,
+    ) = state  # fmt: skip
+    if not isfinite(at + seconds):
+        return to_json(state._asdict())
+    return (
+        f"{_place_text(position, line, file, prefix, *visited)}"
+        f'"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
+        f'"children":{list_text(children)},"journal":{to_json(journal)},'
+        f'"unused":{list_text(unused)},"arguments":{mapping_text(arguments)},'
+        f'"python":{quoted(python)},"at":{at!r},"needs":{mapping_text(needs)},'
+        f'"changed":{list_text(changed)},"state":{list_text(objects)},"serial":{serial},'
+        f'"before":{"null" if before is None else quoted(before)},"seconds":{seconds!r},'
+        f'"usage":{mapping_text(usage)},"taken":{mapping_text(taken)},"told":{truth_text(told)}}}'
+    )
+
+
+@lru_cache(256)
+def _place_text(position: str, line: int, file: str, prefix: str, *visited: str) -> str:
+    facts = {"position": position, "line": line, "file": file, "prefix": prefix, "visited": visited}
+    return to_json(facts)[:-1] + ","
 
 
 class Loaded(NamedTuple):
@@ -233,7 +272,7 @@ class Checkpoints:
         after = facts._replace(pruned=behind) if behind != facts.pruned else facts
         self._journal.put(
             name,
-            {**state._asdict(), "needs": needs.header()},
+            header_text(state._replace(needs=needs.header())),
             payload,
             also={chunk_name(number): data for number, data in chunks.items()},
             delete=tuple(gone),
@@ -293,7 +332,7 @@ def sealed(
         lowest=min(lowest, default=0),
     )
     name = _name(state)
-    header = state._replace(needs=needs.header())._asdict()
+    header = header_text(state._replace(needs=needs.header()))
     put[name] = seal.close(f"{name}/{run_id}", header, payload)[0]
     return put
 
