@@ -58,7 +58,7 @@ def _call_text(call: Call) -> str:
         f"[{number},{_names_text(name, module)},{quoted(digest)},{ordinal},"
         f"{_site_text(scope, unwinding, place, site)},{quoted(arguments)},{truth_text(effect)},"
         f"{text_of(key)},{text_of(child)},{at!r},{text_of(branch)},{serial},"
-        f"{mapping_text(parts)},{instead}]"
+        f"{texts_text(parts)},{instead}]"
     )
 
 
@@ -91,6 +91,11 @@ def list_text(items: Sequence[Any]) -> str:
 def mapping_text(items: Mapping[str, Any]) -> str:
     """Return a mapping that is mostly empty."""
     return to_json(items) if items else "{}"
+
+
+def texts_text(texts: Mapping[str, str]) -> str:
+    """Return a mapping of texts to texts."""
+    return f"{{{','.join([f'{quoted(name)}:{quoted(text)}' for name, text in texts.items()])}}}"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
