@@ -8,7 +8,7 @@ after it verified.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stepwise._checkpoints.chunks import Needs, Reader, Vault, chunk_name, digest_of
 from stepwise._checkpoints.references import References
@@ -17,6 +17,7 @@ from stepwise._journal.journal import Journal, Position, holds, read, read_one, 
 from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise._journal.spending import Sums
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import PYTHON

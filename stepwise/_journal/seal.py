@@ -34,9 +34,10 @@ import pathlib
 import re
 import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.file_trust import check_folder, read_trusted
 from stepwise._runtime.forks import cached
 from stepwise._runtime.limits import met, way_out

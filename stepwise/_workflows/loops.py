@@ -22,9 +22,10 @@ import stat
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._rewrite import Ahead, Rewritten
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import digest
 from stepwise._values.preview import error_text
 from stepwise._values.trees import same
