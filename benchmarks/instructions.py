@@ -64,9 +64,12 @@ def _awaited(path: pathlib.Path, count: int) -> None:
     asyncio.run(run.options(run_id="measured")(count))
 
 
-def _nodes(path: pathlib.Path, count: int) -> None:
-    graph = graph_overhead.chain(graph_overhead.count, count)
-    graph_overhead.execution(graph, CheckpointManager(f"disk:{path}/store"), count)
+def _nodes(shape: str) -> Counted:
+    def visit(path: pathlib.Path, count: int) -> None:
+        graph = graph_overhead.SHAPES[shape](graph_overhead.count, count)
+        graph_overhead.execution(graph, CheckpointManager(f"disk:{path}/store"), count)
+
+    return visit
 
 
 Counted = Callable[[pathlib.Path, int], object]
@@ -80,7 +83,8 @@ KINDS: dict[str, Counted] = {
     "disk: a step, a checkpoint every 1,000": _steps("disk", checkpoint_every=1000),
     "disk: a side effect": _steps("disk", steps.sending),
     "disk: an asynchronous step": _awaited,
-    "disk: a node of a graph": _nodes,
+    "disk: a node of a graph that is a loop": _nodes("loop"),
+    "disk: a node of a graph that is a chain": _nodes("chain"),
 }
 
 
