@@ -15,9 +15,7 @@ import errno
 import functools
 import itertools
 import os
-import shutil
 import sqlite3
-import tempfile
 import threading
 import time
 import weakref
@@ -28,20 +26,15 @@ from stepwise._runtime.group_commit import Group, Share
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
+from stepwise.stores._folder_logs import FolderLogs
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import Draft, Marks
-from stepwise.stores._process_log import (
-    LARGEST_BATCH,
-    LogReader,
-    LogTakenError,
-    ProcessLog,
-    Tail,
-    fence,
-    weight,
-)
+from stepwise.stores._process_log import LARGEST_BATCH, LogReader, LogTakenError, Tail, weight
+from stepwise.stores._read_only import Copy, unwritable
 from stepwise.stores._rows import (
     Page,
     Rows,
+    Transaction,
     epoch_of,
     hashed,
     lease_front,
@@ -53,7 +46,7 @@ from stepwise.stores._rows import (
 )
 from stepwise.stores.base import Batch, Head, Owner
 
-__all__ = ["Copy", "FolderStore", "unwritable"]
+__all__ = ["FolderStore"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,9 +54,7 @@ R = TypeVar("R")
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
 _NEWEST_PAGES = (100, 1000, 10_000)  # heads: each page of them may begin with a look at all keys
 _WEIGHT = 4_000_000  # bytes in a page of large records
-_MOST_READERS = 8  # logs of other processes whose contents are kept
 _TRIES = 100  # looks at a run that another process is writing
-_LOG_LOCKS = "locks"  # a file among the logs: who writes one of them
 _NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
 
 
@@ -159,11 +150,10 @@ class FolderStore(abc.ABC):
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
-        self._logs = os.path.join(self.path, self._logged)
         self._held: dict[str, _HeldRun] = {}  # by run
         self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
-        self._readers: dict[str, LogReader] = {}  # of logs of other processes
-        self._begin_log()
+        self._logs = FolderLogs(os.path.join(self.path, self._logged))
+        self._log_end = weakref.finalize(self, self._logs.end)
         self._group = Group[_RunWrites](self.path)
         _stores.add(self)
         _watch_forks()
@@ -190,28 +180,24 @@ class FolderStore(abc.ABC):
 
     def _take_over(self, rows: Rows, run_id: str, owner: Owner) -> bool:
         """Begin a new epoch of a run; false if a log had to be taken in first."""
-        rows.begin(durable=False)
-        try:
-            row = rows.lease(run_id)
-            log, _ = log_of(row)
-            if log and log != self._log_name and os.path.exists(self._log_path(log)):
-                rows.roll_back()
-                self._take_in_log_of_another(rows, log)
-                return False
+        row = rows.lease(run_id)
+        log, _ = log_of(row)
+        if log != self._logs.name and self._logs.has(log):
+            self._take_in_log_of_another(rows, log)
+            return False
+        with Transaction(rows, durable=False):
+            if rows.lease(run_id) != row:
+                return False  # an owner who had lost its lock has written
             epoch, draft = epoch_of(row) + 1, self._draft(rows, run_id)
             self._take_in(rows, run_id, row)
             if draft is not None:
                 rows.put_object(run_id, draft.name, draft.data)
-            rows.put_lease(run_id, pack_lease(epoch, owner, self._log_if_open))
-            rows.commit()
-        except BaseException:
-            rows.roll_back()
-            raise
+            rows.put_lease(run_id, pack_lease(epoch, owner, self._logs.name_if_open))
         self._commits += 1
         if draft is not None:
             self._marks.taken(hashed(run_id))
-        self._log.tails.pop(run_id, None)
-        self._held[run_id] = _HeldRun(epoch, self._log_if_open, self._commits)
+        self._logs.own.tails.pop(run_id, None)
+        self._held[run_id] = _HeldRun(epoch, self._logs.name_if_open, self._commits)
         return True
 
     def release(self, run_id: str, epoch: int) -> None:
@@ -283,7 +269,7 @@ class FolderStore(abc.ABC):
         except StoreError:
             self._opened()  # says more if the folder is gone, or makes it anew
             self._leases().keep()
-        if self._log.failed:
+        if self._logs.own.failed:
             self._settled()
         in_log, in_rows = list[_Wanted](), list[_Wanted]()
         for each in wanted:
@@ -310,8 +296,8 @@ class FolderStore(abc.ABC):
         return (
             held is not None
             and held.epoch == epoch
-            and held.log == self._log_name
-            and not self._log.failed
+            and held.log == self._logs.name
+            and not self._logs.own.failed
             and (held.commit <= self._flushed or not batch.durable)
             and batch.head is None
             and not batch.prune
@@ -321,8 +307,8 @@ class FolderStore(abc.ABC):
     def _write_beside(self, wanted: _Wanted) -> bool:
         """Write what need not be durable without waiting for another run's flush, if possible."""
         run_id, epoch, batch = wanted
-        with self._log.mutex:
-            log, held = self._log, self._held.get(run_id)
+        with self._logs.own.mutex:
+            log, held = self._logs.own, self._held.get(run_id)
             if held is None or not self._fits(wanted) or not log.has_room(weight(batch)):
                 return False
             try:
@@ -336,7 +322,7 @@ class FolderStore(abc.ABC):
         return True
 
     def _write_log(self, wanted: list[_Wanted]) -> None:
-        log = self._log
+        log = self._logs.own
         for run_id, epoch, batch in wanted:
             with log.mutex:
                 if not log.has_room(weight(batch)):
@@ -348,25 +334,20 @@ class FolderStore(abc.ABC):
 
     def _write_rows(self, rows: Rows, wanted: list[_Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
-        if any(batch.head is None for _, _, batch in wanted) and not self._log.is_open:
+        if any(batch.head is None for _, _, batch in wanted) and not self._logs.own.is_open:
             self._open_log(rows)  # more of the kind will follow
         durable = any(batch.durable for _, _, batch in wanted)
-        rows.begin(durable)
-        try:
+        with Transaction(rows, durable=durable):
             for run_id, epoch, batch in wanted:
                 row = self._check(rows, run_id, epoch)
                 self._take_in(rows, run_id, row)
                 put_batch(rows, run_id, batch)
                 self._name_log(rows, run_id, row)
-            rows.commit()
-        except BaseException:
-            rows.roll_back()
-            raise
         self._committed([run_id for run_id, _, _ in wanted], durable=durable)
 
     def _name_log(self, rows: Rows, run_id: str, row: bytes) -> None:
         """Begin a run's next generation, whose tail will be in our log."""
-        rows.put_lease(run_id, with_log(row, self._log_if_open))
+        rows.put_lease(run_id, with_log(row, self._logs.name_if_open))
         held = self._held.get(run_id)
         if held is not None:
             held.log, held.generation = "", log_of(row)[1] + 1  # until it is committed
@@ -376,57 +357,33 @@ class FolderStore(abc.ABC):
         if durable:
             self._flushed = self._commits
         for run_id in run_ids:
-            self._log.tails.pop(run_id, None)
+            self._logs.own.tails.pop(run_id, None)
             held = self._held.get(run_id)
             if held is not None:
                 held.commit = self._commits
-                held.log = self._log_if_open
+                held.log = self._logs.name_if_open
 
     # -- logs ------------------------------------------------------------------------------------
 
-    def _begin_log(self) -> None:
-        self._log_name = os.urandom(8).hex()
-        self._log = ProcessLog(self._log_path(self._log_name))
-        self._log_end = weakref.finalize(self, self._log.close_if_empty)
-
-    def _log_path(self, name: str) -> str:
-        return os.path.join(self._logs, os.path.basename(name))
-
-    def _log_locks(self) -> LockFile:
-        return lock_file(os.path.join(self._logs, _LOG_LOCKS))
-
-    @property
-    def _log_if_open(self) -> str:
-        """The name of our log for the row of a lease; a log that is not there cannot be fenced."""
-        return self._log_name if self._log.is_open else ""
-
     def _open_log(self, rows: Rows) -> None:
         """Begin our log, and take in the logs of dead processes."""
-        os.makedirs(self._logs, 0o700, exist_ok=True)
-        self._log_locks().acquire(self._log_name)
-        self._log.open()
-        for name in os.listdir(self._logs):
-            if name != _LOG_LOCKS and self._log_locks().holder(name) is None:
-                self._take_in_log_of_another(rows, name)
+        self._logs.open()
+        for name in self._logs.dead():
+            self._take_in_log_of_another(rows, name)
 
     def _settled(self) -> Rows:
         """Return the database; what a log that failed still held is in it."""
         rows = self._opened()
-        if self._log.failed:
-            log = self._log
-            with log.mutex:
+        if self._logs.own.failed:
+            with self._logs.own.mutex:
                 self._take_in_all()
-                self._log_end.detach()
-                log.close()
-                if os.path.isdir(self._logs):
-                    self._log_locks().release(self._log_name)
-                self._begin_log()
+                self._logs.begin()
         return rows
 
     def _own_tail(self, run_id: str, row: bytes | None) -> Tail | None:
         """Return what the database lacks of a run according to the row of its lease."""
-        tail = self._log.tails.get(run_id)
-        if tail is None or log_of(row) != (self._log_name, tail.generation):
+        tail = self._logs.own.tails.get(run_id)
+        if tail is None or log_of(row) != (self._logs.name, tail.generation):
             return None
         return tail if epoch_of(row) == tail.epoch else None
 
@@ -438,49 +395,33 @@ class FolderStore(abc.ABC):
 
     def _take_in_all(self) -> None:
         """Take in the tails of all runs in our log, durably; needs the log's mutex."""
-        rows, run_ids = self._opened(), list(self._log.tails)
+        rows, run_ids = self._opened(), list(self._logs.own.tails)
         if not run_ids:
             rows.flush()  # of earlier commits that were not durable, and took tails in
             return
-        rows.begin(durable=True)
-        try:
+        with Transaction(rows, durable=True):
             for run_id in run_ids:
                 row = rows.lease(run_id)
                 if row is not None and self._own_tail(run_id, row) is not None:
                     self._take_in(rows, run_id, row)
                     self._name_log(rows, run_id, row)
-            rows.commit()
-        except BaseException:
-            rows.roll_back()
-            raise
         self._committed(run_ids, durable=True)
 
     def _take_in_log_of_another(self, rows: Rows, name: str) -> None:
         """Write what the log of another process holds into the database, durably; delete it."""
-        path = self._log_path(name)
-        try:
-            if self._log_locks().holder(name) is not None:
-                fence(path)
-            reader = LogReader(path)
-            reader.look()
-        except FileNotFoundError:
+        reader = self._logs.take(name)
+        if reader is None:
             return
-        rows.begin(durable=True)
-        try:
+        with Transaction(rows, durable=True):
             for run_id in reader.runs():
                 row = rows.lease(run_id)
                 tail = _tail_of(reader, name, run_id, row)
                 if row is not None and tail is not None:
                     put_batch(rows, run_id, tail.as_batch())
                     rows.put_lease(run_id, with_log(row, ""))
-            rows.commit()
-        except BaseException:
-            rows.roll_back()
-            raise
         self._commits += 1
         self._flushed = self._commits
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        self._logs.delete(name)
 
     # -- drafts: how objects waited for the next transaction before there was a log ----------------
 
@@ -494,17 +435,12 @@ class FolderStore(abc.ABC):
     @_locked
     def delete(self, run_id: str, epoch: int) -> None:
         rows = self._settled()
-        rows.begin(durable=True)
-        try:
+        with Transaction(rows, durable=True):
             row = self._check(rows, run_id, epoch)
             # Marks first: a mark without its records would report a loss; the reverse is harmless.
             self._marks.delete(hashed(run_id))
             rows.forget(run_id)
             self._name_log(rows, run_id, row)  # so that what lies in the log counts no more
-            rows.commit()
-        except BaseException:
-            rows.roll_back()
-            raise
         self._committed([run_id], durable=True)
 
     def _check(self, rows: Rows, run_id: str, epoch: int) -> bytes:
@@ -578,8 +514,8 @@ class FolderStore(abc.ABC):
             row = rows.lease(run_id)
             name, _ = log_of(row)
             tail = self._own_tail(run_id, row)
-            if name and name != self._log_name:
-                tail = _tail_of(self._reader(name), name, run_id, row)
+            if name and name != self._logs.name:
+                tail = _tail_of(self._logs.read(name), name, run_id, row)
             found = look(rows, tail)
             # Otherwise the database has taken a tail in meanwhile.
             if not name or self._opened().lease(run_id) == row:
@@ -589,15 +525,6 @@ class FolderStore(abc.ABC):
             path=self.path,
             errno=errno.EAGAIN,
         )
-
-    def _reader(self, name: str) -> LogReader:
-        """Return what the log of another process holds now."""
-        found = self._readers.pop(name, None) or LogReader(self._log_path(name))
-        found.look()
-        self._readers[name] = found
-        while len(self._readers) > _MOST_READERS:
-            del self._readers[next(iter(self._readers))]
-        return found
 
     @_locked
     def head(self, run_id: str) -> Head | None:
@@ -641,11 +568,10 @@ class FolderStore(abc.ABC):
             self._copy.close()
 
     def _close_log(self) -> None:
-        self._readers.clear()
-        if self._log.is_open:
+        if self._logs.own.is_open:
             # Where the database cannot be written, the log stays, and is taken in later.
             with contextlib.suppress(sqlite3.Error, OSError, StoreError):
-                self._log.failed = True
+                self._logs.own.failed = True
                 self._settled()
 
     @_locked
@@ -756,71 +682,7 @@ def _in_child() -> None:
         store._lock = threading.RLock()
         store._marks.forget()
         store._held = {}
-        store._log_end.detach()
-        store._log.abandon()
-        store._begin_log()
+        store._logs.forget()
         store._group = Group(store.path)
         if store._rows is not None:
             store._rows.abandon()
-
-
-# -- reading where nothing can be written --------------------------------------------------------
-#
-# On a read-only disk, or of another user: SQLite reads a database with a log only where it may make
-# files beside it.  So a copy is read, in a folder for a while, and made again when the database has
-# changed.
-
-_COPIES = 5
-
-
-def unwritable(database: str) -> int:
-    """The ``errno`` of writing to a database that is there; 0 if nothing speaks against it."""
-    folder = os.path.dirname(database)
-    try:
-        if os.statvfs(database).f_flag & os.ST_RDONLY:
-            return errno.EROFS
-    except FileNotFoundError:
-        return 0
-    may = os.access(folder, os.W_OK | os.X_OK) and os.access(database, os.W_OK)
-    return 0 if may else errno.EACCES
-
-
-class Copy:
-    """A copy of a database and its log.
-
-    Attributes:
-        folder: where it lies.
-        close: deletes it; called at the end of this object.
-    """
-
-    def __init__(self, database: str) -> None:
-        self._files = [database, f"{database}-wal"]
-        self.folder = tempfile.mkdtemp(prefix="stepwise-")
-        self.close = weakref.finalize(self, _delete, self.folder, os.getpid())
-        for _ in range(_COPIES):  # another process may be writing to the database
-            self._seen = self._state()
-            for file in self._files:
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copy(file, self.folder)
-            if self.is_current():
-                break
-
-    def is_current(self) -> bool:
-        """Return whether the database is unchanged since it was copied."""
-        return self._seen == self._state()
-
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for file in self._files:
-            try:
-                there = os.stat(file)
-            except FileNotFoundError:
-                found.append(None)
-            else:
-                found.append((there.st_ino, there.st_size, there.st_mtime_ns))
-        return found
-
-
-def _delete(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # in a forked child, the copy belongs to the parent
-        shutil.rmtree(folder, ignore_errors=True)

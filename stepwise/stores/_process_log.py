@@ -28,17 +28,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import struct
-import sys
 import threading
 import zlib
 from io import FileIO
 from typing import NamedTuple
 
 from stepwise._values.buffers import Data
-from stepwise.stores._files import sync
+from stepwise.stores._files import flush, sync
 from stepwise.stores.base import Batch
 
 __all__ = ["LARGEST_BATCH", "LogReader", "LogTakenError", "ProcessLog", "Tail", "fence", "weight"]
@@ -61,7 +59,7 @@ class LogTakenError(Exception):
     """Another process has taken the log over: what was written last may have been overlooked."""
 
 
-class _Frame(NamedTuple):
+class LoggedBatch(NamedTuple):
     """One batch of a run, as it lies in a log."""
 
     number: int
@@ -171,7 +169,7 @@ class ProcessLog:
         """
         try:
             number = self._number
-            _flush(self._descriptor)
+            flush(self._descriptor)
             if not self._named:
                 self._check()  # else the folder may be gone, too
                 folder = os.path.dirname(self.path)
@@ -229,13 +227,6 @@ class ProcessLog:
             raise LogTakenError
 
 
-def _flush(descriptor: int) -> None:
-    if sys.platform == "darwin":  # where fsync leaves the data in the memory of the disk
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(descriptor)
-
-
 def fence(path: str) -> None:
     """Let the writer of a log notice that it is taken over; only then may the log be read.
 
@@ -288,7 +279,7 @@ def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _decode(data: bytes, at: int) -> tuple[_Frame, int] | None:
+def _decode(data: bytes, at: int) -> tuple[LoggedBatch, int] | None:
     """Return the frame that begins there, and where it ends; ``None`` if there is none."""
     start = at + _FRONT.size
     if data[at : at + len(_MAGIC)] != _MAGIC or len(data) < start:
@@ -303,7 +294,7 @@ def _decode(data: bytes, at: int) -> tuple[_Frame, int] | None:
         return None
 
 
-def _take_apart(body: bytes) -> _Frame:
+def _take_apart(body: bytes) -> LoggedBatch:
     number, flushed, epoch, generation, length, *counts = _CHECKED.unpack_from(body)
     at = _CHECKED.size
 
@@ -327,7 +318,7 @@ def _take_apart(body: bytes) -> _Frame:
         put[name] = take(size)
     delete = tuple(text(*_NAME.unpack(take(_NAME.size))) for _ in range(counts[2]))
     batch = Batch(tuple(records), put, delete)
-    return _Frame(number, flushed, run_id, epoch, generation, batch)
+    return LoggedBatch(number, flushed, run_id, epoch, generation, batch)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -414,7 +405,7 @@ def _rest(file: FileIO, at: int) -> bytes:
     return file.read()
 
 
-def _following(data: bytes, at: int, number: int) -> tuple[_Frame, int] | None:
+def _following(data: bytes, at: int, number: int) -> tuple[LoggedBatch, int] | None:
     """Return the next frame of a higher number behind a place where there is none."""
     while (at := data.find(_MAGIC, at + 1)) >= 0:
         found = _decode(data, at)

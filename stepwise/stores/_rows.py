@@ -22,6 +22,7 @@ __all__ = [
     "NORMAL",
     "Page",
     "Rows",
+    "Transaction",
     "Transactions",
     "epoch_of",
     "hashed",
@@ -96,6 +97,28 @@ class Rows(Protocol):
 
     def forget(self, run_id: str) -> None:
         """Delete records, objects and head of a run."""
+
+
+class Transaction:
+    """A block that is one transaction: committed at its end, undone by any exception in it."""
+
+    __slots__ = ("_durable", "_rows")
+
+    def __init__(self, rows: Rows, *, durable: bool) -> None:
+        self._rows, self._durable = rows, durable
+
+    def __enter__(self) -> None:
+        self._rows.begin(self._durable)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._rows.commit()
+        except BaseException:
+            self._rows.roll_back()
+            raise
+        if kind is not None:
+            self._rows.roll_back()
 
 
 def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
