@@ -43,7 +43,7 @@ ONLY_IN = {
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.seal"},
-    "diskcache": {"stepwise.stores.disk"},
+    "diskcache": {"stepwise.stores._diskcache"},
     "fcntl": {"stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},

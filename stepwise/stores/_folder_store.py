@@ -19,17 +19,17 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwise._runtime.group_commit import Group, Share
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
-from stepwise.stores._folder_logs import FolderLogs
+from stepwise.stores._folder_logs import FolderLogs, HeldRun
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import Draft, Marks
-from stepwise.stores._process_log import LARGEST_BATCH, LogReader, LogTakenError, Tail, weight
+from stepwise.stores._process_log import LARGEST_BATCH, LogTakenError, Tail, weight
 from stepwise.stores._read_only import Copy, unwritable
 from stepwise.stores._rows import (
     Page,
@@ -85,22 +85,6 @@ def _locked(
 _Wanted = tuple[str, int, Batch]  # run id, epoch, batch
 
 
-class _HeldRun:
-    """A run whose lease is held here.
-
-    Attributes:
-        log: the name of the log that the row of its lease has; empty while that is not known.
-        generation: the one in that row.
-        commit: which of our commits wrote that row.
-    """
-
-    __slots__ = ("commit", "epoch", "generation", "log")
-
-    def __init__(self, epoch: int, log: str, commit: int) -> None:
-        self.epoch, self.log, self.commit = epoch, log, commit
-        self.generation = 0
-
-
 class _RunWrites(Share):
     """A run's writes that wait for the writes of others."""
 
@@ -109,12 +93,6 @@ class _RunWrites(Share):
     def __init__(self, wanted: _Wanted) -> None:
         super().__init__()
         self.wanted = wanted
-
-
-def _tail_of(reader: LogReader, name: str, run_id: str, row: bytes | None) -> Tail | None:
-    """Return what the database lacks of a run whose lease has that row, of the log of that name."""
-    log, generation = log_of(row)
-    return reader.tail(run_id, epoch_of(row), generation) if log == name else None
 
 
 class FolderStore(abc.ABC):
@@ -144,7 +122,7 @@ class FolderStore(abc.ABC):
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
-        self._held: dict[str, _HeldRun] = {}  # by run
+        self._held: dict[str, HeldRun] = {}  # by run
         self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
         self._logs = FolderLogs(os.path.join(self.path, self._logged))
         self._log_end = weakref.finalize(self, self._logs.end)
@@ -192,11 +170,11 @@ class FolderStore(abc.ABC):
             self._take_in(rows, run_id, row)
             if draft is not None:
                 rows.put_object(run_id, draft.name, draft.data)
-            rows.put_lease(run_id, pack_lease(epoch, owner, self._logs.name_if_open))
+            rows.put_lease(run_id, pack_lease(epoch, owner))
         self._commits += 1
         if draft is not None:
             self._marks.taken(hashed(run_id))
-        self._held[run_id] = _HeldRun(epoch, self._logs.name_if_open, self._commits)
+        self._held[run_id] = HeldRun(epoch)
         return True
 
     def release(self, run_id: str, epoch: int) -> None:
@@ -346,25 +324,31 @@ class FolderStore(abc.ABC):
 
     def _write_rows(self, rows: Rows, wanted: list[_Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
-        if any(batch.head is None for _, _, batch in wanted) and not self._logs.own.is_open:
-            self._open_log(rows)  # more of the kind will follow
+        held = self._held
+        logged = {run for run, _, batch in wanted if run in held and held[run].would_log(batch)}
+        if logged and not self._logs.own.is_open:
+            self._open_log(rows)
         durable = any(batch.durable for _, _, batch in wanted)
         with Transaction(rows, durable=durable):
             for run_id, epoch, batch in wanted:
                 row = self._check(rows, run_id, epoch)
                 self._take_in(rows, run_id, row)
                 put_batch(rows, run_id, batch)
-                self._name_log(rows, run_id, row)
-        self._committed([run_id for run_id, _, _ in wanted], durable=durable)
+                self._name_log(rows, run_id, row, self._logs.name if run_id in logged else "")
+        self._committed([run_id for run_id, _, _ in wanted], logged, durable=durable)
+        for run_id, _, batch in wanted:
+            if run_id in held:
+                held[run_id].steady = batch.head is None
 
-    def _name_log(self, rows: Rows, run_id: str, row: bytes) -> None:
-        """Begin a run's next generation, whose tail will be in our log."""
-        rows.put_lease(run_id, with_log(row, self._logs.name_if_open))
+    def _name_log(self, rows: Rows, run_id: str, row: bytes, log: str) -> None:
+        """Begin a run's next generation, whose tail will be in that log."""
+        if log or log_of(row)[0]:  # otherwise no frame could count
+            rows.put_lease(run_id, with_log(row, log))
         held = self._held.get(run_id)
         if held is not None:
             held.log, held.generation = "", log_of(row)[1] + 1  # until it is committed
 
-    def _committed(self, run_ids: Iterable[str], *, durable: bool) -> None:
+    def _committed(self, run_ids: Iterable[str], logged: Container[str], *, durable: bool) -> None:
         self._commits += 1
         if durable:
             self._flushed = self._commits
@@ -372,9 +356,9 @@ class FolderStore(abc.ABC):
             if durable:  # else the file is needed still
                 self._logs.own.tails.pop(run_id, None)
             held = self._held.get(run_id)
-            if held is not None:
+            if held is not None and run_id in logged:
                 held.commit = self._commits
-                held.log = self._logs.name_if_open
+                held.log = self._logs.name
 
     # -- logs ------------------------------------------------------------------------------------
 
@@ -397,7 +381,7 @@ class FolderStore(abc.ABC):
     def _own_tail(self, run_id: str, row: bytes | None) -> Tail | None:
         """Return what the database lacks of a run according to the row of its lease."""
         tail = self._logs.own.tails.get(run_id)
-        if tail is None or log_of(row) != (self._logs.name, tail.generation):
+        if tail is None or (self._logs.name, tail.generation) != log_of(row):
             return None
         return tail if epoch_of(row) == tail.epoch else None
 
@@ -409,19 +393,15 @@ class FolderStore(abc.ABC):
 
     def _take_in_all(self) -> None:
         """Take in the tails of all runs in our log, durably; needs the log's mutex."""
-        rows, run_ids = self._opened(), list(self._logs.own.tails)
-        if not run_ids:
-            rows.flush()  # of earlier commits that were not durable, and took tails in
-            return
-        taken = list[str]()
+        rows, found = self._opened(), list[str]()
         with Transaction(rows, durable=True):
-            for run_id in run_ids:
+            for run_id in list(self._logs.own.tails):
                 row = rows.lease(run_id)
                 if row is not None and self._own_tail(run_id, row) is not None:
                     self._take_in(rows, run_id, row)
-                    self._name_log(rows, run_id, row)
-                    taken.append(run_id)
-        self._committed(taken, durable=True)
+                    self._name_log(rows, run_id, row, self._logs.name)
+                    found.append(run_id)
+        self._committed(found, found, durable=True)
 
     def _take_in_log_of_another(self, rows: Rows, name: str) -> None:
         """Write what the log of another process holds into the database, durably; delete it."""
@@ -431,8 +411,9 @@ class FolderStore(abc.ABC):
         with Transaction(rows, durable=True):
             for run_id in reader.runs():
                 row = rows.lease(run_id)
-                tail = _tail_of(reader, name, run_id, row)
-                if row is not None and tail is not None:
+                log, generation = log_of(row)
+                tail = reader.tail(run_id, epoch_of(row), generation)
+                if row is not None and log == name and tail is not None:
                     put_batch(rows, run_id, tail.as_batch())
                     rows.put_lease(run_id, with_log(row, ""))
         self._commits += 1
@@ -454,8 +435,8 @@ class FolderStore(abc.ABC):
             # Marks first: a mark without its records would report a loss; the reverse is harmless.
             self._marks.delete(hashed(run_id))
             rows.forget(run_id)
-            self._name_log(rows, run_id, row)  # so that what lies in the log counts no more
-        self._committed([run_id], durable=True)
+            self._name_log(rows, run_id, row, "")  # so that what lies in the log counts no more
+        self._committed([run_id], (), durable=True)
 
     def _check(self, rows: Rows, run_id: str, epoch: int) -> bytes:
         row = rows.lease(run_id)
@@ -526,10 +507,10 @@ class FolderStore(abc.ABC):
         for _ in range(_TRIES):
             rows = self._settled()
             row = rows.lease(run_id)
-            name, _ = log_of(row)
+            name, generation = log_of(row)
             tail = self._own_tail(run_id, row)
             if name and name != self._logs.name:
-                tail = _tail_of(self._logs.read(name), name, run_id, row)
+                tail = self._logs.read(name).tail(run_id, epoch_of(row), generation)
             found = look(rows, tail)
             # Otherwise the database has taken a tail in meanwhile.
             if not name or self._opened().lease(run_id) == row:
