@@ -99,7 +99,7 @@ def test_what_was_added_is_read(written, path):
 
 @pytest.mark.parametrize("kind", ["truncated", "zeros", "garbage"])
 def test_an_end_that_was_not_written(written, path, kind):
-    """Wherever a log is cut off, whatever follows there, the frames before are read, and no more."""
+    """Wherever a log is cut off, whatever follows, the frames before are read, and no more."""
     data = written.data()
     for cut in range(len(data) + 1):
         rest = {
@@ -169,14 +169,14 @@ def rewound(path, flushes):
         if flushes:
             written.flush()
     written.log.empty()
-    old, written.frames, written.flushed = written.frames, [], 0
-    return written, old
+    written.frames, written.flushed = [], 0
+    return written
 
 
 @pytest.mark.parametrize("flushes", [True, False])
 def test_old_frames_behind_the_end(path, flushes):
     """Of a log that was written over from its beginning, only the new frames are read."""
-    written, _ = rewound(path, flushes)
+    written = rewound(path, flushes)
     for number in (1, 2, 3):
         written.add(Batch(((number, b"new" * number),)), generation=1)
         assert contents(path) == tails(written.frames)
@@ -186,7 +186,7 @@ def test_old_frames_behind_the_end(path, flushes):
 @pytest.mark.parametrize("flushes", [True, False])
 def test_a_torn_first_frame(path, flushes):
     """A power cut that lost the first new frame, but not the second, lost both: neither counts."""
-    written, old = rewound(path, flushes)
+    written = rewound(path, flushes)
     before = written.data()
     written.add(Batch(((1, b"one" * 9),), durable=False), generation=1)
     written.add(Batch(((2, b"two" * 9),)), generation=1)
@@ -202,7 +202,7 @@ def test_a_torn_first_frame(path, flushes):
 @pytest.mark.parametrize("lost", range(3))
 def test_a_hole_among_new_frames(path, lost):
     """Old frames are no proof of a flush; new ones that came after a flush are."""
-    written, _ = rewound(path, flushes=True)
+    written = rewound(path, flushes=True)
     written.add(Batch(((1, b"one"),), durable=False), generation=1)
     written.add(Batch(((2, b"two"),)), generation=1)
     written.flush()
@@ -386,7 +386,6 @@ def test_a_deleted_log(written, path):
 @pytest.mark.parametrize("error", [OSError(28, "full"), KeyboardInterrupt()], ids=["os", "ctrl-c"])
 def test_whatever_is_cut_off(written, monkeypatch, name, error):
     """After any error in a write or a flush the log is marked as failed."""
-
     real = getattr(os, name)
 
     def fails(descriptor, *rest):
