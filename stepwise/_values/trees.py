@@ -21,8 +21,9 @@ import sys
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.instances import Kind, kind_of
 
 __all__ = ["LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "same", "walk"]
