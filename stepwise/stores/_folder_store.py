@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._runtime.group_commit import Group, Share
+from stepwise._runtime.group_commit import Group, Share, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
@@ -250,6 +250,11 @@ class FolderStore(abc.ABC):
             self._write(wanted)
         else:
             self._group.write(_RunWrites(wanted), self._write_together)
+
+    @for_several(write)
+    def write_all(self, wanted: Sequence[_Wanted]) -> Sequence[BaseException | None]:
+        """Write a batch for each of several runs; return what came of each instead."""
+        return self._group.write_all([_RunWrites(each) for each in wanted], self._write_together)
 
     def _write_together(self, waiting: list[_RunWrites]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
