@@ -44,7 +44,7 @@ ONLY_IN = {
     },
     "cryptography": {"stepwise._journal.seal"},
     "diskcache": {"stepwise.stores._diskcache"},
-    "fcntl": {"stepwise.stores._locks"},
+    "fcntl": {"stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
     "jsonschema": {"stepwise._values.schemas"},

@@ -51,6 +51,7 @@ __all__ = [
     "Seal",
     "ephemeral_seal",
     "load_seal",
+    "to_json",
 ]
 
 FORMAT = 2
@@ -66,7 +67,7 @@ NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
 _NONCE = 12  # bytes; random, as NIST SP 800-38D 8.2.2 has it: good for 2**32 records under one key
 # We build the header, which is a tree: no check for cycles is needed.
-_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 _from_json = json.JSONDecoder().raw_decode  # headers have no white space around them
 
 
@@ -116,7 +117,7 @@ class Seal:
     def close(
         self,
         identity: str,
-        header: dict[str, Any] | list[Any],
+        header: dict[str, Any] | list[Any] | str,
         payload: Data = b"",
         previous: bytes = NO_LINK,
         effects: int = 0,
@@ -125,11 +126,13 @@ class Seal:
         """Seal a header and a payload; the sealed bytes and the link for the next record.
 
         Args:
+            header: a text is the JSON of one; see ``header_text``.
             digest: the SHA-256 of the payload, if it is known.
         """
         flags = _ENCRYPTED if self.encrypts else _DIGESTED if digest else 0
         front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
-        text = _to_json(header).encode("utf-8", "surrogatepass")
+        json_text = header if type(header) is str else to_json(header)
+        text = json_text.encode("utf-8", "surrogatepass")
         back = _BACK.pack(len(text)) + text
         if self.encrypts:
             associated = _named(identity) + front

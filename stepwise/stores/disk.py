@@ -92,6 +92,7 @@ class DiskStore(FolderStore):
     _scheme = "disk"
     _file = _CACHE
     _marked = "marks"
+    _logged = "logs"
 
     def _open_rows(self, folder: str) -> _Cache:
         try:
