@@ -57,8 +57,15 @@ class Share:
             self.bell.release()
 
 
+class _Turn:
+    """The turn of a caller who leads without a share."""
+
+    leads = False
+
+
 ShareT = TypeVar("ShareT", bound=Share)
 P = ParamSpec("P")
+T = TypeVar("T")
 _NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
 
 
@@ -84,16 +91,41 @@ class Group(Generic[ShareT]):
         self._waiting: list[ShareT] = []
         self._leader = _NOBODY  # the thread
 
-    def alone(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def alone(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function while nobody else writes."""
         with self._lock:
             if self._writing:
                 raise self.refused()
             try:
                 self._writing = True
-                function(*args, **kwargs)
+                return function(*args, **kwargs)
             finally:
                 self._writing = False
+
+    def at_once(
+        self,
+        write: Callable[[list[ShareT]], None],
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | None:
+        """Call a function as the leader, without a share; ``None`` if another one leads.
+
+        Called where Ctrl-C is held back.
+
+        Args:
+            write: writes the shares that come meanwhile.
+        """
+        turn = _Turn()
+        try:
+            with self._mutex:
+                if self._leader != _NOBODY:
+                    return None
+                turn.leads, self._leader = True, threading.get_ident()
+            return self.alone(function, *args, **kwargs)
+        finally:
+            if turn.leads and self._hand_over():
+                self._serve_elsewhere(write)
 
     def write(self, share: ShareT, write: Callable[[list[ShareT]], None]) -> None:
         """Have a share written, and wait for it; raises its error."""
