@@ -8,13 +8,14 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.concurrency import Gong
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
 from stepwise._runtime import tracing
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.buffers import Data
 from stepwise.errors import RunStopped, StepTimeoutError

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.driver import (
     READY,
@@ -50,6 +50,7 @@ from stepwise._matching.callers import NOBODY, AnyCaller, Caller
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import notice, reports, warn

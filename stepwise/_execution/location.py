@@ -5,10 +5,11 @@ from __future__ import annotations
 import dis
 import sys
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from stepwise._journal.records import Record
 from stepwise._rewrite import Place, Points
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import file_name, is_ours
 
 __all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]

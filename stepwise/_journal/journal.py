@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from stepwise._journal import records
 from stepwise._journal.chain import (
     Lost,
     Position,
@@ -27,6 +26,7 @@ from stepwise._journal.chain import (
     read_one,
     read_start,
 )
+from stepwise._journal.header_text import record_text
 from stepwise._journal.heads import read_head, seal_head
 from stepwise._journal.projection import effects_seen, given_up
 from stepwise._journal.records import ANNOUNCES, Entry, Record, RunFacts
@@ -271,7 +271,7 @@ class Journal:
         number = at.last + 1
         data, link = self.seal.close(
             identity(self.run_id, number),
-            records.to_header(record),
+            record_text(record),
             payload,
             at.link or NO_LINK,
             at.effects,
@@ -309,7 +309,7 @@ class Journal:
     def put(
         self,
         name: str,
-        header: dict[str, Any],
+        header: dict[str, Any] | str,
         payload: Data,
         *,
         also: Mapping[str, Data] | None = None,

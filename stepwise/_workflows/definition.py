@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise._checkpoints.checkpoints import Retention
 from stepwise._execution.reloading import code_in_file
@@ -21,6 +21,7 @@ from stepwise._rewrite import (
     capture,
     fingerprint,
 )
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import Once, notice, reports, warn
 from stepwise._values.data import returned_type

@@ -17,11 +17,12 @@ import itertools
 import types
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._calls.steps import step_of
 from stepwise._calls.waiting import may_wait
 from stepwise._rewrite import Ahead, Rewritten
+from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.loops import Counted
 
 __all__ = ["Outlook", "Outlooks", "Reach", "outlook"]
