@@ -258,7 +258,7 @@ def program(script):
         elif kind == "lock":
             last = refused(lock, value)
         elif kind == "two":
-            last = [echo(value), steady(1), [each for each in (echo(1), echo(2))]]
+            last = [echo(value), steady(1), [each * 2 for each in (echo(1), echo(2))]]
         else:
             last = act(kind, value, kept, desk)
         kept.append(last)
@@ -337,7 +337,7 @@ def executed(calls, function, arguments, options, *, fails_at=0, listens=True):
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
         patched.setattr(plain, "call", calls)
         for name in ("time", "monotonic", "perf_counter"):
-            patched.setattr(time, name, lambda: World.clock())
+            patched.setattr(time, name, World.clock)
         if listens:
             stack.callback(stepwise.on_event(events.append))
         for _ in range(4):
