@@ -76,6 +76,7 @@ __all__ = [
     "Performance",
     "Performer",
     "ShownValue",
+    "land",
 ]
 
 DECORATED = "__stepwise_step__"
@@ -258,11 +259,7 @@ class Performance(NamedTuple):
 
     def landed(self, call: Call) -> None:
         """Mark a call as no longer in flight: its outcome is recorded, or it has none."""
-        active = self.scope.run
-        active.in_flight.pop(call.number, None)
-        active.account.left(call.number)
-        if sigterms.draining:
-            let_go(active, later=True)
+        land(self.scope.run, call.number)
 
     def decided(self, call: Call, match: Match) -> _Settling:
         """Settle a call that is in doubt; ``None`` if it is to run."""
@@ -550,6 +547,14 @@ class Performance(NamedTuple):
             kind=self.performer.returns,
             shown=self.performer.shown_value(value),
         )
+
+
+def land(active: ActiveRun, number: int) -> None:
+    """See :meth:`Performance.landed`."""
+    active.in_flight.pop(number, None)
+    active.account.left(number)
+    if sigterms.draining:
+        let_go(active, later=True)
 
 
 def _is(answer: object, kind: type) -> bool:
