@@ -26,7 +26,7 @@ from stepwise._runtime.group_commit import Group, Share, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
-from stepwise.stores._folder_logs import FolderLogs
+from stepwise.stores._folder_logs import FolderLogs, HeldRun
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import Draft, Marks
 from stepwise.stores._process_log import LARGEST_BATCH, LogTakenError, Tail, weight
@@ -91,31 +91,6 @@ def _locked(
 _Wanted = tuple[str, int, Batch]  # run id, epoch, batch
 
 
-class _HeldRun:
-    """A run whose lease is held here.
-
-    Attributes:
-        log: the name of the log that the row of its lease has; empty while that is not known.
-        generation: the one in that row.
-        commit: which of our commits wrote that row.
-        steady: the last batch had no head, so that more of the kind will follow.
-    """
-
-    __slots__ = ("commit", "epoch", "generation", "log", "steady")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch, self.log, self.generation, self.commit = epoch, "", 0, 0
-        self.steady = False
-
-    def would_log(self, batch: Batch) -> bool:
-        """Return whether the row of the lease is to name the log from this batch on.
-
-        Not with the first batch: a ring of the bell is one batch, and so is the end of a run.  Who
-        takes over a run whose row names the log of a living process takes the log away from it.
-        """
-        return self.steady and batch.head is None
-
-
 class _RunWrites(Share):
     """A run's writes that wait for the writes of others."""
 
@@ -153,7 +128,7 @@ class FolderStore(abc.ABC):
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
-        self._held: dict[str, _HeldRun] = {}  # by run
+        self._held: dict[str, HeldRun] = {}  # by run
         self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
         self._logs = FolderLogs(os.path.join(self.path, self._logged))
         self._log_end = weakref.finalize(self, self._logs.end)
@@ -200,7 +175,7 @@ class FolderStore(abc.ABC):
         if draft is not None:
             self._marks.taken(hashed(run_id))
         self._logs.own.tails.pop(run_id, None)
-        self._held[run_id] = _HeldRun(epoch)
+        self._held[run_id] = HeldRun(epoch)
         return True
 
     def release(self, run_id: str, epoch: int) -> None:
