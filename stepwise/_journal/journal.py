@@ -121,7 +121,7 @@ class Journal:
         self.fsync = fsync
         self._lock = threading.RLock()
         self._group = Group[Records](store.url)
-        self._at = Position()
+        self._at = self._next = Position()
         self._known = True  # whether _at is the current end of the store's journal
         self._is_first = Once()
         self._tolerant = False
@@ -185,7 +185,7 @@ class Journal:
             head: the run's new head.
         """
         share = Records(items, durable=durable, head=head)
-        self._group.write(share, self._write)
+        self._group.write(share, self.write)
         return share.numbers
 
     def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
@@ -195,11 +195,18 @@ class Journal:
             future: of an event loop; done when they are written, or cannot be.
         """
         share = Records(items, durable=durable, future=future)
-        self._group.submit(share, self._write)
+        self._group.submit(share, self.write, halves=self)
         return share
 
-    def _write(self, shares: list[Records]) -> None:
+    def write(self, shares: list[Records]) -> None:
         """Write the shares of several callers in one transaction, in their order."""
+        wanted = self.prepare(shares)
+        if wanted is not None:
+            self.store.write(*wanted)
+            self.settle()
+
+    def prepare(self, shares: list[Records]) -> tuple[str, int, Batch] | None:
+        """Seal the shares of several callers; return what the store is to write for them."""
         if not self._known:
             self._catch_up()
         at, sealed, head, durable = self._at, list[tuple[int, Data]](), None, False
@@ -222,7 +229,7 @@ class Journal:
             durable = durable or share.durable
             written.append(share)
         if not written:
-            return
+            return None
         for share in written:
             share.end = at
         batch = Batch(
@@ -231,9 +238,12 @@ class Journal:
             mark=mark(self.seal, self.run_id, at) if durable else b"",
             durable=durable and self.fsync,
         )
-        self._known = False  # until the write has returned
-        self.store.write(self.run_id, self.epoch, batch)
-        self._at, self._known = at, True
+        self._known, self._next = False, at  # until the write has returned
+        return self.run_id, self.epoch, batch
+
+    def settle(self) -> None:
+        """Note that what was prepared last is written."""
+        self._at, self._known = self._next, True
 
     def _follow(
         self, at: Position, items: Iterable[tuple[Record, Data]]
