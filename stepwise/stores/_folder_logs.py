@@ -107,10 +107,12 @@ class FolderLogs:
         """Return what a log holds and its owner writes no more; ``None`` if it is gone."""
         path = self._path(name)
         try:
-            if self._locks().holder(name) is not None:  # otherwise nobody could write
-                fence(path)
+            fence(path)  # of a dead process, too: one whose lock file was deleted looks like it
         except FileNotFoundError:
             return None
+        except OSError:
+            if self._locks().holder(name) is not None:
+                raise
         reader = LogReader(path)
         reader.look()
         return reader
