@@ -1,4 +1,4 @@
-"""The logs in the folder of a store: the one of this process, and those of others."""
+"""The logs in the folder of a store: ours, those of other processes, and the runs that use ours."""
 
 from __future__ import annotations
 
