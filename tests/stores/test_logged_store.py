@@ -330,13 +330,13 @@ def test_a_run_that_is_released_in_the_midst_of_a_write(store, monkeypatch):
 def test_a_run_that_is_released_before_its_frame_is_written(store, monkeypatch):
     """A write whose run was released just before goes into the database."""
     (epoch,) = begin(store, "a")
-    has_room = ProcessLog.has_room
+    write_log = type(store)._write_log
 
-    def overtaken(self, weight):
+    def overtaken(self, wanted):
         store.release("a", epoch)
-        return has_room(self, weight)
+        write_log(self, wanted)
 
-    monkeypatch.setattr(ProcessLog, "has_room", overtaken)
+    monkeypatch.setattr(type(store), "_write_log", overtaken)
     store.write("a", epoch, Batch(((3, b"3"),)))
     assert 3 in dict(store.read("a"))
 
