@@ -122,7 +122,14 @@ class Group(Generic[ShareT]):
                 if self._leader != _NOBODY:
                     return None
                 turn.leads, self._leader = True, threading.get_ident()
-            return self.alone(function, *args, **kwargs)
+            with self._lock:  # as in alone()
+                if self._writing:
+                    raise self.refused()
+                try:
+                    self._writing = True
+                    return function(*args, **kwargs)
+                finally:
+                    self._writing = False
         finally:
             if turn.leads and self._hand_over():
                 self._serve_elsewhere(write)
