@@ -42,7 +42,7 @@ _UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
 _NOTHING: Mapping[str, Any] = {}
 
 
-class _Begun(NamedTuple):
+class _PlainCall(NamedTuple):
     """A plain call that has a number.
 
     Args:
@@ -81,7 +81,7 @@ async def acall(
 
 def _begin(
     step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> _Begun | None:
+) -> _PlainCall | None:
     """Give a call a number if it is plain.
 
     A test replaces this by a function that returns ``None``.
@@ -110,7 +110,7 @@ def _begin(
     )
     if active.pool.taken:
         made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
-    return _Begun(made, origin, step, scope, bound, args, kwargs)
+    return _PlainCall(made, origin, step, scope, bound, args, kwargs)
 
 
 def _is_usual(active: ActiveRun, scope: Scope) -> bool:
@@ -137,7 +137,7 @@ def _is_usual(active: ActiveRun, scope: Scope) -> bool:
     )
 
 
-def _perform(begun: _Begun) -> Result | Unfinished:
+def _perform(begun: _PlainCall) -> Result | Unfinished:
     """Execute the body of a call, and record that it returned; see :meth:`Performance.conduct`."""
     call, origin, step, scope, bound, args, kwargs = begun
     active, number = scope.run, call.number
@@ -171,7 +171,7 @@ def _perform(begun: _Begun) -> Result | Unfinished:
     return drive_on(core, result)
 
 
-async def _aperform(begun: _Begun) -> Result:
+async def _aperform(begun: _PlainCall) -> Result:
     """Await the body of a call, and record that it returned; see :func:`_perform`."""
     from stepwise._calls.async_driver import aresume, many  # a synchronous program lacks asyncio
 

@@ -27,7 +27,7 @@ from stepwise._execution.reloading import name_truly
 from stepwise._identity.identity import Key, Parameters, label_of
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import FUNCTION, captured
-from stepwise._journal.records import Call
+from stepwise._journal.records import WAITS, Call
 from stepwise._matching.subjects import Identity, Subjects, complete
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached
@@ -60,7 +60,9 @@ Compensate = Union[Callable[["CompletedCall"], Any], None]
 Approve = Union[bool, Callable[..., Any]]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
-known_steps: set[tuple[str, ...]] = set()
+known_steps: set[tuple[str, ...]] = {
+    (WAITS, f"{WAITS}.{name}") for name in ("sleep", "sleep_until", "wait_for", "approve")
+}
 """The steps that this program has defined: (module, name), and (module, name, qualified name)."""
 
 compensated_tools: dict[tuple[str, str], Step] = {}
