@@ -26,6 +26,7 @@ from stepwise._calls.driver import (
     write,
 )
 from stepwise._execution.active_run import ActiveRun, scope_variable
+from stepwise._execution.other_tasks import is_crowded, joins
 from stepwise._runtime import tracing
 
 __all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of"]
@@ -148,6 +149,8 @@ async def in_task_of(attempt: Attempt, value: object = None) -> Result:
 async def _of_body(attempt: Attempt, value: object) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
+        if token.old_value is token.MISSING or token.old_value is None:
+            joins()  # a task outside of the run awaits the call
         if value is None:
             value = attempt.function(*attempt.args, **attempt.kwargs)
         if not inspect.isawaitable(value):
@@ -191,8 +194,7 @@ def _many(run: ActiveRun) -> bool:
     what they have done is not done twice; a flush for each is no burden to them.
     """
     few = _FEW + run.idle
-    # The tasks of the loop are counted last, since counting many takes long.
-    return run.flows.busy(few + 1) or len(asyncio.all_tasks()) > few
+    return run.flows.busy(few + 1) or is_crowded(few)
 
 
 class _Written(asyncio.Future[None]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stepwise._checkpoints.chunks import Needs, Reader, Vault, chunk_name, digest_of
 from stepwise._checkpoints.references import References
@@ -26,6 +26,7 @@ from stepwise._journal.journal import Journal, Position, holds, read, read_one, 
 from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, to_json
 from stepwise._journal.spending import NO_SUMS, Sums
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import PYTHON
