@@ -11,9 +11,10 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
 
 __all__ = ["Flows", "Gong", "Unawaited", "Worker"]
