@@ -6,6 +6,7 @@ import ast
 import collections
 import functools
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -405,6 +406,40 @@ def test_programs_that_run_load_nothing_to_look_with():
         """
     )
     assert loaded_by(code).isdisjoint(f"stepwise.{name}" for name in FOR_LOOKING.split())
+
+
+NOT_FOR_A_RESUME = """
+    _calls.pauses _calls.waiting _display.activity _display.progress _execution.suspension
+    _runtime.event _runtime.listening stores._diskcache
+"""
+RESUMED = """
+import os, sys
+import stepwise
+os.environ["STEPWISE_QUIET"] = "1"
+@stepwise.step
+def one(number):
+    if number == 3 and len(sys.argv) > 1:
+        os._exit(0)
+    return number
+@stepwise.workflow
+def flow():
+    return [one(number) for number in range(5)]
+flow()
+"""
+
+
+def test_a_resume_loads_little(tmp_path):
+    """A synchronous run that resumes loads no diskcache, no paths, no displays and no waits."""
+    script = tmp_path / "agent.py"
+    script.write_text(RESUMED + "print(*sys.modules)", "utf-8")
+    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
+    for dies in (["dies"], []):
+        command = [sys.executable, str(script), *dies]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    mine = set(done.stdout.split())
+    assert mine.isdisjoint(f"stepwise.{name}" for name in NOT_FOR_A_RESUME.split())
+    assert mine.isdisjoint({"diskcache", "pickletools", "cloudpickle", "asyncio", "tenacity"})
+    assert (mine - loaded_by("pass")).isdisjoint({"pathlib", "urllib.parse", "ipaddress"})
 
 
 def test_all_public_names_are_shown():

@@ -73,7 +73,7 @@ def _is_over(at: float, entry: Entry) -> bool:
 # -- the run -------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Course(Projection):
     """The attempts of a run: time, losses, answered steps.
 

@@ -32,7 +32,6 @@ import json
 import os
 import re
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 from stepwise._runtime import settings
@@ -90,12 +89,20 @@ class Envelope(NamedTuple):
     link: bytes
 
 
-@dataclass(frozen=True)
 class Seal:
     """Seals with the first key, opens with any of them (older keys stay behind it)."""
 
-    keys: tuple[bytes, ...]
-    encrypts: bool = False
+    def __init__(self, keys: tuple[bytes, ...], encrypts: bool = False) -> None:
+        self.keys = keys
+        self.encrypts = encrypts
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Seal):
+            return NotImplemented
+        return (self.keys, self.encrypts) == (other.keys, other.encrypts)
+
+    def __hash__(self) -> int:
+        return hash((self.keys, self.encrypts))
 
     @cached
     def key_id(self) -> bytes:

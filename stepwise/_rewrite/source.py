@@ -13,7 +13,6 @@ import linecache
 import tokenize
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Union
 
 __all__ = ["FunctionNode", "Source", "capture", "parsed", "remove_docstring"]
@@ -23,16 +22,16 @@ FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 _TRIES = 20  # to parse a text, while others parse theirs
 
 
-@dataclass(eq=False, repr=False)
 class Source:
     """The file and lines of a function's definition, as they were then."""
 
-    filename: str
-    name: str
-    first_line: int
-    lines: list[str]
-    _node: FunctionNode | None = None
-    _block: str = ""
+    def __init__(self, filename: str, name: str, first_line: int, lines: list[str]) -> None:
+        self.filename = filename
+        self.name = name
+        self.first_line = first_line
+        self.lines = lines
+        self._node: FunctionNode | None = None
+        self._block = ""
 
     def node(self) -> FunctionNode | None:
         """The function's syntax tree with the line numbers of the file; ``None`` without source.

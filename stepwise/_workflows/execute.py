@@ -18,7 +18,6 @@ from stepwise._execution.active_run import ActiveRun, Scope, live_runs, scope_va
 from stepwise._execution.draining import end_if_drained
 from stepwise._execution.other_tasks import joins, look_again, tasks_of
 from stepwise._execution.outside import carrier
-from stepwise._execution.suspension import pending
 from stepwise._journal.records import SUBMITTED, Interrupted, Suspended
 from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.interrupts import sigterms
@@ -422,6 +421,8 @@ def _record_suspension(active: ActiveRun) -> None:
     except RunStopped:
         return  # without a writable store the run counts as crashed, which loses nothing
     active.facts = facts
+    from stepwise._execution.suspension import pending  # on use: few runs suspend
+
     active.tell("run_suspended", detail="; ".join(map(str, pending(facts))))
 
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from stepwise._calls.steps import step_of
-from stepwise._calls.waiting import may_wait
+from stepwise._execution.waits import may_wait
 from stepwise._rewrite import Ahead, Rewritten
 from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.loops import Counted
@@ -321,7 +321,10 @@ class _Look:
 def _attribute(value: Any, name: str) -> Any:
     """An attribute, found without calling anything of the user's."""
     if issubclass(type(value), types.ModuleType):
-        return vars(value).get(name, _MISSING)
+        found = vars(value).get(name, _MISSING)
+        if found is _MISSING and vars(value).get("__name__") == "stepwise":
+            return getattr(value, name, _MISSING)  # its functions that wait are loaded on use
+        return found
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:

@@ -19,10 +19,10 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._runtime.group_commit import Group, Share
+from stepwise._runtime.group_commit import Group, Share, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
@@ -244,12 +244,17 @@ class FolderStore(abc.ABC):
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         wanted = run_id, epoch, batch
-        if not batch.durable and self._fits(wanted) and self._write_beside(wanted):
+        if not batch.durable and self._write_beside(wanted):
             return
         if len(self._held) <= 1:  # nobody else writes here
             self._write(wanted)
         else:
             self._group.write(_RunWrites(wanted), self._write_together)
+
+    @for_several(write)
+    def write_all(self, wanted: Sequence[_Wanted]) -> Sequence[BaseException | None]:
+        """Write a batch for each of several runs; return what came of each instead."""
+        return self._group.write_all([_RunWrites(each) for each in wanted], self._write_together)
 
     def _write_together(self, waiting: list[_RunWrites]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
@@ -274,9 +279,8 @@ class FolderStore(abc.ABC):
             self._leases().keep()
         if self._logs.own.failed:
             self._settled()
-        in_log, in_rows = list[_Wanted](), list[_Wanted]()
-        for each in wanted:
-            (in_log if self._fits(each) else in_rows).append(each)
+        in_rows = [each for each in wanted if not self._fits(each)]
+        in_log = wanted if not in_rows else [each for each in wanted if self._fits(each)]
         if in_rows:
             self._write_rows(self._opened(), in_rows)
         if in_log:
@@ -311,11 +315,12 @@ class FolderStore(abc.ABC):
         """Write what need not be durable without waiting for another run's flush, if possible."""
         run_id, epoch, batch = wanted
         with self._logs.own.mutex:
-            log, held = self._logs.own, self._held.get(run_id)
-            if held is None or not self._fits(wanted) or not log.has_room(weight(batch)):
+            held = self._held.get(run_id)
+            if held is None or not self._fits(wanted):
                 return False
             try:
-                log.add(run_id, epoch, held.generation, batch)
+                if not self._logs.own.add(run_id, epoch, held.generation, batch):
+                    return False
                 if batch.mark:
                     self._marks.mark(hashed(run_id), batch.mark)
             except LogTakenError:
@@ -324,18 +329,19 @@ class FolderStore(abc.ABC):
                 raise store_error(self.path, error) from error
         return True
 
-    def _write_log(self, wanted: list[_Wanted]) -> None:
-        log = self._logs.own
+    def _write_log(self, wanted: Sequence[_Wanted]) -> None:
+        durable = False
         for run_id, epoch, batch in wanted:
-            with log.mutex:
-                if not log.has_room(weight(batch)):
+            held = self._held[run_id]
+            while not self._logs.own.add(run_id, epoch, held.generation, batch):
+                with self._logs.own.mutex:
                     self._take_in_all()
-                    log.empty()
-                log.add(run_id, epoch, self._held[run_id].generation, batch)
-        if any(batch.durable for _, _, batch in wanted):
-            log.flush()
+                    self._logs.own.empty()
+            durable = durable or batch.durable
+        if durable:
+            self._logs.own.flush()
 
-    def _write_rows(self, rows: Rows, wanted: list[_Wanted]) -> None:
+    def _write_rows(self, rows: Rows, wanted: Sequence[_Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
         held = self._held
         logged = {run for run, _, batch in wanted if run in held and held[run].would_log(batch)}

@@ -50,7 +50,6 @@ _CHECKED = struct.Struct("<QQQQIIII")
 _RECORD = struct.Struct("<QI")
 _OBJECT = struct.Struct("<II")
 _NAME = struct.Struct("<I")
-_SPARE = 1 << 10  # bytes: what a frame has beside its batch, and the id of its run
 _TRIES = 10  # looks at a log that is being written
 _WRITABLE = 0o200  # the bit of the mode that a fence takes away
 
@@ -131,34 +130,35 @@ class ProcessLog:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
 
-    def has_room(self, weight: int) -> bool:
-        """Return whether a batch may be added before the database takes the log in."""
-        return self._at + weight + _SPARE <= _LARGEST_LOG
-
-    def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> None:
-        """Write a batch; it then survives the process.
+    def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> bool:
+        """Write a batch, which then survives the process; false if there is no room for it.
 
         Raises:
             OSError: it cannot be written.
             LogTakenError: it may have been overlooked.
         """
         with self.mutex:
+            number, at = self._number + 1, self._at
+            frame = _encode(number, self._flushed, run_id, epoch, generation, batch)
+            end = at + len(frame)
+            if end > _LARGEST_LOG:
+                return False
+            tail = self.tails.get(run_id)
+            if tail is None or tail.generation != generation or tail.epoch != epoch:
+                tail = Tail(epoch, generation)
             try:
-                frame = _encode(self._number + 1, self._flushed, run_id, epoch, generation, batch)
-                if batch.durable:
-                    self._zero(len(frame))
-                self._write(frame, self._at)
-                self._at += len(frame)
-                self._number += 1
+                if batch.durable and end > self._size:
+                    self._zero(end)
+                self._write(frame, at)
+                self._at, self._number = end, number
                 if not batch.durable:
                     self._check()
-                tail = self.tails.get(run_id)
-                if tail is None or (tail.epoch, tail.generation) != (epoch, generation):
-                    tail = self.tails[run_id] = Tail(epoch, generation)
                 tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
+                self.tails[run_id] = tail
             except BaseException:
                 self.failed = True
                 raise
+        return True
 
     def flush(self) -> None:
         """Make durable what was added.
@@ -208,10 +208,10 @@ class ProcessLog:
             with contextlib.suppress(OSError):  # the program may have closed everything
                 os.close(descriptor)
 
-    def _zero(self, size: int) -> None:
+    def _zero(self, end: int) -> None:
         """Have zeros where the next frame comes to lie."""
         self._size = max(self._size, self._at)
-        while self._at + size > self._size:
+        while end > self._size:
             more = max(_FIRST_SIZE, self._size)
             self._write(bytes(more), self._size)
             self._size += more
@@ -248,27 +248,24 @@ def weight(batch: Batch) -> int:
     for _, data in batch.records:
         found += len(data) + _RECORD.size
     for name, data in batch.put.items():
-        found += len(data) + 4 * len(name) + _OBJECT.size
+        found += len(name) + len(data) + _OBJECT.size
     for name in batch.delete:
-        found += 4 * len(name) + _NAME.size
+        found += len(name) + _NAME.size
     return found
 
 
 def _encode(
     number: int, flushed: int, run_id: str, epoch: int, generation: int, batch: Batch
 ) -> bytes:
-    run = _text(run_id)
-    counts = len(batch.records), len(batch.put), len(batch.delete)
-    parts = [
-        _CHECKED.pack(number, flushed, epoch, generation, len(run), *counts),
-        run,
-    ]
-    for at, data in batch.records:
+    records, put, delete, run = batch.records, batch.put, batch.delete, _text(run_id)
+    counts = len(run), len(records), len(put), len(delete)
+    parts = [_CHECKED.pack(number, flushed, epoch, generation, *counts), run]
+    for at, data in records:
         parts += _RECORD.pack(at, len(data)), bytes(data)
-    for name, data in batch.put.items():
+    for name, data in put.items():
         text = _text(name)
         parts += _OBJECT.pack(len(text), len(data)), text, bytes(data)
-    for name in batch.delete:
+    for name in delete:
         text = _text(name)
         parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
