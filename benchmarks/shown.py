@@ -72,8 +72,8 @@ FIGURES = (
     ),
     Figure(
         "a late step over step 50, messages growing",
-        "agent_loop",
-        "step [0-9,]+ against step 50.*",
+        "growth",
+        "step [0-9,]+ against step 50, messages growing.*",
         2,
     ),
     Figure("steps of 10 ms, run over plain", "overhead", "steps of 10 ms", 1.08),

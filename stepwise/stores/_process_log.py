@@ -4,7 +4,8 @@ A small batch costs a transaction of the database several pages, and a checkpoin
 Here it is a *frame* behind the last one, and one ``fdatasync`` makes all frames durable that the
 runs of the process have written meanwhile::
 
-    magic, length, CRC-32 of the rest; number of the frame; the last frame that had been flushed
+    magic, length, CRC-32 of the log's name and the rest
+    number of the frame; the last frame that had been flushed since the file was begun
     epoch and generation of the run, and the batch
 
 The frames of a run that the database lacks are its *tail*.  Each transaction of the database that
@@ -50,7 +51,6 @@ _CHECKED = struct.Struct("<QQQQIIII")
 _RECORD = struct.Struct("<QI")
 _OBJECT = struct.Struct("<II")
 _NAME = struct.Struct("<I")
-_SPARE = 1 << 10  # bytes: what a frame has beside its batch, and the id of its run
 _TRIES = 10  # looks at a log that is being written
 _WRITABLE = 0o200  # the bit of the mode that a fence takes away
 
@@ -114,11 +114,12 @@ class ProcessLog:
         self.mutex = threading.RLock()
         self.failed = False
         self._pid = os.getpid()
+        self._seed = _seed(path)
         self._descriptor = -1
         self._at = 0  # where the next frame begins
         self._size = 0  # of the part that is zeroed or written
         self._number = 0  # of the last frame
-        self._flushed = 0  # the last frame that is on the disk
+        self._flushed = 0  # the last frame that is on the disk, of those since the beginning
         self._named = False  # whether the name of the file is
 
     @property
@@ -131,34 +132,37 @@ class ProcessLog:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
 
-    def has_room(self, weight: int) -> bool:
-        """Return whether a batch may be added before the database takes the log in."""
-        return self._at + weight + _SPARE <= _LARGEST_LOG
-
-    def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> None:
-        """Write a batch; it then survives the process.
+    def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> bool:
+        """Write a batch, which then survives the process; false if there is no room for it.
 
         Raises:
             OSError: it cannot be written.
             LogTakenError: it may have been overlooked.
         """
         with self.mutex:
+            number, at = self._number + 1, self._at
+            front = number, self._flushed, epoch, generation
+            frame = _encode(self._seed, front, run_id, batch)
+            end = at + len(frame)
+            if end > _LARGEST_LOG:
+                return False
+            tail = self.tails.get(run_id)
+            if tail is None or tail.generation != generation or tail.epoch != epoch:
+                tail = Tail(epoch, generation)
             try:
-                frame = _encode(self._number + 1, self._flushed, run_id, epoch, generation, batch)
-                if batch.durable:
-                    self._zero(len(frame))
-                self._write(frame, self._at)
-                self._at += len(frame)
-                self._number += 1
+                self._number = number  # first: whatever cuts this off, no two have one number
+                if batch.durable and end > self._size:
+                    self._zero(end)
+                self._write(frame, at)
+                self._at = end
                 if not batch.durable:
                     self._check()
-                tail = self.tails.get(run_id)
-                if tail is None or (tail.epoch, tail.generation) != (epoch, generation):
-                    tail = self.tails[run_id] = Tail(epoch, generation)
                 tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
+                self.tails[run_id] = tail
             except BaseException:
                 self.failed = True
                 raise
+        return True
 
     def flush(self) -> None:
         """Make durable what was added.
@@ -183,9 +187,9 @@ class ProcessLog:
             raise
 
     def empty(self) -> None:
-        """Begin again at the beginning of the file: the database holds all of it."""
+        """Begin again at the beginning of the file: the database holds all of it, durably."""
         self.tails.clear()
-        self._at = 0
+        self._at = self._flushed = 0  # old frames are no proof that a new one had been flushed
 
     def close(self) -> None:
         """Delete the file; the database must hold all of it."""
@@ -198,20 +202,24 @@ class ProcessLog:
 
     def close_if_empty(self) -> None:
         """Delete the file at the end of the process, if the database lacks nothing."""
-        if not self.tails and not self.failed:
-            self.close()
+        with self.mutex:
+            if self.tails or self.failed:
+                self.abandon()
+            else:
+                self.close()
+            self.failed = True  # who writes even later begins another log
 
     def abandon(self) -> None:
-        """In a forked child: the parent's log is not ours."""
+        """Leave the file to those who take it in; in a forked child, to the parent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # the program may have closed everything
                 os.close(descriptor)
 
-    def _zero(self, size: int) -> None:
+    def _zero(self, end: int) -> None:
         """Have zeros where the next frame comes to lie."""
         self._size = max(self._size, self._at)
-        while self._at + size > self._size:
+        while end > self._size:
             more = max(_FIRST_SIZE, self._size)
             self._write(bytes(more), self._size)
             self._size += more
@@ -248,45 +256,47 @@ def weight(batch: Batch) -> int:
     for _, data in batch.records:
         found += len(data) + _RECORD.size
     for name, data in batch.put.items():
-        found += len(data) + 4 * len(name) + _OBJECT.size
+        found += len(name) + len(data) + _OBJECT.size
     for name in batch.delete:
-        found += 4 * len(name) + _NAME.size
+        found += len(name) + _NAME.size
     return found
 
 
-def _encode(
-    number: int, flushed: int, run_id: str, epoch: int, generation: int, batch: Batch
-) -> bytes:
-    run = _text(run_id)
-    counts = len(batch.records), len(batch.put), len(batch.delete)
-    parts = [
-        _CHECKED.pack(number, flushed, epoch, generation, len(run), *counts),
-        run,
-    ]
-    for at, data in batch.records:
+def _seed(path: str) -> int:
+    """Return what the check sums of a log begin with.
+
+    So a frame of another log, which a run may have recorded as its data, is no frame of this one.
+    """
+    return zlib.crc32(_text(os.path.basename(path)))
+
+
+def _encode(seed: int, front: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
+    records, put, delete, run = batch.records, batch.put, batch.delete, _text(run_id)
+    parts = [_CHECKED.pack(*front, len(run), len(records), len(put), len(delete)), run]
+    for at, data in records:
         parts += _RECORD.pack(at, len(data)), bytes(data)
-    for name, data in batch.put.items():
+    for name, data in put.items():
         text = _text(name)
         parts += _OBJECT.pack(len(text), len(data)), text, bytes(data)
-    for name in batch.delete:
+    for name in delete:
         text = _text(name)
         parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
-    return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body)) + body
+    return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body, seed)) + body
 
 
 def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _decode(data: bytes, at: int) -> tuple[LoggedBatch, int] | None:
+def _decode(data: bytes, at: int, seed: int) -> tuple[LoggedBatch, int] | None:
     """Return the frame that begins there, and where it ends; ``None`` if there is none."""
     start = at + _FRONT.size
     if data[at : at + len(_MAGIC)] != _MAGIC or len(data) < start:
         return None
     _, size, digest = _FRONT.unpack_from(data, at)
     body = data[start : start + size]
-    if len(body) < size or zlib.crc32(body) != digest:
+    if len(body) < size or zlib.crc32(body, seed) != digest:
         return None
     try:
         return _take_apart(body), start + size
@@ -334,6 +344,7 @@ class LogReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._seed = _seed(path)
         self._begin()
 
     def _begin(self) -> None:
@@ -362,31 +373,37 @@ class LogReader:
             self._begin()
 
     def _look(self, file: FileIO) -> None:
-        first = file.read(_FRONT.size + _CHECKED.size)
-        if first != self._first:  # written over from the beginning
-            self._begin()
-            self._first = first
-        data = _rest(file, self._at)
+        data = self._rest(file)
         for _ in range(_TRIES):
             left = self._take(data)
             if left is None:
                 return
             # Perhaps it was being written as it was read.
-            data = _rest(file, self._at)
+            data = self._rest(file)
             if data.startswith(left):
                 break
         self._take(data, skip=True)
+
+    def _rest(self, file: FileIO) -> bytes:
+        for _ in range(_TRIES):
+            first = _beginning(file)
+            if first != self._first:  # written over from the beginning
+                self._begin()
+                self._first = first
+            file.seek(self._at)
+            data = file.read()
+            if _beginning(file) == first:  # else there may be late frames without earlier ones
+                return data
+        raise OSError(errno.EAGAIN, "it changes too fast to be read", self.path)
 
     def _take(self, data: bytes, *, skip: bool = False) -> bytes | None:
         """Take frames; at a damaged one, return the data from there on, unless it is skipped."""
         at = 0
         while True:
-            found = _decode(data, at)
+            found = _decode(data, at, self._seed)
             if found is None or found[0].number <= self._number:
-                found = _following(data, at, self._number)
-                if found is None or found[0].flushed <= self._number:  # a torn end, or none
-                    found = None
-                elif not skip:
+                found = _following(data, at, self._number, self._seed)
+                if found is not None and not skip:
                     self._at += at
                     return data[at:]
             if found is None:
@@ -400,15 +417,23 @@ class LogReader:
             self._tails[key].batches.append(frame.batch)
 
 
-def _rest(file: FileIO, at: int) -> bytes:
-    file.seek(at)
-    return file.read()
+def _beginning(file: FileIO) -> bytes:
+    file.seek(0)
+    return file.read(_FRONT.size + _CHECKED.size)
 
 
-def _following(data: bytes, at: int, number: int) -> tuple[LoggedBatch, int] | None:
-    """Return the next frame of a higher number behind a place where there is none."""
+def _following(data: bytes, at: int, number: int, seed: int) -> tuple[LoggedBatch, int] | None:
+    """Return the next frame behind a damaged one; ``None`` if this is a torn end, or none.
+
+    It is damaged if any later frame says that something after ``number`` had been flushed: frames
+    that one flush made durable say so of none of them.
+    """
+    first, last = None, number
     while (at := data.find(_MAGIC, at + 1)) >= 0:
-        found = _decode(data, at)
-        if found is not None and found[0].number > number:
-            return found
+        found = _decode(data, at, seed)
+        if found is None or found[0].number <= last:  # what was written over has lower numbers
+            continue
+        first, last, at = first or found, found[0].number, found[1] - 1
+        if found[0].flushed > number:
+            return first
     return None

@@ -180,7 +180,7 @@ def test_a_url_without_its_password_opens_the_store(guarded, tmp_path):
     shell(sys.executable, "program.py", f"--store={url}", code=-9)
     shown = url.replace(f":{SECRET}", "")
     text = shell(sys.executable, "program.py", f"--store={url}", code=1)
-    assert "stepwise resolve job 3 --did-not-happen\n" in text  # it is the configured store
+    assert f"stepwise resolve job 3 --did-not-happen --store {shown}\n" in text
     runs = json.loads(shell.stepwise("runs", "--json", "--store", shown, PGPASSWORD=SECRET))
     assert [each["id"] for each in runs] == ["job"]
     runs = json.loads(shell.stepwise("runs", "--json", "--store", shown, STEPWISE_STORE=url))

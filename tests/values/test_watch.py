@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepwise._values import trees
 from stepwise._values.trees import Watch, walk
 
 
@@ -128,9 +129,20 @@ edits = st.lists(
 
 
 @settings(max_examples=300)
-@given(value=st.lists(values, min_size=1, max_size=6), edits=edits, apart=st.booleans())
-def test_a_watch_notices_every_change(value, edits, apart):
+@given(
+    value=st.lists(values, min_size=1, max_size=6),
+    edits=edits,
+    apart=st.booleans(),
+    block=st.sampled_from([1, 2, 5, 2000]),
+)
+def test_a_watch_notices_every_change(value, edits, apart, block):
     """A watch holds if and only if every object holds what it held, in its order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trees, "_BLOCK", block)
+        _check_watch(value, edits, apart=apart)
+
+
+def _check_watch(value: list[Any], edits: list[Any], *, apart: bool) -> None:
     nodes = nodes_of(value)
     watch = Watch(nodes)
     if apart:  # the same, put together from several
@@ -208,6 +220,6 @@ def test_keys_of_equal_values_that_change_places_are_noticed():
 def test_the_keys_of_messages_are_told_by_their_copies():
     """Messages are of the kind whose keys are proved in the cheap way."""
     nodes = nodes_of([{"role": "user", "content": "hello", "tool_calls": [{"id": "1"}]}])
-    watch = Watch(nodes)
-    assert len(watch._told) == 2
-    assert watch._dicts == []
+    block = Watch(nodes)._open
+    assert len(block._told) == 2
+    assert block._dicts == []
