@@ -45,7 +45,7 @@ def loop(function, visits: int) -> Graph:
     return Graph([Node(name, function) for name in names], edges)
 
 
-SHAPES = {"chain": chain, "loop": loop}
+_SHAPES = {"chain": chain, "loop": loop}
 
 
 def execution(
@@ -72,7 +72,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         os.environ["STEPWISE_HOME"] = str(path)
         manager = CheckpointManager(f"disk:{path}/store")
         execution(chain(count, 2), manager, 2)  # opens the store
-        for shape, make in SHAPES.items():
+        for shape, make in _SHAPES.items():
             graph, bare = make(think, visits), make(count, visits)
             rows.append(
                 common.compare(
@@ -100,10 +100,10 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[1] in SHAPES:
+    if len(sys.argv) == 3 and sys.argv[1] in _SHAPES:
         _, name, visits = sys.argv
         execution(
-            SHAPES[name](count, int(visits)),
+            _SHAPES[name](count, int(visits)),
             CheckpointManager(f"disk:{os.environ['STEPWISE_HOME']}/store"),
             int(visits),
         )

@@ -16,7 +16,8 @@ from typing import Any
 
 from stepwise._calls.doubt import in_doubt
 from stepwise._calls.driver import Attempt, Core, Result, Write, run, written
-from stepwise._calls.perform import Performance, record_failure, record_settled
+from stepwise._calls.perform import Performance
+from stepwise._calls.recording import record_failure, record_settled
 from stepwise._calls.terms import (
     Agreement,
     Asks,

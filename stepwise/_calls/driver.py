@@ -199,8 +199,12 @@ class Unfinished(NamedTuple):
     value: Any = None
 
 
-def drive_on(core: Core) -> Result | Unfinished:
-    """Execute a call to its end, or to where it must be awaited."""
+def drive_on(core: Core, done: Result | None = None) -> Result | Unfinished:
+    """Execute a call to its end, or to where it must be awaited.
+
+    Args:
+        done: the result of its first operation, if there is one already.
+    """
     unfinished = None
     try:
         operation = next(core)
@@ -208,11 +212,11 @@ def drive_on(core: Core) -> Result | Unfinished:
             if type(operation) is Cancelled and operation.awaited:
                 unfinished = Unfinished(core, operation)
                 return unfinished
-            done = run(operation)
+            done = done or run(operation)
             if type(operation) is Attempt and hasattr(type(done.value), "__await__"):
                 unfinished = Unfinished(core, operation, done.value)
                 return unfinished
-            operation = core.send(done)
+            operation, done = core.send(done), None
     except StopIteration as stop:
         result: Result = stop.value
         return result

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.awaitables import hand_out
 from stepwise._calls.driver import Core, Result, Unfinished, drive, start
-from stepwise._calls.perform import Performance, Performer, record_failure, record_outcome
+from stepwise._calls.perform import Performance, Performer
+from stepwise._calls.recording import record_failure, record_outcome
 from stepwise._calls.waiting import check_may_wait, waited
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.location import Origin

@@ -15,6 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from weakref import WeakKeyDictionary, WeakSet
 
+from stepwise._calls import plain
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
 from stepwise._calls.driver import Core, Unfinished, drive_on
@@ -190,7 +191,9 @@ class Step(Performer):
 
                 refuse_outside(self, args, kwargs)
             return self.function(*args, **kwargs)
-        ending = drive_on(self.core(scope, args, kwargs))
+        ending = plain.call(self, scope, args, kwargs)
+        if ending is None:
+            ending = drive_on(self.core(scope, args, kwargs))
         if isinstance(ending, Unfinished) or ending.awaited:
             return hand_out(scope.run, self.what, ending)
         return ending.unwrap()
@@ -229,7 +232,7 @@ class Step(Performer):
             self._looked_for_caches = True
             warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
         bound = self.parameters.bind(args, kwargs)
-        if instance is None and args and self._binds(args[0]):
+        if instance is None and args and self.binds(args[0]):
             instance = args[0]
         if instance is not None:
             bound.pop(self.parameters.first or "", None)
@@ -264,7 +267,7 @@ class Step(Performer):
         qualname = self.qualname
         if qualname != self.name:
             identity.parts[FUNCTION] = qualname
-        has_subject = instance is not None or self._captures or len(self._siblings) > 1
+        has_subject = instance is not None or self._captures or self.has_siblings
         if has_subject and not self.parameters.is_computed:
             complete(subjects, identity, self, instance)
         return identity
@@ -272,6 +275,22 @@ class Step(Performer):
     @cached
     def _captures(self) -> bool:
         return bool(captured(self.function))
+
+    @property
+    def has_siblings(self) -> bool:
+        """True if a factory or a loop made other live steps of its name."""
+        return len(self._siblings) > 1
+
+    @cached
+    def is_plain(self) -> bool:
+        """True if no option of it asks for more than to call the function and to record it."""
+        return (
+            type(self) is Step
+            and not (self.effect or self.approve or self.awaits or self.hiding.secret)
+            and self.timeout is None
+            and not self._captures
+            and not self.name.endswith("<lambda>")
+        )
 
     def _is_behind(self, value: Any) -> bool:
         """Return whether a value is a cache around this step: of a function or bound method."""
@@ -291,7 +310,7 @@ class Step(Performer):
                 f"@{self.kind}(name=...)"
             )
 
-    def _binds(self, first: object) -> bool:
+    def binds(self, first: object) -> bool:
         """Return whether the first argument is the instance or class this method is bound to."""
         cls = first if isinstance(first, type) else type(first)
         found = self._bindings.get(cls)
@@ -310,7 +329,7 @@ class Step(Performer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_bindings": {}}
-        for computed in ("qualname", "returns", "_captures", "_siblings"):
+        for computed in ("qualname", "returns", "is_plain", "_captures", "_siblings"):
             state.pop(computed, None)
         return state
 

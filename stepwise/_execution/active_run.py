@@ -350,6 +350,10 @@ class ActiveRun:
             identity.parts,
         ), origin
 
+    def direct_site(self, frame: FrameType) -> str:
+        """Return ``file:line`` of a frame of the workflow's own code; empty for another frame."""
+        return self._locator.direct_site(frame)
+
     def match(
         self,
         call: Call,

@@ -94,6 +94,7 @@ class Locator:
         self._points = points
         self._frame: FrameType | None = None  # the workflow's, seen from its own flow of control
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
+        self._is_users: bool | None = None  # its module belongs to the user, once that was asked
 
     def origin(self, *, effect: bool, helped: bool) -> Origin:
         """Return the place of the current call.
@@ -121,6 +122,20 @@ class Locator:
         if caller is not frame:
             return Origin(site, spot.place.path, helper=helper)
         return Origin(site, spot.path, spot.place.once and not mapped, helper)
+
+    def direct_site(self, frame: FrameType) -> str:
+        """Return the site of a plain call that the workflow's own code makes; else an empty text.
+
+        The same as :meth:`origin` says of it, without looking for the caller.
+
+        Args:
+            frame: of the caller.
+        """
+        if frame.f_code is not self._code:
+            return ""
+        if self._is_users is None:
+            self._is_users = _above_sdks(frame) is frame
+        return self._spot(frame).site if self._is_users else ""
 
     def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
         """The workflow's frame, and the user's function through which it makes a call.

@@ -62,6 +62,7 @@ __all__ = [
 COPYING = "copying"
 """The name of an object that lies beside the records of a run whose copy is not whole yet."""
 _ephemeral = ephemeral_seal()
+_NO_OBJECTS: Mapping[str, Data] = {}
 
 
 class Records(Share):
@@ -184,9 +185,13 @@ class Journal:
             durable: somebody relies on it; it is then acknowledged at the run's durability.
             head: the run's new head.
         """
-        share = Records(items, durable=durable, head=head)
-        self._group.write(share, self.write)
-        return share.numbers
+        with Uninterrupted():
+            numbers = self._group.at_once(self.write, self._write_now, items, durable, head)
+        if numbers is None:  # others write
+            share = Records(items, durable=durable, head=head)
+            self._group.write(share, self.write)
+            numbers = share.numbers
+        return numbers
 
     def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
         """Append records as :meth:`append` does, but in another thread.
@@ -197,6 +202,20 @@ class Journal:
         share = Records(items, durable=durable, future=future)
         self._group.submit(share, self.write, halves=self)
         return share
+
+    def _write_now(
+        self, items: tuple[tuple[Record, Data], ...], durable: bool, head: RunFacts | None
+    ) -> list[int]:
+        """Write the records of a caller who is alone; return their numbers."""
+        if not self._known:
+            self._catch_up()
+        try:
+            sealed, at = self._follow(self._at, items)
+        except MemoryError as error:
+            raise stopped("a record was sealed", error, path=self.store.url) from None
+        self.store.write(*self._ready(sealed, at, durable, head))
+        self.settle()
+        return [number for number, _ in sealed]
 
     def write(self, shares: list[Records]) -> None:
         """Write the shares of several callers in one transaction, in their order."""
@@ -232,12 +251,15 @@ class Journal:
             return None
         for share in written:
             share.end = at
-        batch = Batch(
-            tuple(sealed),
-            head=seal_head(self.seal, head) if head is not None else None,
-            mark=mark(self.seal, self.run_id, at) if durable else b"",
-            durable=durable and self.fsync,
-        )
+        return self._ready(sealed, at, durable, head)
+
+    def _ready(
+        self, sealed: list[tuple[int, Data]], at: Position, durable: bool, head: RunFacts | None
+    ) -> tuple[str, int, Batch]:
+        """Return what the store is to write for sealed records, with which the journal ends."""
+        head_row = seal_head(self.seal, head) if head is not None else None
+        marked = mark(self.seal, self.run_id, at) if durable else b""
+        batch = Batch(tuple(sealed), _NO_OBJECTS, (), 0, head_row, marked, durable and self.fsync)
         self._known, self._next = False, at  # until the write has returned
         return self.run_id, self.epoch, batch
 

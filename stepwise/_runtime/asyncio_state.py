@@ -39,6 +39,8 @@ def loaded() -> Any:
     global _asyncio  # noqa: PLW0603
     if _asyncio is None:
         found = sys.modules.get("asyncio")
+        if found is None:
+            return None
         if not getattr(getattr(found, "__spec__", None), "_initializing", False):
             _asyncio = found
     return _asyncio

@@ -68,6 +68,7 @@ class Share:
 ShareT = TypeVar("ShareT", bound=Share)
 P = ParamSpec("P")
 WriteAll = Callable[[Sequence[Any]], Sequence[BaseException | None]]
+T = TypeVar("T")
 _NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
 
 
@@ -111,16 +112,42 @@ class Group(Generic[ShareT]):
         self._leader = _NOBODY  # the thread
         self._writer: _StoreWriter | None = None
 
-    def alone(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def alone(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function while nobody else writes."""
         with self._lock:
             if self._writing:
                 raise self.refused()
             try:
                 self._writing = True
-                function(*args, **kwargs)
+                return function(*args, **kwargs)
             finally:
                 self._writing = False
+
+    def at_once(
+        self,
+        write: Callable[[list[ShareT]], None],
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | None:
+        """Call a function as the leader, without a share; ``None`` if another one leads.
+
+        Called where Ctrl-C is held back.
+
+        Args:
+            write: writes the shares that come meanwhile.
+        """
+        leads, thread = False, threading.get_ident()
+        try:
+            with self._mutex:
+                if self._leader != _NOBODY:
+                    return None
+                leads = True
+                self._leader = thread
+            return self.alone(function, *args, **kwargs)
+        finally:
+            if leads and self._leader == thread and self._hand_over():
+                self._serve_elsewhere(write)
 
     def write(
         self,

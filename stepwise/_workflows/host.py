@@ -19,6 +19,7 @@ from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
+from stepwise._checkpoints.checkpoints import header_text as state_text
 from stepwise._execution.active_run import ActiveRun, branches, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.outcomes import ShownValue
@@ -85,6 +86,7 @@ __all__ = [
     "program_of",
     "release_inner_calls",
     "run_here",
+    "state_text",
     "step_of",
     "steps_around",
     "uncounted",

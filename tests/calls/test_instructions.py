@@ -15,14 +15,12 @@ import instructions
 CEILINGS = {
     (3, 11): {
         "memory: a step": 1090,
-        "memory: a step, a checkpoint every 1,000": 605,
-        "sqlite: a step": 1280,
-        "sqlite: a step, a checkpoint every 1,000": 720,
-        "disk: a step": 1295,
-        "disk: a step, a checkpoint every 1,000": 750,
+        "sqlite: a step": 1355,
+        "disk: a step": 1315,
+        "disk: a step, a checkpoint every 1,000": 740,
         "disk: a side effect": 1710,
-        "disk: an asynchronous step": 1380,
-        "disk: a node of a graph": 2690,
+        "disk: an asynchronous step": 1395,
+        "disk: a node of a graph": 1990,
     },
 }
 

@@ -60,7 +60,7 @@ _RESUME = [
     _mutant(
         "fingerprints of prefixes are kept whatever was entered since",
         "_workflows/frame.py",
-        "here = number, len(visited)  #",
+        "here = number, len(self.visited)  #",
         "here = number, 0  #",
         "test_second_resume.py::test_a_branch_that_is_entered_later_is_no_edit",
     ),

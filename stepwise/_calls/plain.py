@@ -1,0 +1,181 @@
+"""The straight way of a plain call: recorded as ``perform`` records it, with far fewer questions.
+
+Almost every call is plain: the workflow's own code calls a function without options that change
+what a call does, in a run of which nothing is asked, where no record could answer the call and no
+failure is being handled.  Then the questions that ``perform`` asks always have the same answers,
+and :func:`call` does what remains, in the same order: number the call, execute the body, seal and
+write the outcome.  The records are the same to the byte, and so are the events.
+
+Whether a call is plain is decided here, before anything is done.  Where its *end* is not plain (it
+raised, returned an awaitable, changed an argument, cannot be recorded), ``perform`` continues at
+that point.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stepwise._calls.driver import Result, Unfinished, drive_on
+from stepwise._calls.perform import Performance, land
+from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_variable
+from stepwise._execution.location import Origin
+from stepwise._execution.outcomes import Watches
+from stepwise._identity.parts import FUNCTION
+from stepwise._journal.counters import apart
+from stepwise._journal.records import Call, Outcome
+from stepwise._matching.subjects import Identity
+from stepwise._runtime import tracing
+from stepwise._runtime.interrupts import ending, sigterms
+from stepwise._values.preview import preview
+from stepwise.errors import NotRecordableError
+
+__all__ = ["call"]
+
+_CALLER = 3  # frames up from call(): Step.__call__, the decorated function, its caller
+_UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
+_NOTHING: Mapping[str, Any] = {}
+
+
+def call(
+    step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Result | Unfinished | None:
+    """Make a call if it is plain; return its result, or ``None`` if ``perform`` has to make it.
+
+    A test replaces this by a function that returns ``None``.
+    """
+    active = scope.run
+    if not step.is_plain or step.has_siblings or not _is_usual(active, scope):
+        return None
+    site = active.direct_site(sys._getframe(_CALLER))
+    if not site or (args and step.binds(args[0])):
+        return None
+    parameters, name = step.parameters, step.name
+    bound = parameters.bind(args, kwargs)
+    try:
+        digest, parts = parameters.identify(bound, (args, kwargs), one_module=True)
+    except MemoryError:
+        return None  # perform says what ran out, if it does so again
+    if step.qualname != name:
+        parts[FUNCTION] = step.qualname
+    shown = step.hiding.shown(bound, active.secrets)
+    ordinal, journal = active.ordinals.of_call(name), active.journal
+    began = time.time()
+    made = Call(
+        *(journal.next_call(), name, step.module, digest, ordinal, "", None, "", site, shown),
+        *(False, "", "", began, "", 0, parts),
+    )
+    if active.pool.taken:
+        made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
+    return _perform(step, scope, made, bound, args, kwargs)
+
+
+def _is_usual(active: ActiveRun, scope: Scope) -> bool:
+    """Return whether the workflow's own code makes a call in a run of which nothing is asked."""
+    return (
+        scope.call is None
+        and not scope.branch
+        and branches.name is None
+        and active.frame is not None
+        and active.pid == os.getpid()
+        and active.stopped is None
+        and not active.ended
+        and active.parent is None
+        and active.task is None
+        and active.waiter is None
+        and not active.pool
+        and not active.streams
+        and not active.secrets
+        and not active.account.limited
+        and active.unwinding.is_quiet
+        and active.steering.is_calm
+        and not sigterms.draining
+        and not (ending.by_ctrl_c and active.detached)
+        and not tracing.is_on()
+    )
+
+
+def _perform(
+    step: Any,
+    scope: Scope,
+    call: Call,
+    bound: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Result | Unfinished:
+    """Execute the body of a call, and record that it returned; see :meth:`Performance.conduct`."""
+    active, number, function = scope.run, call.number, step.function
+    inner = Scope(active, call, (*scope.around, number), 1, [], "")
+    watch: Watches | None = None
+    unusual = False
+    active.in_flight[number] = threading.get_ident()
+    try:
+        active.tell("step_started", call)
+        active.flows.begin(number)
+        if not _UNCHANGING.issuperset(map(type, bound.values())):
+            watch = step.watch(bound)
+        token = scope_variable.set(inner)
+        try:
+            result = Result(function(*args, **kwargs))
+        except BaseException as error:  # raised by the step's wrapper
+            result = Result(error=error)
+        finally:
+            scope_variable.reset(token)
+        if (
+            result.error is None
+            and not hasattr(type(result.value), "__await__")
+            and (watch is None or not watch.changed())
+            and _is_recorded(step, active, call, inner, result.value)
+        ):
+            return result
+        unusual = True
+    except MemoryError as error:
+        raise _rest(step, scope, call, bound, args, kwargs).out_of_memory(error) from error
+    finally:
+        if not unusual:  # else that is done when the call has ended
+            active.flows.done(number)
+            land(active, number)
+    rest = _rest(step, scope, call, bound, args, kwargs)
+    core = rest.after_body(call, Origin(call.site), watch or step.watch(bound), inner)
+    return drive_on(core, result)
+
+
+def _rest(step: Any, scope: Scope, call: Call, *given: Any) -> Performance:
+    """Return what ``perform`` needs to continue a call."""
+    return Performance(step, scope, Identity(call.digest, {**call.parts}), *given)
+
+
+def _is_recorded(step: Any, active: ActiveRun, call: Call, inner: Scope, value: Any) -> bool:
+    """Record a call that returned; return False if its value cannot be recorded.
+
+    As ``outcome``, ``record_outcome`` and ``ActiveRun.recorded`` do it for other calls.
+    """
+    frame, account = active.frame, active.account
+    assert frame is not None
+    looked = frame.look(value)
+    try:
+        payload, form = active.codec.encode(
+            value, f"the value returned by {call.name!r}", step.returns
+        )
+    except NotRecordableError:
+        return False
+    inside = tuple(inner.inner)
+    record = Outcome(
+        *(call, "completed", 1, False, inside, preview(value), "", _NOTHING, form, time.time())
+    )
+    if not account.is_even:
+        spent = account.spent_by(record, None)
+        record = record._replace(spent=spent) if spent else record
+    (number,) = active.write((record, payload))
+    frame.recorded(number, record, looked)
+    took = record.at - call.at
+    with active.lock:
+        active.progress.executed += 1
+        active.progress.seconds += took
+    active.tell("step_completed", call, record.preview, duration=took, usage=_NOTHING)
+    frame.done(effect=False, helper=None)
+    return True
