@@ -17,6 +17,7 @@ from sweeping import WHOLE, size
 
 from stepwise import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores import Batch, Head, _folder_store, _process_log
+from stepwise.stores._folder_logs import FolderLogs
 from stepwise.stores._locks import close_lock_files, lock_file
 from stepwise.stores._process_log import ProcessLog
 
@@ -318,7 +319,7 @@ def test_a_run_that_is_released_in_the_midst_of_a_write(store, monkeypatch):
         def overtaken(self, *args, add=add, epoch=epoch):
             monkeypatch.undo()
             store.release("a", epoch)
-            add(self, *args)
+            return add(self, *args)
 
         monkeypatch.setattr(ProcessLog, "add", overtaken)
         store.write("a", epoch, Batch(((number, b"x"),), durable=durable))
@@ -352,7 +353,7 @@ def test_a_late_write_of_a_run_that_was_acquired_again(store, monkeypatch):
         lock_file(store._lock_path).release("a")
         with _folder_store.Transaction(store._rows, durable=False):
             store._rows.put_lease("a", _folder_store.pack_lease(epoch + 1, ME))
-        add(self, *args)
+        return add(self, *args)
 
     monkeypatch.setattr(ProcessLog, "add", overtaken)
     with pytest.raises(LeaseLostError):
@@ -382,14 +383,19 @@ def test_a_handler_that_writes_in_the_midst_of_a_write(store, monkeypatch, durab
     assert 3 in dict(store.read("b"))
 
 
-def test_a_log_whose_lock_file_vanished(store, kind, folder):
+def test_a_log_whose_lock_file_vanished(store, kind, folder, monkeypatch):
     """A living process whose lock on its log was lost is fenced like any other."""
     (epoch,) = begin(store, "a")
     store._logs._locks().release(store._logs.name)
-    other = kind(folder)
+    name, other, take = store._logs.name, kind(folder), FolderLogs.take
+
+    def overtaken(self, name):
+        taken = take(self, name)
+        store.write("a", epoch, Batch(((3, b"3"),)))
+        return taken
+
+    monkeypatch.setattr(FolderLogs, "take", overtaken)
     begin(other, "b")  # takes in what looks like the log of a dead process
-    name = store._logs.name
-    store.write("a", epoch, Batch(((3, b"3"),)))
     assert store._logs.name != name
     assert 3 in dict(other.read("a"))
     other.close()
