@@ -492,7 +492,6 @@ class Performance(NamedTuple):
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
                     did = did_to_subject(active, call, identity)
-                    left = changed_by(watch, active.codec)
                     child = performer.child_spent(call) if call.child else None
                     yield from record_failure(
                         scope,
@@ -500,7 +499,7 @@ class Performance(NamedTuple):
                         result,
                         did,
                         clean=clean,
-                        around=left,
+                        around=changed_by(watch, active.codec),
                         helper=helper,
                         child=child,
                     )
