@@ -137,16 +137,16 @@ class Group(Generic[ShareT]):
         Args:
             write: writes the shares that come meanwhile.
         """
-        leads = False
+        leads, thread = False, threading.get_ident()
         try:
             with self._mutex:
                 if self._leader != _NOBODY:
                     return None
-                leads = True  # first: giving up a lead that nobody has taken does no harm
-                self._leader = threading.get_ident()
+                leads = True
+                self._leader = thread
             return self.alone(function, *args, **kwargs)
         finally:
-            if leads and self._hand_over():
+            if leads and self._leader == thread and self._hand_over():
                 self._serve_elsewhere(write)
 
     def write(
