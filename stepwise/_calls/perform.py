@@ -450,19 +450,14 @@ class Performance(NamedTuple):
     def _execute(
         self, call: Call, origin: Origin, watch: Watches, inner: Scope | None = None
     ) -> Core:
-        """Execute a call.
-
-        Args:
-            inner: the scope of the first attempt, if that is being made.
-        """
+        # The scope is that of the first attempt, if ``plain`` makes it.
         performer, scope, identity, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
         function = performer.body(call)
         attempts: Attempts | None = None  # until one has failed
         number, awaited = 1, ""
         while True:
-            if inner is None:
-                inner = Scope(active, call, around, number, [], scope.branch)
+            inner = inner or Scope(active, call, around, number, [], scope.branch)
             result = yield Attempt(
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )
@@ -497,7 +492,6 @@ class Performance(NamedTuple):
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
                     did = did_to_subject(active, call, identity)
-                    left = changed_by(watch, active.codec)
                     child = performer.child_spent(call) if call.child else None
                     yield from record_failure(
                         scope,
@@ -505,7 +499,7 @@ class Performance(NamedTuple):
                         result,
                         did,
                         clean=clean,
-                        around=left,
+                        around=changed_by(watch, active.codec),
                         helper=helper,
                         child=child,
                     )

@@ -137,16 +137,16 @@ class Group(Generic[ShareT]):
         Args:
             write: writes the shares that come meanwhile.
         """
-        leads = False
+        leads, thread = False, threading.get_ident()
         try:
             with self._mutex:
                 if self._leader != _NOBODY:
                     return None
-                leads = True  # first: giving up a lead that nobody has taken does no harm
-                self._leader = threading.get_ident()
+                leads = True
+                self._leader = thread
             return self.alone(function, *args, **kwargs)
         finally:
-            if leads and self._hand_over():
+            if leads and self._leader == thread and self._hand_over():
                 self._serve_elsewhere(write)
 
     def write(
@@ -225,6 +225,9 @@ class Group(Generic[ShareT]):
     def _hand_over(self) -> bool:
         """Hand leadership to another waiter. Return whether it has to be woken."""
         with self._mutex:
+            if not self._waiting:
+                self._leader = _NOBODY
+                return False
             self._waiting = [share for share in self._waiting if not share.done]
             # The last share: a thread that waits for two (one in a signal handler) waits for this.
             following = self._waiting[-1] if self._waiting else None

@@ -1,4 +1,4 @@
-"""The logs in the folder of a store: the one of this process, and those of others."""
+"""The logs in the folder of a store: ours, those of other processes, and the runs that use ours."""
 
 from __future__ import annotations
 
@@ -7,11 +7,37 @@ import os
 
 from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores._process_log import LogReader, ProcessLog, fence
+from stepwise.stores.base import Batch
 
-__all__ = ["FolderLogs"]
+__all__ = ["FolderLogs", "HeldRun"]
 
 _LOCKS = "locks"  # a file among the logs: the kernel knows by it whose process is alive
 _MOST_READERS = 8  # logs of other processes whose contents are kept
+
+
+class HeldRun:
+    """A run whose lease is held here.
+
+    Attributes:
+        log: the name of the log that the row of its lease has; empty while that is not known.
+        generation: the one in that row.
+        commit: which of our commits wrote that row.
+        steady: the last batch had no head, so that more of the kind will follow.
+    """
+
+    __slots__ = ("commit", "epoch", "generation", "log", "steady")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.log, self.generation, self.commit = epoch, "", 0, 0
+        self.steady = False
+
+    def would_log(self, batch: Batch) -> bool:
+        """Return whether the row of the lease is to name the log from this batch on.
+
+        Not with the first batch: a ring of the bell is one batch, and so is the end of a run.  Who
+        takes over a run whose row names the log of a living process takes the log away from it.
+        """
+        return self.steady and batch.head is None
 
 
 class FolderLogs:
@@ -81,10 +107,12 @@ class FolderLogs:
         """Return what a log holds and its owner writes no more; ``None`` if it is gone."""
         path = self._path(name)
         try:
-            if self._locks().holder(name) is not None:  # otherwise nobody could write
-                fence(path)
+            fence(path)  # of a dead process, too: one whose lock file was deleted looks like it
         except FileNotFoundError:
             return None
+        except OSError:
+            if self._locks().holder(name) is not None:
+                raise
         reader = LogReader(path)
         reader.look()
         return reader

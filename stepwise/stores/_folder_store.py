@@ -26,7 +26,7 @@ from stepwise._runtime.group_commit import Group, Share, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
-from stepwise.stores._folder_logs import FolderLogs
+from stepwise.stores._folder_logs import FolderLogs, HeldRun
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import Draft, Marks
 from stepwise.stores._process_log import LARGEST_BATCH, LogTakenError, Tail, weight
@@ -69,13 +69,7 @@ def _locked(
 
     @functools.wraps(method)
     def alone(self: FolderStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise StoreError(
-                "a signal handler or a finalizer called stepwise in the middle of a write; "
-                "call it from ordinary code",
-                path=self.path,
-                errno=errno.EDEADLK,
-            )
+        self._refuse_inside()
         with self._lock:
             try:
                 return method(self, *args, **kwargs)
@@ -89,31 +83,6 @@ def _locked(
 
 
 _Wanted = tuple[str, int, Batch]  # run id, epoch, batch
-
-
-class _HeldRun:
-    """A run whose lease is held here.
-
-    Attributes:
-        log: the name of the log that the row of its lease has; empty while that is not known.
-        generation: the one in that row.
-        commit: which of our commits wrote that row.
-        steady: the last batch had no head, so that more of the kind will follow.
-    """
-
-    __slots__ = ("commit", "epoch", "generation", "log", "steady")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch, self.log, self.generation, self.commit = epoch, "", 0, 0
-        self.steady = False
-
-    def would_log(self, batch: Batch) -> bool:
-        """Return whether the row of the lease is to name the log from this batch on.
-
-        Not with the first batch: a ring of the bell is one batch, and so is the end of a run.  Who
-        takes over a run whose row names the log of a living process takes the log away from it.
-        """
-        return self.steady and batch.head is None
 
 
 class _RunWrites(Share):
@@ -153,7 +122,7 @@ class FolderStore(abc.ABC):
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
-        self._held: dict[str, _HeldRun] = {}  # by run
+        self._held: dict[str, HeldRun] = {}  # by run
         self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
         self._logs = FolderLogs(os.path.join(self.path, self._logged))
         self._log_end = weakref.finalize(self, self._logs.end)
@@ -181,6 +150,12 @@ class FolderStore(abc.ABC):
             raise
         return self._held[run_id].epoch
 
+    def _refuse_inside(self) -> None:
+        """Raise an error in code that this thread runs in the middle of a method."""
+        locks: tuple[Any, Any] = self._lock, self._logs.own.mutex
+        if locks[0]._is_owned() or locks[1]._is_owned():
+            raise self._group.refused()
+
     def _take_over(self, rows: Rows, run_id: str, owner: Owner) -> bool:
         """Begin a new epoch of a run; false if a log had to be taken in first."""
         row = rows.lease(run_id)
@@ -199,8 +174,7 @@ class FolderStore(abc.ABC):
         self._commits += 1
         if draft is not None:
             self._marks.taken(hashed(run_id))
-        self._logs.own.tails.pop(run_id, None)
-        self._held[run_id] = _HeldRun(epoch)
+        self._held[run_id] = HeldRun(epoch)
         return True
 
     def release(self, run_id: str, epoch: int) -> None:
@@ -314,6 +288,7 @@ class FolderStore(abc.ABC):
     def _write_beside(self, wanted: _Wanted) -> bool:
         """Write what need not be durable without waiting for another run's flush, if possible."""
         run_id, epoch, batch = wanted
+        self._refuse_inside()
         with self._logs.own.mutex:
             held = self._held.get(run_id)
             if held is None or not self._fits(wanted):
@@ -321,6 +296,8 @@ class FolderStore(abc.ABC):
             try:
                 if not self._logs.own.add(run_id, epoch, held.generation, batch):
                     return False
+                if self._held.get(run_id) is not held:
+                    return False  # released meanwhile: perhaps it was taken over without this
                 if batch.mark:
                     self._marks.mark(hashed(run_id), batch.mark)
             except LogTakenError:
@@ -331,15 +308,24 @@ class FolderStore(abc.ABC):
 
     def _write_log(self, wanted: Sequence[_Wanted]) -> None:
         durable = False
-        for run_id, epoch, batch in wanted:
-            held = self._held[run_id]
-            while not self._logs.own.add(run_id, epoch, held.generation, batch):
-                with self._logs.own.mutex:
-                    self._take_in_all()
-                    self._logs.own.empty()
-            durable = durable or batch.durable
-        if durable:
-            self._logs.own.flush()
+        try:
+            for run_id, epoch, batch in wanted:
+                while not self._add(run_id, epoch, batch):
+                    with self._logs.own.mutex:
+                        self._take_in_all()
+                        self._logs.own.empty()
+                durable = durable or batch.durable
+            if durable:
+                self._logs.own.flush()
+        except BaseException:
+            self._logs.own.failed = True  # nobody may read what was to be durable before it is
+            raise
+
+    def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
+        held = self._held.get(run_id)
+        if held is None:  # released meanwhile
+            raise LogTakenError
+        return self._logs.own.add(run_id, epoch, held.generation, batch)
 
     def _write_rows(self, rows: Rows, wanted: Sequence[_Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
@@ -372,7 +358,8 @@ class FolderStore(abc.ABC):
         if durable:
             self._flushed = self._commits
         for run_id in run_ids:
-            self._logs.own.tails.pop(run_id, None)
+            if durable:  # else the file is needed still
+                self._logs.own.tails.pop(run_id, None)
             held = self._held.get(run_id)
             if held is not None and run_id in logged:
                 held.commit = self._commits
@@ -384,7 +371,8 @@ class FolderStore(abc.ABC):
         """Begin our log, and take in the logs of dead processes."""
         self._logs.open()
         for name in self._logs.dead():
-            self._take_in_log_of_another(rows, name)
+            with contextlib.suppress(OSError):  # the run that needs it will say so
+                self._take_in_log_of_another(rows, name)
 
     def _settled(self) -> Rows:
         """Return the database; what a log that failed still held is in it."""
@@ -406,7 +394,7 @@ class FolderStore(abc.ABC):
         """Write the tail of a run into the database, in a transaction that also says so."""
         tail = self._own_tail(run_id, row)
         if tail is not None:
-            put_batch(rows, run_id, tail.as_batch())
+            _put_tail(rows, run_id, tail)
 
     def _take_in_all(self) -> None:
         """Take in the tails of all runs in our log, durably; needs the log's mutex."""
@@ -418,10 +406,7 @@ class FolderStore(abc.ABC):
                     self._take_in(rows, run_id, row)
                     self._name_log(rows, run_id, row, self._logs.name)
                     found.append(run_id)
-        if found:
-            self._committed(found, found, durable=True)
-        else:  # an empty transaction flushes nothing; earlier commits may have taken tails in
-            rows.flush()
+        self._committed(found, found, durable=True)
 
     def _take_in_log_of_another(self, rows: Rows, name: str) -> None:
         """Write what the log of another process holds into the database, durably; delete it."""
@@ -434,7 +419,7 @@ class FolderStore(abc.ABC):
                 log, generation = log_of(row)
                 tail = reader.tail(run_id, epoch_of(row), generation)
                 if row is not None and log == name and tail is not None:
-                    put_batch(rows, run_id, tail.as_batch())
+                    _put_tail(rows, run_id, tail)
                     rows.put_lease(run_id, with_log(row, ""))
         self._commits += 1
         self._flushed = self._commits
@@ -444,10 +429,8 @@ class FolderStore(abc.ABC):
 
     def _draft(self, rows: Rows, run_id: str) -> Draft | None:
         """The object that the last owner left beside the database."""
-        _, draft = self._marks.read(hashed(run_id))
-        if draft is None or draft.epoch != epoch_of(rows.lease(run_id)):
-            return None
-        return draft
+        draft = self._marks.read(hashed(run_id))[1]
+        return draft if draft and draft.epoch == epoch_of(rows.lease(run_id)) else None
 
     @_locked
     def delete(self, run_id: str, epoch: int) -> None:
@@ -668,6 +651,14 @@ class FolderStore(abc.ABC):
             return
         with guarded(self._database).end():
             rows.close()
+
+
+def _put_tail(rows: Rows, run_id: str, tail: Tail) -> None:
+    """Write what the database lacks of a run."""
+    batch = tail.as_batch()
+    there = set(rows.names(run_id, "")) if batch.delete else ()
+    # Most objects that a tail deletes were written in it, too, and have never been anywhere else.
+    put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
 
 
 # -- fork ----------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ A small batch costs a transaction of the database several pages, and a checkpoin
 Here it is a *frame* behind the last one, and one ``fdatasync`` makes all frames durable that the
 runs of the process have written meanwhile::
 
-    magic, length, CRC-32 of the rest; number of the frame; the last frame that had been flushed
+    magic, length, CRC-32 of the log's name and the rest
+    number of the frame; the last frame that had been flushed since the file was begun
     epoch and generation of the run, and the batch
 
 The frames of a run that the database lacks are its *tail*.  Each transaction of the database that
@@ -33,8 +34,8 @@ import struct
 import threading
 import zlib
 from io import FileIO
-from typing import NamedTuple
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.buffers import Data
 from stepwise.stores._files import flush, sync
 from stepwise.stores.base import Batch
@@ -113,11 +114,12 @@ class ProcessLog:
         self.mutex = threading.RLock()
         self.failed = False
         self._pid = os.getpid()
+        self._seed = _seed(path)
         self._descriptor = -1
         self._at = 0  # where the next frame begins
         self._size = 0  # of the part that is zeroed or written
         self._number = 0  # of the last frame
-        self._flushed = 0  # the last frame that is on the disk
+        self._flushed = 0  # the last frame that is on the disk, of those since the beginning
         self._named = False  # whether the name of the file is
 
     @property
@@ -139,7 +141,8 @@ class ProcessLog:
         """
         with self.mutex:
             number, at = self._number + 1, self._at
-            frame = _encode(number, self._flushed, run_id, epoch, generation, batch)
+            front = number, self._flushed, epoch, generation
+            frame = _encode(self._seed, front, run_id, batch)
             end = at + len(frame)
             if end > _LARGEST_LOG:
                 return False
@@ -147,10 +150,11 @@ class ProcessLog:
             if tail is None or tail.generation != generation or tail.epoch != epoch:
                 tail = Tail(epoch, generation)
             try:
+                self._number = number  # first: whatever cuts this off, no two have one number
                 if batch.durable and end > self._size:
                     self._zero(end)
                 self._write(frame, at)
-                self._at, self._number = end, number
+                self._at = end
                 if not batch.durable:
                     self._check()
                 tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
@@ -183,9 +187,9 @@ class ProcessLog:
             raise
 
     def empty(self) -> None:
-        """Begin again at the beginning of the file: the database holds all of it."""
+        """Begin again at the beginning of the file: the database holds all of it, durably."""
         self.tails.clear()
-        self._at = 0
+        self._at = self._flushed = 0  # old frames are no proof that a new one had been flushed
 
     def close(self) -> None:
         """Delete the file; the database must hold all of it."""
@@ -198,11 +202,15 @@ class ProcessLog:
 
     def close_if_empty(self) -> None:
         """Delete the file at the end of the process, if the database lacks nothing."""
-        if not self.tails and not self.failed:
-            self.close()
+        with self.mutex:
+            if self.tails or self.failed:
+                self.abandon()
+            else:
+                self.close()
+            self.failed = True  # who writes even later begins another log
 
     def abandon(self) -> None:
-        """In a forked child: the parent's log is not ours."""
+        """Leave the file to those who take it in; in a forked child, to the parent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # the program may have closed everything
@@ -254,12 +262,17 @@ def weight(batch: Batch) -> int:
     return found
 
 
-def _encode(
-    number: int, flushed: int, run_id: str, epoch: int, generation: int, batch: Batch
-) -> bytes:
+def _seed(path: str) -> int:
+    """Return what the check sums of a log begin with.
+
+    So a frame of another log, which a run may have recorded as its data, is no frame of this one.
+    """
+    return zlib.crc32(_text(os.path.basename(path)))
+
+
+def _encode(seed: int, front: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
     records, put, delete, run = batch.records, batch.put, batch.delete, _text(run_id)
-    counts = len(run), len(records), len(put), len(delete)
-    parts = [_CHECKED.pack(number, flushed, epoch, generation, *counts), run]
+    parts = [_CHECKED.pack(*front, len(run), len(records), len(put), len(delete)), run]
     for at, data in records:
         parts += _RECORD.pack(at, len(data)), bytes(data)
     for name, data in put.items():
@@ -269,21 +282,21 @@ def _encode(
         text = _text(name)
         parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
-    return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body)) + body
+    return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body, seed)) + body
 
 
 def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _decode(data: bytes, at: int) -> tuple[LoggedBatch, int] | None:
+def _decode(data: bytes, at: int, seed: int) -> tuple[LoggedBatch, int] | None:
     """Return the frame that begins there, and where it ends; ``None`` if there is none."""
     start = at + _FRONT.size
     if data[at : at + len(_MAGIC)] != _MAGIC or len(data) < start:
         return None
     _, size, digest = _FRONT.unpack_from(data, at)
     body = data[start : start + size]
-    if len(body) < size or zlib.crc32(body) != digest:
+    if len(body) < size or zlib.crc32(body, seed) != digest:
         return None
     try:
         return _take_apart(body), start + size
@@ -331,6 +344,7 @@ class LogReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._seed = _seed(path)
         self._begin()
 
     def _begin(self) -> None:
@@ -359,31 +373,37 @@ class LogReader:
             self._begin()
 
     def _look(self, file: FileIO) -> None:
-        first = file.read(_FRONT.size + _CHECKED.size)
-        if first != self._first:  # written over from the beginning
-            self._begin()
-            self._first = first
-        data = _rest(file, self._at)
+        data = self._rest(file)
         for _ in range(_TRIES):
             left = self._take(data)
             if left is None:
                 return
             # Perhaps it was being written as it was read.
-            data = _rest(file, self._at)
+            data = self._rest(file)
             if data.startswith(left):
                 break
         self._take(data, skip=True)
+
+    def _rest(self, file: FileIO) -> bytes:
+        for _ in range(_TRIES):
+            first = _beginning(file)
+            if first != self._first:  # written over from the beginning
+                self._begin()
+                self._first = first
+            file.seek(self._at)
+            data = file.read()
+            if _beginning(file) == first:  # else there may be late frames without earlier ones
+                return data
+        raise OSError(errno.EAGAIN, "it changes too fast to be read", self.path)
 
     def _take(self, data: bytes, *, skip: bool = False) -> bytes | None:
         """Take frames; at a damaged one, return the data from there on, unless it is skipped."""
         at = 0
         while True:
-            found = _decode(data, at)
+            found = _decode(data, at, self._seed)
             if found is None or found[0].number <= self._number:
-                found = _following(data, at, self._number)
-                if found is None or found[0].flushed <= self._number:  # a torn end, or none
-                    found = None
-                elif not skip:
+                found = _following(data, at, self._number, self._seed)
+                if found is not None and not skip:
                     self._at += at
                     return data[at:]
             if found is None:
@@ -397,15 +417,23 @@ class LogReader:
             self._tails[key].batches.append(frame.batch)
 
 
-def _rest(file: FileIO, at: int) -> bytes:
-    file.seek(at)
-    return file.read()
+def _beginning(file: FileIO) -> bytes:
+    file.seek(0)
+    return file.read(_FRONT.size + _CHECKED.size)
 
 
-def _following(data: bytes, at: int, number: int) -> tuple[LoggedBatch, int] | None:
-    """Return the next frame of a higher number behind a place where there is none."""
+def _following(data: bytes, at: int, number: int, seed: int) -> tuple[LoggedBatch, int] | None:
+    """Return the next frame behind a damaged one; ``None`` if this is a torn end, or none.
+
+    It is damaged if any later frame says that something after ``number`` had been flushed: frames
+    that one flush made durable say so of none of them.
+    """
+    first, last = None, number
     while (at := data.find(_MAGIC, at + 1)) >= 0:
-        found = _decode(data, at)
-        if found is not None and found[0].number > number:
-            return found
+        found = _decode(data, at, seed)
+        if found is None or found[0].number <= last:  # what was written over has lower numbers
+            continue
+        first, last, at = first or found, found[0].number, found[1] - 1
+        if found[0].flushed > number:
+            return first
     return None

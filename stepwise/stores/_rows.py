@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from stepwise._runtime.forks import cached
 from stepwise._values.buffers import Data
-from stepwise.stores._files import Values
+from stepwise.stores._files import Values, sync
 from stepwise.stores.base import Batch, Head, Owner
 
 __all__ = [
@@ -292,7 +292,7 @@ class Transactions:
     file: str
     values: Values
     settings: tuple[str, ...] = ()
-    _level = 0
+    _level = _changes = 0
 
     @cached
     def _con(self) -> sqlite3.Connection:
@@ -317,12 +317,15 @@ class Transactions:
             self._level = level
         self.values.begin()
         self._con.execute("BEGIN IMMEDIATE")
+        self._changes = self._con.total_changes
 
     def commit(self) -> None:
         """Commit it, and delete the value files that it gave up."""
         # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
         # again before anything else is decided.
         self._con.execute("COMMIT")
+        if self._level == _FULL and self._changes == self._con.total_changes:
+            self.flush()  # SQLite flushes nothing if it has written nothing
         self.values.keep()
 
     def roll_back(self) -> None:
@@ -339,6 +342,7 @@ class Transactions:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+            sync(os.path.dirname(self.file))  # nobody may have done so since the file was made
 
     def free(self) -> int:
         """Bytes of the database that hold nothing."""

@@ -66,7 +66,8 @@ def agent(count):
 
 # -- a disk that fails ---------------------------------------------------------------------------
 
-real = {name: getattr(os, name) for name in ("write", "pwrite", "fsync", "open", "makedirs")}
+OPERATIONS = ("pwrite", "fsync", "fdatasync", "open", "makedirs", "unlink", "chmod")
+real = {name: getattr(os, name) for name in ("write", *OPERATIONS)}
 SQLITE = {
     errno.ENOSPC: (13, "database or disk is full"),
     errno.EIO: (10, "disk I/O error"),
@@ -113,7 +114,7 @@ class Failing(sqlite3.Connection):
 
 
 def let_the_disk_fail():
-    for name in ("pwrite", "fsync", "open", "makedirs"):
+    for name in OPERATIONS:
         setattr(os, name, failing(name))
     connect = sqlite3.connect
     sqlite3.connect = lambda *args, **kwargs: connect(*args, factory=Failing, **kwargs)
