@@ -27,7 +27,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_var
 from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import Watches
 from stepwise._identity.parts import FUNCTION
-from stepwise._journal.counters import apart
+from stepwise._journal.counters import apart, counted_as
 from stepwise._journal.records import Call, Outcome
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import tracing
@@ -36,7 +36,7 @@ from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._values.preview import preview
 from stepwise.errors import NotRecordableError
 
-__all__ = ["acall", "call"]
+__all__ = ["acall", "call", "hosted"]
 
 _CALLER = 4  # frames up from _begin(): call(), Step.__call__, the decorated function, its caller
 _UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
@@ -80,15 +80,28 @@ async def acall(
     return await _aperform(begun) if begun is not None else None
 
 
-def _begin(
+async def hosted(
     step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Result | None:
+    """Await a call that a host makes, a graph for example, in a branch of its own; as `acall`."""
+    begun = _begin(step, scope, args, kwargs, hosted=True)
+    return await _aperform(begun) if begun is not None else None
+
+
+def _begin(
+    step: Any,
+    scope: Scope,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    hosted: bool = False,
 ) -> _PlainCall | None:
     """Give a call a number if it is plain.
 
     A test replaces this by a function that returns ``None``.
     """
     active = scope.run
-    if not step.is_plain or step.has_siblings or not _is_usual(active, scope):
+    if not step.is_plain or step.has_siblings or not _is_usual(active, scope, hosted=hosted):
         return None
     if args and step.binds(args[0]):
         return None
@@ -101,26 +114,29 @@ def _begin(
     if step.qualname != name:
         parts[FUNCTION] = step.qualname
     shown = step.hiding.shown(bound, active.secrets)
-    site = active.direct_site(sys._getframe(_CALLER))
-    origin = Origin(site) if site else active.origin_of_plain()
-    ordinal, journal = active.ordinals.of_call(name), active.journal
+    site = active.direct_site(sys._getframe(_CALLER)) if not hosted else ""
+    origin = Origin(site) if site else active.origin_of_plain(helped=not hosted)
+    branch, journal = scope.branch, active.journal
+    ordinal = active.ordinals.of_call(counted_as(name, branch))
     began = time.time()
     made = Call(
         *(journal.next_call(), name, step.module, digest, ordinal, "", None, "", origin.site),
-        *(shown, False, "", "", began, "", 0, parts),
+        *(shown, False, "", "", began, branch, 0, parts),
     )
     if active.pool.taken:
         made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
     return _PlainCall(made, origin, step, scope, bound, args, kwargs)
 
 
-def _is_usual(active: ActiveRun, scope: Scope) -> bool:
-    """Return whether the workflow's own code makes a call in a run of which nothing is asked."""
+def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
+    """Return whether the workflow's own code makes a call in a run of which nothing is asked.
+
+    A host has no frame, and names the branch.
+    """
     return (
         scope.call is None
-        and not scope.branch
-        and branches.name is None
-        and active.frame is not None
+        and (hosted or not (scope.branch or branches.name is not None))
+        and (active.frame is None) is hosted
         and active.pid == os.getpid()
         and active.stopped is None
         and not active.ended
@@ -142,7 +158,7 @@ def _perform(begun: _PlainCall) -> Result | Unfinished:
     """Execute the body of a call, and record that it returned; see :meth:`Performance.conduct`."""
     call, origin, step, scope, bound, args, kwargs = begun
     active, number = scope.run, call.number
-    inner = Scope(active, call, (*scope.around, number), 1, [], "")
+    inner = Scope(active, call, (*scope.around, number), 1, [], scope.branch)
     unusual = False
     active.in_flight[number] = threading.get_ident()
     try:
@@ -178,7 +194,7 @@ async def _aperform(begun: _PlainCall) -> Result:
 
     call, origin, step, scope, bound, args, kwargs = begun
     active, number = scope.run, call.number
-    inner = Scope(active, call, (*scope.around, number), 1, [], "")
+    inner = Scope(active, call, (*scope.around, number), 1, [], scope.branch)
     unusual = False
     active.in_flight[number] = threading.get_ident()
     try:
@@ -193,6 +209,7 @@ async def _aperform(begun: _PlainCall) -> Result:
         if (
             result.error is None
             and not many(active)
+            and active.unwinding.is_quiet  # an attempt of a node that failed, and is retried
             and (watch is None or not watch.changed())
             and _is_recorded(step, active, call, origin, inner, result.value)
         ):
@@ -223,27 +240,27 @@ def _is_recorded(
     As ``outcome``, ``record_outcome`` and ``ActiveRun.recorded`` do it for other calls.
     """
     frame, account = active.frame, active.account
-    assert frame is not None
-    looked = frame.look(value)
+    looked = frame.look(value) if frame is not None else None
     try:
         payload, form = active.codec.encode(
             value, f"the value returned by {call.name!r}", step.returns
         )
     except NotRecordableError:
         return False
-    inside = tuple(inner.inner)
-    record = Outcome(
-        *(call, "completed", 1, False, inside, preview(value), "", _NOTHING, form, time.time())
-    )
+    inside, shown = tuple(inner.inner), step.shown_value(value) if frame is None else None
+    text = preview(value) if shown is None else shown.preview
+    record = Outcome(*(call, "completed", 1, False, inside, text, "", _NOTHING, form, time.time()))
     if not account.is_even:
         spent = account.spent_by(record, None)
         record = record._replace(spent=spent) if spent else record
     (number,) = active.write((record, payload))
-    frame.recorded(number, record, looked)
+    if frame is not None:
+        frame.recorded(number, record, looked)
     took = record.at - call.at
     with active.lock:
         active.progress.executed += 1
         active.progress.seconds += took
     active.tell("step_completed", call, record.preview, duration=took, usage=_NOTHING)
-    frame.done(effect=False, helper=origin.helper)
+    if frame is not None:
+        frame.done(effect=False, helper=origin.helper)
     return True
