@@ -163,9 +163,10 @@ def _perform(begun: _PlainCall) -> Result | Unfinished:
     active.in_flight[number] = threading.get_ident()
     try:
         watch = _take_off(active, call, step, bound)
+        function = step.body(call)
         token = scope_variable.set(inner)
         try:
-            result = Result(step.function(*args, **kwargs))
+            result = Result(function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
@@ -174,7 +175,7 @@ def _perform(begun: _PlainCall) -> Result | Unfinished:
             result.error is None
             and not hasattr(type(result.value), "__await__")
             and (watch is None or not watch.changed())
-            and _is_recorded(step, active, call, origin, inner, result.value)
+            and _is_recorded(begun, inner, result.value)
         ):
             return result
         unusual = True
@@ -199,9 +200,10 @@ async def _aperform(begun: _PlainCall) -> Result:
     active.in_flight[number] = threading.get_ident()
     try:
         watch = _take_off(active, call, step, bound)
+        function = step.body(call)
         token = scope_variable.set(inner)
         try:
-            result = Result(await step.function(*args, **kwargs))
+            result = Result(await function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
@@ -211,7 +213,7 @@ async def _aperform(begun: _PlainCall) -> Result:
             and not many(active)
             and active.unwinding.is_quiet  # an attempt of a node that failed, and is retried
             and (watch is None or not watch.changed())
-            and _is_recorded(step, active, call, origin, inner, result.value)
+            and _is_recorded(begun, inner, result.value)
         ):
             return result
         unusual = True
@@ -232,15 +234,14 @@ def _take_off(active: ActiveRun, call: Call, step: Any, bound: Mapping[str, Any]
     return None if _UNCHANGING.issuperset(map(type, bound.values())) else step.watch(bound)
 
 
-def _is_recorded(
-    step: Any, active: ActiveRun, call: Call, origin: Origin, inner: Scope, value: Any
-) -> bool:
+def _is_recorded(begun: _PlainCall, inner: Scope, value: Any) -> bool:
     """Record a call that returned; return False if its value cannot be recorded.
 
-    As ``outcome``, ``record_outcome`` and ``ActiveRun.recorded`` do it for other calls.
+    As ``outcome`` and ``record_outcome`` do it for other calls.
     """
-    frame, account = active.frame, active.account
-    looked = frame.look(value) if frame is not None else None
+    call, origin, step, scope, *_ = begun
+    active, account = scope.run, scope.run.account
+    looked = active.look(scope, value)
     try:
         payload, form = active.codec.encode(
             value, f"the value returned by {call.name!r}", step.returns
@@ -254,13 +255,5 @@ def _is_recorded(
         spent = account.spent_by(record, None)
         record = record._replace(spent=spent) if spent else record
     (number,) = active.write((record, payload))
-    if frame is not None:
-        frame.recorded(number, record, looked)
-    took = record.at - call.at
-    with active.lock:
-        active.progress.executed += 1
-        active.progress.seconds += took
-    active.tell("step_completed", call, record.preview, duration=took, usage=_NOTHING)
-    if frame is not None:
-        frame.done(effect=False, helper=origin.helper)
+    active.recorded(scope, number, record, looked=looked, helper=origin.helper)
     return True
