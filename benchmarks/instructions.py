@@ -38,8 +38,11 @@ import stepwise
 from stepwise.graph import CheckpointManager
 
 _COUNTS = 100, 300  # steps of a short run and of a long one
-QUICK = 12, 40
+QUICK = 20, 40
 RAW = "a plain SQLite insert"
+MANY = "disk: a step, 64 runs at once"
+_RUNS = 64
+_EACH = 0.05  # of the count: the steps of each of these runs
 
 
 @stepwise.step
@@ -64,6 +67,16 @@ def _awaited(path: pathlib.Path, count: int) -> None:
     asyncio.run(run.options(run_id="measured")(count))
 
 
+def _together(path: pathlib.Path, count: int) -> None:
+    run = fetching.options(store=f"disk:{path}/store")
+
+    async def main() -> None:
+        runs = [run.options(run_id=f"run {number}") for number in range(_RUNS)]
+        await asyncio.gather(*[each(int(count * _EACH)) for each in runs])
+
+    asyncio.run(main())
+
+
 def _node(path: pathlib.Path, count: int) -> None:
     graph = graph_overhead.loop(graph_overhead.count, count)
     graph_overhead.execution(graph, CheckpointManager(f"disk:{path}/store"), count)
@@ -80,6 +93,7 @@ KINDS: dict[str, Counted] = {
     "disk: a step, a checkpoint every 1,000": _steps("disk", checkpoint_every=1000),
     "disk: a side effect": _steps("disk", steps.sending),
     "disk: an asynchronous step": _awaited,
+    MANY: _together,
     "disk: a node of a graph": _node,
 }
 
@@ -111,8 +125,11 @@ def instructions(
         short, long = counts
         totals = [_total(pathlib.Path(logs, pid)) for pid in said.split()]
     pairs = zip(totals[::2], totals[1::2], strict=True)
-    each = [(more - few) / (long - short) / 1e3 for few, more in pairs]
-    return dict(zip(kinds, each, strict=True))
+    found = [(more - few) / (long - short) / 1e3 for few, more in pairs]
+    each = dict(zip(kinds, found, strict=True))
+    if MANY in each:
+        each[MANY] /= _RUNS * _EACH
+    return each
 
 
 def _total(log: pathlib.Path) -> int:

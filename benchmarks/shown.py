@@ -72,6 +72,12 @@ FIGURES = (
     ),
     Figure(
         "a late step over step 50, messages growing",
+        "agent_loop",
+        "step [0-9,]+ against step 50.*",
+        2,
+    ),
+    Figure(
+        "the same of smaller messages, processor time",
         "growth",
         "step [0-9,]+ against step 50, messages growing.*",
         2,

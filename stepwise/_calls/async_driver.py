@@ -29,7 +29,7 @@ from stepwise._execution.active_run import ActiveRun, scope_variable
 from stepwise._execution.other_tasks import is_crowded, joins
 from stepwise._runtime import tracing
 
-__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of"]
+__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of", "many"]
 
 
 async def adrive(core: Core) -> Result:
@@ -93,7 +93,7 @@ async def arun(operation: Operation) -> Result:
     if isinstance(operation, Attempt):
         return await in_task_of(operation)
     if isinstance(operation, Write):
-        at_once = operation.at_once or not _many(operation.run)
+        at_once = operation.at_once or not many(operation.run)
         return write(operation) if at_once else await _write(operation)
     if isinstance(operation, Ready):
         return Result()
@@ -186,7 +186,7 @@ async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
 _FEW = 10  # tasks: the run's own, its caller's, and eight branches
 
 
-def _many(run: ActiveRun) -> bool:
+def many(run: ActiveRun) -> bool:
     """Return whether so many calls are in progress that their flushes are worth sharing.
 
     Shared, a step's record is written while other branches go on, and a kill at that moment has the

@@ -450,19 +450,14 @@ class Performance(NamedTuple):
     def _execute(
         self, call: Call, origin: Origin, watch: Watches, inner: Scope | None = None
     ) -> Core:
-        """Execute a call.
-
-        Args:
-            inner: the scope of the first attempt, if that is being made.
-        """
+        # The scope is that of the first attempt, if ``plain`` makes it.
         performer, scope, identity, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
         function = performer.body(call)
         attempts: Attempts | None = None  # until one has failed
         number, awaited = 1, ""
         while True:
-            if inner is None:
-                inner = Scope(active, call, around, number, [], scope.branch)
+            inner = inner or Scope(active, call, around, number, [], scope.branch)
             result = yield Attempt(
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )

@@ -1,10 +1,11 @@
 """The straight way of a plain call: recorded as ``perform`` records it, with far fewer questions.
 
-Almost every call is plain: the workflow's own code calls a function without options that change
-what a call does, in a run of which nothing is asked, where no record could answer the call and no
-failure is being handled.  Then the questions that ``perform`` asks always have the same answers,
-and :func:`call` does what remains, in the same order: number the call, execute the body, seal and
-write the outcome.  The records are the same to the byte, and so are the events.
+Almost every call is plain: the workflow's code, outside of any step, calls a function without
+options that change what a call does, in a run of which nothing is asked, where no record could
+answer the call and no failure is being handled.  Then the questions that ``perform`` asks always
+have the same answers, and this module does what remains, in the same order: number the call,
+execute the body, seal and write the outcome.  The records are the same to the byte, and so are the
+events.
 
 Whether a call is plain is decided here, before anything is done.  Where its *end* is not plain (it
 raised, returned an awaitable, changed an argument, cannot be recorded), ``perform`` continues at
@@ -18,9 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepwise._calls.driver import Result, Unfinished, drive_on
+from stepwise._calls.driver import Result, Unfinished, drive_on, start
 from stepwise._calls.perform import Performance, land
 from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_variable
 from stepwise._execution.location import Origin
@@ -34,25 +35,61 @@ from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._values.preview import preview
 from stepwise.errors import NotRecordableError
 
-__all__ = ["call"]
+__all__ = ["acall", "call"]
 
-_CALLER = 3  # frames up from call(): Step.__call__, the decorated function, its caller
+_CALLER = 4  # frames up from _begin(): call(), Step.__call__, the decorated function, its caller
 _UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
 _NOTHING: Mapping[str, Any] = {}
+
+
+class _PlainCall(NamedTuple):
+    """A plain call that has a number.
+
+    Args:
+        step, scope, bound, args, kwargs: as of :class:`Performance`.
+    """
+
+    call: Call
+    origin: Origin
+    step: Any
+    scope: Scope
+    bound: Mapping[str, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def rest(self) -> Performance:
+        """Return what ``perform`` needs to continue the call."""
+        identity = Identity(self.call.digest, {**self.call.parts})
+        return Performance(self.step, self.scope, identity, self.bound, self.args, self.kwargs)
 
 
 def call(
     step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Result | Unfinished | None:
-    """Make a call if it is plain; return its result, or ``None`` if ``perform`` has to make it.
+    """Make a call if it is plain; return its result, or ``None`` if ``perform`` has to make it."""
+    begun = _begin(step, scope, args, kwargs)
+    return _perform(begun) if begun is not None else None
+
+
+async def acall(
+    step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Result | None:
+    """Await a call of a coroutine function if it is plain; as :func:`call` otherwise."""
+    begun = _begin(step, scope, args, kwargs)
+    return await _aperform(begun) if begun is not None else None
+
+
+def _begin(
+    step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> _PlainCall | None:
+    """Give a call a number if it is plain.
 
     A test replaces this by a function that returns ``None``.
     """
     active = scope.run
     if not step.is_plain or step.has_siblings or not _is_usual(active, scope):
         return None
-    site = active.direct_site(sys._getframe(_CALLER))
-    if not site or (args and step.binds(args[0])):
+    if args and step.binds(args[0]):
         return None
     parameters, name = step.parameters, step.name
     bound = parameters.bind(args, kwargs)
@@ -63,15 +100,17 @@ def call(
     if step.qualname != name:
         parts[FUNCTION] = step.qualname
     shown = step.hiding.shown(bound, active.secrets)
+    site = active.direct_site(sys._getframe(_CALLER))
+    origin = Origin(site) if site else active.origin_of_plain()
     ordinal, journal = active.ordinals.of_call(name), active.journal
     began = time.time()
     made = Call(
-        *(journal.next_call(), name, step.module, digest, ordinal, "", None, "", site, shown),
-        *(False, "", "", began, "", 0, parts),
+        *(journal.next_call(), name, step.module, digest, ordinal, "", None, "", origin.site),
+        *(shown, False, "", "", began, "", 0, parts),
     )
     if active.pool.taken:
         made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
-    return _perform(step, scope, made, bound, args, kwargs)
+    return _PlainCall(made, origin, step, scope, bound, args, kwargs)
 
 
 def _is_usual(active: ActiveRun, scope: Scope) -> bool:
@@ -85,8 +124,7 @@ def _is_usual(active: ActiveRun, scope: Scope) -> bool:
         and active.stopped is None
         and not active.ended
         and active.parent is None
-        and active.task is None
-        and active.waiter is None
+        and (active.waiter is None or not active.waiter.cancelled())
         and not active.pool
         and not active.streams
         and not active.secrets
@@ -99,28 +137,18 @@ def _is_usual(active: ActiveRun, scope: Scope) -> bool:
     )
 
 
-def _perform(
-    step: Any,
-    scope: Scope,
-    call: Call,
-    bound: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Result | Unfinished:
+def _perform(begun: _PlainCall) -> Result | Unfinished:
     """Execute the body of a call, and record that it returned; see :meth:`Performance.conduct`."""
-    active, number, function = scope.run, call.number, step.function
+    call, origin, step, scope, bound, args, kwargs = begun
+    active, number = scope.run, call.number
     inner = Scope(active, call, (*scope.around, number), 1, [], "")
-    watch: Watches | None = None
     unusual = False
     active.in_flight[number] = threading.get_ident()
     try:
-        active.tell("step_started", call)
-        active.flows.begin(number)
-        if not _UNCHANGING.issuperset(map(type, bound.values())):
-            watch = step.watch(bound)
+        watch = _take_off(active, call, step, bound)
         token = scope_variable.set(inner)
         try:
-            result = Result(function(*args, **kwargs))
+            result = Result(step.function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
@@ -129,27 +157,66 @@ def _perform(
             result.error is None
             and not hasattr(type(result.value), "__await__")
             and (watch is None or not watch.changed())
-            and _is_recorded(step, active, call, inner, result.value)
+            and _is_recorded(step, active, call, origin, inner, result.value)
         ):
             return result
         unusual = True
     except MemoryError as error:
-        raise _rest(step, scope, call, bound, args, kwargs).out_of_memory(error) from error
+        raise begun.rest().out_of_memory(error) from error
     finally:
         if not unusual:  # else that is done when the call has ended
             active.flows.done(number)
             land(active, number)
-    rest = _rest(step, scope, call, bound, args, kwargs)
-    core = rest.after_body(call, Origin(call.site), watch or step.watch(bound), inner)
+    core = begun.rest().after_body(call, origin, watch or step.watch(bound), inner)
     return drive_on(core, result)
 
 
-def _rest(step: Any, scope: Scope, call: Call, *given: Any) -> Performance:
-    """Return what ``perform`` needs to continue a call."""
-    return Performance(step, scope, Identity(call.digest, {**call.parts}), *given)
+async def _aperform(begun: _PlainCall) -> Result:
+    """Await the body of a call, and record that it returned; see :func:`_perform`."""
+    from stepwise._calls.async_driver import aresume, many  # a synchronous program lacks asyncio
+
+    call, origin, step, scope, bound, args, kwargs = begun
+    active, number = scope.run, call.number
+    inner = Scope(active, call, (*scope.around, number), 1, [], "")
+    unusual = False
+    active.in_flight[number] = threading.get_ident()
+    try:
+        watch = _take_off(active, call, step, bound)
+        token = scope_variable.set(inner)
+        try:
+            result = Result(await step.function(*args, **kwargs))
+        except BaseException as error:  # raised by the step's wrapper
+            result = Result(error=error)
+        finally:
+            scope_variable.reset(token)
+        if (
+            result.error is None
+            and not many(active)
+            and (watch is None or not watch.changed())
+            and _is_recorded(step, active, call, origin, inner, result.value)
+        ):
+            return result
+        unusual = True
+    except MemoryError as error:
+        raise begun.rest().out_of_memory(error) from error
+    finally:
+        if not unusual:
+            active.flows.done(number)
+            land(active, number)
+    core = begun.rest().after_body(call, origin, watch or step.watch(bound), inner)
+    return await aresume(core, start(core), result)
 
 
-def _is_recorded(step: Any, active: ActiveRun, call: Call, inner: Scope, value: Any) -> bool:
+def _take_off(active: ActiveRun, call: Call, step: Any, bound: Mapping[str, Any]) -> Watches | None:
+    """Tell that a body begins; return what watches its arguments, if they can change."""
+    active.tell("step_started", call)
+    active.flows.begin(call.number)
+    return None if _UNCHANGING.issuperset(map(type, bound.values())) else step.watch(bound)
+
+
+def _is_recorded(
+    step: Any, active: ActiveRun, call: Call, origin: Origin, inner: Scope, value: Any
+) -> bool:
     """Record a call that returned; return False if its value cannot be recorded.
 
     As ``outcome``, ``record_outcome`` and ``ActiveRun.recorded`` do it for other calls.
@@ -177,5 +244,5 @@ def _is_recorded(step: Any, active: ActiveRun, call: Call, inner: Scope, value: 
         active.progress.executed += 1
         active.progress.seconds += took
     active.tell("step_completed", call, record.preview, duration=took, usage=_NOTHING)
-    frame.done(effect=False, helper=None)
+    frame.done(effect=False, helper=origin.helper)
     return True

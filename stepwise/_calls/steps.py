@@ -212,7 +212,10 @@ class Step(Performer):
             adrive,  # a synchronous program does not load asyncio
         )
 
-        return (await adrive(self.core(scope, args, kwargs))).unwrap()
+        ending = await plain.acall(self, scope, args, kwargs)
+        if ending is None:
+            ending = await adrive(self.core(scope, args, kwargs))
+        return ending.unwrap()
 
     def core(
         self,
@@ -286,7 +289,7 @@ class Step(Performer):
         """True if no option of it asks for more than to call the function and to record it."""
         return (
             type(self) is Step
-            and not (self.effect or self.approve or self.awaits or self.hiding.secret)
+            and not (self.effect or self.approve or self.hiding.secret)
             and self.timeout is None
             and not self._captures
             and not self.name.endswith("<lambda>")

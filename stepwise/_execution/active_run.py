@@ -354,6 +354,10 @@ class ActiveRun:
         """Return ``file:line`` of a frame of the workflow's own code; empty for another frame."""
         return self._locator.direct_site(frame)
 
+    def origin_of_plain(self) -> Origin:
+        """Return the place of a plain call that a function of the user makes for the workflow."""
+        return self._locator.origin(effect=False, helped=True, plain=True)
+
     def match(
         self,
         call: Call,

@@ -19,6 +19,7 @@ _SDKS = ("openai", "anthropic", "litellm", "httpx", "httpx2")  # below which req
 _MAP = "stepwise._calls.parallel"
 _LOOPS = ("asyncio.", "threading")
 _BELOW = 6  # our frames below any call: from here to driver.start and its two callers
+_BELOW_PLAIN = 5  # of a plain call: from here to plain.call()
 _MANY = 1000  # call sites that a run remembers
 
 
@@ -96,14 +97,15 @@ class Locator:
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
         self._is_users: bool | None = None  # its module belongs to the user, once that was asked
 
-    def origin(self, *, effect: bool, helped: bool) -> Origin:
+    def origin(self, *, effect: bool, helped: bool, plain: bool = False) -> Origin:
         """Return the place of the current call.
 
         Args:
             effect: its place is asked for too; without it, this is cheap.
             helped: its helper is.
+            plain: it is asked by ``plain``, from which fewer of our frames are below.
         """
-        caller, mapped = _caller()
+        caller, mapped = _caller(_BELOW_PLAIN if plain else _BELOW)
         if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
             return Origin(self._site(_above_sdks(caller)))
         frame, helper = self._below(caller)
@@ -180,12 +182,15 @@ class Locator:
         self._frame = None
 
 
-def _caller() -> tuple[FrameType | None, bool]:
+def _caller(below: int) -> tuple[FrameType | None, bool]:
     """The nearest frame that is not ours, and whether ``stepwise.map`` makes the call for it.
 
     ``None`` where only an event loop is below.
+
+    Args:
+        below: how many frames are ours for certain.
     """
-    frame: FrameType | None = sys._getframe(_BELOW)
+    frame: FrameType | None = sys._getframe(below)
     mapped = False
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}"

@@ -210,7 +210,11 @@ class Journal:
         if not self._known:
             self._catch_up()
         try:
-            sealed, at = self._follow(self._at, items)
+            if len(items) == 1:  # almost always
+                data, at = self._sealed(self._at, *items[0])
+                sealed = [(at.last, data)]
+            else:
+                sealed, at = self._follow(self._at, items)
         except MemoryError as error:
             raise stopped("a record was sealed", error, path=self.store.url) from None
         self.store.write(*self._ready(sealed, at, durable, head))

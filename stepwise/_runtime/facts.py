@@ -30,6 +30,27 @@ _TEMPLATES = (
     lambda _cls, a, b, c, d, e, f, g, h, i: _make(_cls, (a, b, c, d, e, f, g, h, i)),
     lambda _cls, a, b, c, d, e, f, g, h, i, j: _make(_cls, (a, b, c, d, e, f, g, h, i, j)),
     lambda _cls, a, b, c, d, e, f, g, h, i, j, k: _make(_cls, (a, b, c, d, e, f, g, h, i, j, k)),
+    lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m: _make(
+        _cls, (a, b, c, d, e, f, g, h, i, j, k, m)
+    ),
+    lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m, n: _make(
+        _cls, (a, b, c, d, e, f, g, h, i, j, k, m, n)
+    ),
+    lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m, n, o: _make(
+        _cls, (a, b, c, d, e, f, g, h, i, j, k, m, n, o)
+    ),
+    lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m, n, o, p: _make(
+        _cls, (a, b, c, d, e, f, g, h, i, j, k, m, n, o, p)
+    ),
+    lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q: _make(
+        _cls, (a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q)
+    ),
+    lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q, r: _make(
+        _cls, (a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q, r)
+    ),
+    lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q, r, s: _make(
+        _cls, (a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q, r, s)
+    ),
 )
 """The ``__new__`` of a class with so many fields, but for their names."""
 

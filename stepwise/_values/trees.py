@@ -26,7 +26,7 @@ from typing import Any
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.instances import Kind, kind_of
 
-__all__ = ["LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "same", "walk"]
+__all__ = ["ITERATORS", "LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "same", "walk"]
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
@@ -139,41 +139,55 @@ _BLOCK = 2000  # objects of a watch that are looked at together
 _FEW = 40  # objects
 _LITTLE = 2048  # characters or bytes in all of them
 _ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
-_ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
+ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
 
 
-def few(values: Iterable[Any]) -> bool:
+def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
     """Return whether these are few small objects of plain data, or iterators over such objects.
 
     Any pickler does for them, and none of it is worth a reference.
+
+    Args:
+        iterators: whether iterators may be among them.
     """
     waiting: list[Collection[Any]] = [list(values)]
-    met = size = 0
+    met, size = set[int](), 0
+    left = _FEW
     while waiting:
         inside = waiting.pop()
-        met += len(inside)
-        if met > _FEW:
+        left -= len(inside)
+        if left < 0:
             return False
         if set(map(type, inside)) == _TEXT:  # most are
             size += sum(map(len, inside))
         else:
             for value in inside:
                 cls = type(value)
+                if cls in NUMBERS:
+                    continue
                 if cls in _LEAVES:
                     size += len(value)
-                elif cls is dict:
-                    if len(value) > _FEW:
+                elif id(value) not in met:
+                    met.add(id(value))
+                    held = _held_by(value, cls, iterators=iterators)
+                    if held is None:
                         return False
-                    waiting.append([*value, *value.values()])
-                elif cls in _CONTAINERS:
-                    waiting.append(value)
-                elif cls in _ITERATORS:
-                    waiting.append(gc.get_referents(value))
-                elif cls not in NUMBERS and cls is not range:
-                    return False
+                    waiting.append(held)
         if size > _LITTLE:
             return False
     return True
+
+
+def _held_by(value: Any, cls: type, *, iterators: bool) -> Collection[Any] | None:
+    """Return the objects that a value of plain data holds; ``None`` for any other, or too many."""
+    if cls is dict:
+        return [*value, *value.values()] if len(value) <= _FEW else None
+    if cls in _CONTAINERS:
+        held: Collection[Any] = value
+        return held
+    if cls is range or (iterators and cls in ITERATORS):
+        return gc.get_referents(value)
+    return None
 
 
 def _shows_dict(instance: Any) -> bool:

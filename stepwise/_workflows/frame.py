@@ -273,13 +273,13 @@ class WorkflowFrame(Frame):
         self.without = 0
         if self.shut:
             self._tell_shut(self.rewritten.points[number], values)
-        began = time.perf_counter()
         tells = self.wanted  # an event is for due checkpoints only
         if self.active.stopped is not None or not self._wants(number, values):
             # A thread may have swallowed what stopped the run: nothing after it counts.
             self.due = self.wanted and self.active.stopped is None
             values.clear()
             return
+        began = time.perf_counter()
         point = self.rewritten.points[number]
         kept = self._state_of(values, point, number)
         values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops

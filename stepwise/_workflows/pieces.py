@@ -248,7 +248,7 @@ class _PieceLocator(Locator):
         super().__init__(code, None)
         self._piece_site = site
 
-    def origin(self, *, effect: bool, helped: bool) -> Origin:
+    def origin(self, *, effect: bool, helped: bool, plain: bool = False) -> Origin:
         scope = current_scope()
         if scope is None or scope.call is None:
             return Origin(self._piece_site)

@@ -155,8 +155,17 @@ class Outlooks:
     def at(self, number: int, ahead: Ahead, values: Mapping[str, Any]) -> Outlook:
         """Return the outlook at the point of this number."""
         known = self._known.get(number)
-        if known is not None and self._stands(known[0], values):
-            return known[1]
+        if known is not None:
+            namespace = self._namespace
+            # Do all names still stand for objects of the same kind as when last seen?
+            for is_local, root, kind, itself, attribute, held in known[0]:
+                value = (values if is_local else namespace).get(root, _MISSING)
+                if type(value) is not kind or (itself is not _ANY and value is not itself):
+                    break
+                if attribute and _attribute(value, attribute) is not held:
+                    break
+            else:
+                return known[1]
         found = outlook(ahead, values, self._rewritten, self._entered)
         if number not in self._open:
             seen = self._seen(ahead, values)
@@ -166,16 +175,6 @@ class Outlooks:
                 self._known.pop(number, None)
                 self._open.add(number)
         return found
-
-    def _stands(self, seen: tuple[_Seen, ...], values: Mapping[str, Any]) -> bool:
-        """Return whether all names still stand for objects of the same kind as when last seen."""
-        for is_local, root, kind, itself, attribute, held in seen:
-            value = (values if is_local else self._namespace).get(root, _MISSING)
-            if type(value) is not kind or (itself is not _ANY and value is not itself):
-                return False
-            if attribute and _attribute(value, attribute) is not held:
-                return False
-        return True
 
     def _seen(self, ahead: Ahead, values: Mapping[str, Any]) -> tuple[_Seen, ...] | None:
         """Return what an outlook depends on; ``None`` if that is more than names and their kinds.

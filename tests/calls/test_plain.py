@@ -7,6 +7,7 @@ resumed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
@@ -286,6 +287,77 @@ def plainly(script):
     return last
 
 
+@step
+async def aecho(value):
+    """A coroutine function, which lets others run."""
+    World.clock.now += 0.03
+    await asyncio.sleep(0)
+    return value
+
+
+@step(retries=1, backoff=0.0)
+async def aflaky(value):
+    """A coroutine function that fails every other time."""
+    World.clock.flaked += 1
+    if World.clock.flaked % 2:
+        raise ValueError(value)
+    return value
+
+
+@step
+async def agrow(items, value):
+    """A coroutine function that changes its argument, and calls a step."""
+    items.append(await aecho(value))
+    return len(items)
+
+
+@step(timeout=100.0)
+async def alimited(value):
+    """A coroutine function with a timeout."""
+    return value
+
+
+async def ahelper(value):
+    """A coroutine function of the user that calls steps of both kinds."""
+    return await aecho(value), echo(value)
+
+
+@workflow(name="aprogram")
+async def aprogram(script):
+    """A loop over coroutine functions, alone and side by side."""
+    kept, last = [], None
+    for kind, value in script:
+        if kind == "aecho":
+            last = await aecho(value)
+        elif kind == "echo":
+            last = echo(value)
+        elif kind == "aflaky":
+            last = await aflaky(value)
+        elif kind == "agrow":
+            last = await agrow(kept, value)
+        elif kind == "alimited":
+            last = await alimited(value)
+        elif kind == "ahelper":
+            last = await ahelper(value)
+        elif kind == "awaited":
+            last = await awaited(value)
+        elif kind == "cut":
+            last = cut(value)
+        elif kind == "failing":
+            try:
+                last = failing(value)
+            except ValueError as error:
+                last = await aecho(str(error))
+        else:
+            last = await asyncio.gather(*[aecho(each) for each in range(3)], ahelper(value))
+        kept.append(last)
+    return kept
+
+
+AKINDS = (
+    *("aecho", "echo", "aflaky", "agrow", "alimited", "ahelper", "awaited", "cut", "failing"),
+    "gather",
+)
 KINDS = (
     *("echo", "named", "default", "many", "steady", "flaky", "chosen", "within", "send", "cut"),
     *("slow", "failing", "unhandled", "lock", "two", "method", "helper", "made", "coroutine"),
@@ -323,11 +395,11 @@ def no_call(*_):
     """Leave every call to the general way."""
 
 
-def executed(calls, function, arguments, options, *, fails_at=0, listens=True):
+def executed(begin, function, arguments, options, *, fails_at=0, listens=True):
     """Execute a program, again until it is not cut off any more.
 
     Args:
-        calls: stands in for the straight way.
+        begin: stands in for what decides whether a call is plain.
 
     Returns:
         the batches that the store was given, the events, and how the attempts ended.
@@ -335,7 +407,7 @@ def executed(calls, function, arguments, options, *, fails_at=0, listens=True):
     store, events, endings = Recorder(fails_at), [], []
     World.clock = Clock()
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
-        patched.setattr(plain, "call", calls)
+        patched.setattr(plain, "_begin", begin)
         for name in ("time", "monotonic", "perf_counter"):
             patched.setattr(time, name, World.clock)
         if listens:
@@ -343,7 +415,10 @@ def executed(calls, function, arguments, options, *, fails_at=0, listens=True):
         for _ in range(4):
             try:
                 run = function.options(store=store, run_id="run", **options)
-                endings.append(repr(run(*arguments)))
+                value = run(*arguments)
+                if function is aprogram:
+                    value = asyncio.run(value)
+                endings.append(repr(value))
                 break
             except (ValueError, RunStopped, KeyboardInterrupt, NotRecordableError) as error:
                 endings.append(repr(error))
@@ -353,16 +428,16 @@ def executed(calls, function, arguments, options, *, fails_at=0, listens=True):
 
 def check(function, arguments, options, **cut):
     """Execute a program both ways, and compare; give the number of calls that were plain."""
-    taken, perform = [], plain._perform
+    taken, take_off = [], plain._take_off
 
     def counted(*given):
         taken.append(True)
-        return perform(*given)
+        return take_off(*given)
 
     general = executed(no_call, function, arguments, options, **cut)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plain, "_perform", counted)
-        straight = executed(plain.call, function, arguments, options, **cut)
+        patched.setattr(plain, "_take_off", counted)
+        straight = executed(plain._begin, function, arguments, options, **cut)
     assert straight[2] == general[2]
     assert straight[1] == general[1]
     assert len(straight[0]) == len(general[0])
@@ -399,3 +474,14 @@ def test_small_programs_are_recorded_alike(count, word, options, fails_at):
 def test_calls_are_plain_with_any_value(script, options):
     """A call by the workflow's own code is plain, whatever it is given and returns."""
     assert check(plainly, (script,), options) == len(script)
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@given(
+    st.lists(st.tuples(st.sampled_from(AKINDS), VALUES), min_size=1, max_size=6).map(tuple),
+    OPTIONS,
+    st.integers(0, 20),
+)
+def test_coroutine_functions_are_recorded_alike(script, options, fails_at):
+    """An asynchronous program is recorded alike, also where it is cut off and resumed."""
+    check(aprogram, (script,), options, fails_at=fails_at)

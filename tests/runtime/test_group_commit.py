@@ -368,6 +368,7 @@ HASTY = """
 from collections import deque
 from stepwise._calls import async_driver as _adrive
 from stepwise._calls import driver as _drive
+from stepwise._calls import plain
 from stepwise._calls.driver import Result
 late = deque()
 def hasty(operation):
@@ -377,7 +378,8 @@ def hasty(operation):
         first.run.journal.append(first.item)
     return Result(1)
 _adrive._write = None
-_adrive._many = lambda run: False
+_adrive.many = lambda run: False
+plain._begin = lambda *_: None  # a plain call is written without the driver
 _adrive.write = _drive.write = hasty
 """
 
