@@ -462,6 +462,7 @@ class Performance(NamedTuple):
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )
             awaited = result.awaited or awaited
+            child = performer.child_spent(call) if call.child else None
             if result.error is None:
                 looked = active.look(scope, result.value)
                 try:
@@ -471,7 +472,6 @@ class Performance(NamedTuple):
                         return result
                     result = Result(error=error, awaited=awaited)
                 else:
-                    child = performer.child_spent(call) if call.child else None
                     yield from record_outcome(
                         scope, record, looked=looked, helper=helper, awaited=awaited, child=child
                     )
@@ -493,7 +493,6 @@ class Performance(NamedTuple):
                 elif delay is None:
                     did = did_to_subject(active, call, identity)
                     left = changed_by(watch, active.codec)
-                    child = performer.child_spent(call) if call.child else None
                     yield from record_failure(
                         scope,
                         inner,

@@ -318,7 +318,7 @@ def test_a_run_that_is_released_in_the_midst_of_a_write(store, monkeypatch):
         def overtaken(self, *args, add=add, epoch=epoch):
             monkeypatch.undo()
             store.release("a", epoch)
-            add(self, *args)
+            return add(self, *args)
 
         monkeypatch.setattr(ProcessLog, "add", overtaken)
         store.write("a", epoch, Batch(((number, b"x"),), durable=durable))
@@ -330,13 +330,15 @@ def test_a_run_that_is_released_in_the_midst_of_a_write(store, monkeypatch):
 def test_a_run_that_is_released_before_its_frame_is_written(store, monkeypatch):
     """A write whose run was released just before goes into the database."""
     (epoch,) = begin(store, "a")
-    has_room = ProcessLog.has_room
+    fits = store._fits
 
-    def overtaken(self, weight):
-        store.release("a", epoch)
-        return has_room(self, weight)
+    def overtaken(wanted):
+        fitting = fits(wanted)
+        if fitting:
+            store.release("a", epoch)
+        return fitting
 
-    monkeypatch.setattr(ProcessLog, "has_room", overtaken)
+    monkeypatch.setattr(store, "_fits", overtaken)
     store.write("a", epoch, Batch(((3, b"3"),)))
     assert 3 in dict(store.read("a"))
 
@@ -352,7 +354,7 @@ def test_a_late_write_of_a_run_that_was_acquired_again(store, monkeypatch):
         lock_file(store._lock_path).release("a")
         with _folder_store.Transaction(store._rows, durable=False):
             store._rows.put_lease("a", _folder_store.pack_lease(epoch + 1, ME))
-        add(self, *args)
+        return add(self, *args)
 
     monkeypatch.setattr(ProcessLog, "add", overtaken)
     with pytest.raises(LeaseLostError):
