@@ -34,8 +34,8 @@ import struct
 import threading
 import zlib
 from io import FileIO
-from typing import NamedTuple
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.buffers import Data
 from stepwise.stores._files import flush, sync
 from stepwise.stores.base import Batch

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
-import tempfile
 import weakref
+from collections.abc import Callable
 
 __all__ = ["Copy", "unwritable"]
 
@@ -39,9 +38,12 @@ class Copy:
     """
 
     def __init__(self, database: str) -> None:
+        import shutil  # on use: hardly a database is read-only, and these two load twelve modules
+        import tempfile
+
         self._files = [database, f"{database}-wal"]
         self.folder = tempfile.mkdtemp(prefix="stepwise-")
-        self.close = weakref.finalize(self, _delete, self.folder, os.getpid())
+        self.close = weakref.finalize(self, _delete, shutil.rmtree, self.folder, os.getpid())
         for _ in range(_COPIES):  # another process may be writing to the database
             self._seen = self._state()
             for file in self._files:
@@ -66,6 +68,6 @@ class Copy:
         return found
 
 
-def _delete(folder: str, pid: int) -> None:
+def _delete(remove: Callable[..., None], folder: str, pid: int) -> None:
     if os.getpid() == pid:  # in a forked child, the copy belongs to the parent
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder, ignore_errors=True)
