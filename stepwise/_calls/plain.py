@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._calls.driver import Result, Unfinished, drive_on, start
 from stepwise._calls.perform import Performance, land
@@ -31,6 +31,7 @@ from stepwise._journal.counters import apart
 from stepwise._journal.records import Call, Outcome
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import tracing
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._values.preview import preview
 from stepwise.errors import NotRecordableError
