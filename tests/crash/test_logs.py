@@ -11,7 +11,7 @@ import tarfile
 import pytest
 from click.testing import CliRunner
 from harness import Lab
-from store_tools import ME, log_files
+from store_tools import ME, log_files, records
 
 import stepwise
 from stepwise import cli
@@ -148,6 +148,19 @@ def test_a_forgotten_run_does_not_come_back(writer, store, folder):
         epoch = store.acquire("run", ME)
     written(writer(), "other", 1, 2, 3)  # a process that looks for logs of dead ones
     assert list(store.read("run")) == []
+
+
+def test_a_log_that_somebody_deletes(begun, folder):
+    """An owner whose log was deleted writes all of it to the database, and goes on."""
+    store, epoch = begun
+    for number in range(1, 6):
+        store.write("run", epoch, records(number))
+    (log,) = log_files(folder)
+    log.unlink()
+    store.write("run", epoch, records(6))
+    other = type(store)(folder)
+    assert [number for number, _ in other.read("run")] == [1, 2, 3, 4, 5, 6]
+    other.close()
 
 
 # -- owners that were stopped --------------------------------------------------------------------
