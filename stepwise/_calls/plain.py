@@ -174,6 +174,7 @@ def _perform(begun: _PlainCall) -> Result | Unfinished:
         if (
             result.error is None
             and not hasattr(type(result.value), "__await__")
+            and active.unwinding.is_quiet  # no step within the body has failed
             and (watch is None or not watch.changed())
             and _is_recorded(begun, inner, result.value)
         ):
@@ -248,7 +249,7 @@ def _is_recorded(begun: _PlainCall, inner: Scope, value: Any) -> bool:
         )
     except NotRecordableError:
         return False
-    inside, shown = tuple(inner.inner), step.shown_value(value) if frame is None else None
+    inside, shown = tuple(inner.inner), step.shown_value(value) if active.frame is None else None
     text = preview(value) if shown is None else shown.preview
     record = Outcome(*(call, "completed", 1, False, inside, text, "", _NOTHING, form, time.time()))
     if not account.is_even:
