@@ -462,7 +462,6 @@ class Performance(NamedTuple):
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )
             awaited = result.awaited or awaited
-            child = performer.child_spent(call) if call.child else None
             if result.error is None:
                 looked = active.look(scope, result.value)
                 try:
@@ -472,6 +471,7 @@ class Performance(NamedTuple):
                         return result
                     result = Result(error=error, awaited=awaited)
                 else:
+                    child = performer.child_spent(call) if call.child else None
                     yield from record_outcome(
                         scope, record, looked=looked, helper=helper, awaited=awaited, child=child
                     )
@@ -492,14 +492,14 @@ class Performance(NamedTuple):
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
                     did = did_to_subject(active, call, identity)
-                    left = changed_by(watch, active.codec)
+                    child = performer.child_spent(call) if call.child else None
                     yield from record_failure(
                         scope,
                         inner,
                         result,
                         did,
                         clean=clean,
-                        around=left,
+                        around=changed_by(watch, active.codec),
                         helper=helper,
                         child=child,
                     )

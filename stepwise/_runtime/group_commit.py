@@ -225,6 +225,9 @@ class Group(Generic[ShareT]):
     def _hand_over(self) -> bool:
         """Hand leadership to another waiter. Return whether it has to be woken."""
         with self._mutex:
+            if not self._waiting:
+                self._leader = _NOBODY
+                return False
             self._waiting = [share for share in self._waiting if not share.done]
             # The last share: a thread that waits for two (one in a signal handler) waits for this.
             following = self._waiting[-1] if self._waiting else None

@@ -543,7 +543,7 @@ class WorkflowFrame(Frame):
         """
         elapsed = time.perf_counter() - self.started
         dear = self.cost > _SHARE * elapsed and self.cost / self.taken > _COST
-        if not dear or not self.complaints.first("cost"):
+        if elapsed < _SETTLED or not dear or not self.complaints.first("cost"):
             return
         self.complaints.dear(self.cost / elapsed, *self._heaviest(values))
 

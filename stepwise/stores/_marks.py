@@ -17,8 +17,8 @@ import contextlib
 import os
 import struct
 import threading
-from typing import NamedTuple
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise.stores._files import sync
 
 __all__ = ["Draft", "Marks"]

@@ -477,6 +477,17 @@ def test_calls_are_plain_with_any_value(script, options):
 
 
 @pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@pytest.mark.parametrize("name", ["preview", "_is_usual", "_UNCHANGING"])
+def test_the_comparison_sees_a_difference(monkeypatch, name):
+    """Were a record made otherwise, or a call plain that is not, the comparison would fail."""
+    otherwise = {"preview": str, "_is_usual": lambda *_: True, "_UNCHANGING": {list, int}}
+    monkeypatch.setattr(plain, name, otherwise[name])
+    script = (("echo", "text"), ("within", 1), ("failing", 2), ("grow", 3))
+    with pytest.raises(AssertionError):
+        check(program, (script,), {"checkpoint_every": 1})
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
 @given(
     st.lists(st.tuples(st.sampled_from(AKINDS), VALUES), min_size=1, max_size=6).map(tuple),
     OPTIONS,

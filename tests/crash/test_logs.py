@@ -2,17 +2,23 @@
 
 import errno
 import os
+import pathlib
 import shutil
 import signal
+import sys
+import tarfile
 
 import pytest
 from click.testing import CliRunner
-from store_tools import ME, log_files
+from harness import Lab
+from store_tools import ME, log_files, records
 
 import stepwise
 from stepwise import cli
 from stepwise.stores import Batch, _folder_store
 from stepwise.testing import fresh_store
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
 
 WRITER = """
 import os, signal, socket, sys
@@ -142,6 +148,19 @@ def test_a_forgotten_run_does_not_come_back(writer, store, folder):
         epoch = store.acquire("run", ME)
     written(writer(), "other", 1, 2, 3)  # a process that looks for logs of dead ones
     assert list(store.read("run")) == []
+
+
+def test_a_log_that_somebody_deletes(begun, folder):
+    """An owner whose log was deleted writes all of it to the database, and goes on."""
+    store, epoch = begun
+    for number in range(1, 6):
+        store.write("run", epoch, records(number))
+    (log,) = log_files(folder)
+    log.unlink()
+    store.write("run", epoch, records(6))
+    other = type(store)(folder)
+    assert [number for number, _ in other.read("run")] == [1, 2, 3, 4, 5, 6]
+    other.close()
 
 
 # -- owners that were stopped --------------------------------------------------------------------
@@ -336,3 +355,32 @@ def test_pruned(agent):
     assert script.hear() == "here"
     script.kill()
     assert agent("", "prune").finish() == RESULT
+
+
+# -- stores of before there were logs ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["disk", "sqlite"])
+def test_a_draft_of_an_older_version(kind):
+    """A run whose newest checkpoint lies beside the marks resumes there, and gets a log."""
+    with Lab("import drafted\ndrafted.main()\n") as lab:
+        home = lab.folder / "home"
+        with tarfile.open(DATA / f"8ec4de6-{kind}.tar.xz") as file:
+            file.extractall(home, filter="data")
+        lab.environment.update(
+            STEPWISE_KEY="cd" * 32, STEPWISE_QUIET="", STEPWISE_STORE=f"{kind}:{home}/store"
+        )
+        lab.environment["CRASH"] = "6"
+        ended = lab.run()
+        assert ended.code == 9, ended.text
+        assert "did think 5" in ended.text
+        assert "did send 4" not in ended.text
+        # The newest checkpoint is behind the last side effect; in the database there is one before.
+        assert "replays" in ended.text or "resumes at drafted.py:33, after 10 steps" in ended.text
+        assert ("replays" in ended.text) == (sys.version_info[:2] != (3, 11))
+        assert log_files(home)
+        lab.environment["CRASH"] = ""
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert "did send 5" not in ended.text
+        assert "result [0, 10, 20, 30, 40, 50, 60]" in ended.text
