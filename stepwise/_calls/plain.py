@@ -27,7 +27,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_var
 from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import Watches
 from stepwise._identity.parts import FUNCTION
-from stepwise._journal.counters import apart
+from stepwise._journal.counters import apart, counted_as
 from stepwise._journal.records import Call, Outcome
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import tracing
@@ -36,7 +36,7 @@ from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._values.preview import preview
 from stepwise.errors import NotRecordableError
 
-__all__ = ["acall", "call"]
+__all__ = ["acall", "call", "hosted"]
 
 _CALLER = 4  # frames up from _begin(): call(), Step.__call__, the decorated function, its caller
 _UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
@@ -80,15 +80,28 @@ async def acall(
     return await _aperform(begun) if begun is not None else None
 
 
-def _begin(
+async def hosted(
     step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Result | None:
+    """Await a call that a host makes, a graph for example, in a branch of its own; as `acall`."""
+    begun = _begin(step, scope, args, kwargs, hosted=True)
+    return await _aperform(begun) if begun is not None else None
+
+
+def _begin(
+    step: Any,
+    scope: Scope,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    hosted: bool = False,
 ) -> _PlainCall | None:
     """Give a call a number if it is plain.
 
     A test replaces this by a function that returns ``None``.
     """
     active = scope.run
-    if not step.is_plain or step.has_siblings or not _is_usual(active, scope):
+    if not step.is_plain or step.has_siblings or not _is_usual(active, scope, hosted=hosted):
         return None
     if args and step.binds(args[0]):
         return None
@@ -101,26 +114,29 @@ def _begin(
     if step.qualname != name:
         parts[FUNCTION] = step.qualname
     shown = step.hiding.shown(bound, active.secrets)
-    site = active.direct_site(sys._getframe(_CALLER))
-    origin = Origin(site) if site else active.origin_of_plain()
-    ordinal, journal = active.ordinals.of_call(name), active.journal
+    site = active.direct_site(sys._getframe(_CALLER)) if not hosted else ""
+    origin = Origin(site) if site else active.origin_of_plain(helped=not hosted)
+    branch, journal = scope.branch, active.journal
+    ordinal = active.ordinals.of_call(counted_as(name, branch))
     began = time.time()
     made = Call(
         *(journal.next_call(), name, step.module, digest, ordinal, "", None, "", origin.site),
-        *(shown, False, "", "", began, "", 0, parts),
+        *(shown, False, "", "", began, branch, 0, parts),
     )
     if active.pool.taken:
         made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
     return _PlainCall(made, origin, step, scope, bound, args, kwargs)
 
 
-def _is_usual(active: ActiveRun, scope: Scope) -> bool:
-    """Return whether the workflow's own code makes a call in a run of which nothing is asked."""
+def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
+    """Return whether the workflow's own code makes a call in a run of which nothing is asked.
+
+    A host has no frame, and names the branch.
+    """
     return (
         scope.call is None
-        and not scope.branch
-        and branches.name is None
-        and active.frame is not None
+        and (hosted or not (scope.branch or branches.name is not None))
+        and (active.frame is None) is hosted
         and active.pid == os.getpid()
         and active.stopped is None
         and not active.ended
@@ -142,14 +158,15 @@ def _perform(begun: _PlainCall) -> Result | Unfinished:
     """Execute the body of a call, and record that it returned; see :meth:`Performance.conduct`."""
     call, origin, step, scope, bound, args, kwargs = begun
     active, number = scope.run, call.number
-    inner = Scope(active, call, (*scope.around, number), 1, [], "")
+    inner = Scope(active, call, (*scope.around, number), 1, [], scope.branch)
     unusual = False
     active.in_flight[number] = threading.get_ident()
     try:
         watch = _take_off(active, call, step, bound)
+        function = step.body(call)
         token = scope_variable.set(inner)
         try:
-            result = Result(step.function(*args, **kwargs))
+            result = Result(function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
@@ -157,8 +174,9 @@ def _perform(begun: _PlainCall) -> Result | Unfinished:
         if (
             result.error is None
             and not hasattr(type(result.value), "__await__")
+            and active.unwinding.is_quiet  # no step within the body has failed
             and (watch is None or not watch.changed())
-            and _is_recorded(step, active, call, origin, inner, result.value)
+            and _is_recorded(begun, inner, result.value)
         ):
             return result
         unusual = True
@@ -178,14 +196,15 @@ async def _aperform(begun: _PlainCall) -> Result:
 
     call, origin, step, scope, bound, args, kwargs = begun
     active, number = scope.run, call.number
-    inner = Scope(active, call, (*scope.around, number), 1, [], "")
+    inner = Scope(active, call, (*scope.around, number), 1, [], scope.branch)
     unusual = False
     active.in_flight[number] = threading.get_ident()
     try:
         watch = _take_off(active, call, step, bound)
+        function = step.body(call)
         token = scope_variable.set(inner)
         try:
-            result = Result(await step.function(*args, **kwargs))
+            result = Result(await function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
@@ -193,8 +212,9 @@ async def _aperform(begun: _PlainCall) -> Result:
         if (
             result.error is None
             and not many(active)
+            and active.unwinding.is_quiet  # an attempt of a node that failed, and is retried
             and (watch is None or not watch.changed())
-            and _is_recorded(step, active, call, origin, inner, result.value)
+            and _is_recorded(begun, inner, result.value)
         ):
             return result
         unusual = True
@@ -215,35 +235,26 @@ def _take_off(active: ActiveRun, call: Call, step: Any, bound: Mapping[str, Any]
     return None if _UNCHANGING.issuperset(map(type, bound.values())) else step.watch(bound)
 
 
-def _is_recorded(
-    step: Any, active: ActiveRun, call: Call, origin: Origin, inner: Scope, value: Any
-) -> bool:
+def _is_recorded(begun: _PlainCall, inner: Scope, value: Any) -> bool:
     """Record a call that returned; return False if its value cannot be recorded.
 
-    As ``outcome``, ``record_outcome`` and ``ActiveRun.recorded`` do it for other calls.
+    As ``outcome`` and ``record_outcome`` do it for other calls.
     """
-    frame, account = active.frame, active.account
-    assert frame is not None
-    looked = frame.look(value)
+    call, origin, step, scope, *_ = begun
+    active, account = scope.run, scope.run.account
+    looked = active.look(scope, value)
     try:
         payload, form = active.codec.encode(
             value, f"the value returned by {call.name!r}", step.returns
         )
     except NotRecordableError:
         return False
-    inside = tuple(inner.inner)
-    record = Outcome(
-        *(call, "completed", 1, False, inside, preview(value), "", _NOTHING, form, time.time())
-    )
+    inside, shown = tuple(inner.inner), step.shown_value(value) if active.frame is None else None
+    text = preview(value) if shown is None else shown.preview
+    record = Outcome(*(call, "completed", 1, False, inside, text, "", _NOTHING, form, time.time()))
     if not account.is_even:
         spent = account.spent_by(record, None)
         record = record._replace(spent=spent) if spent else record
     (number,) = active.write((record, payload))
-    frame.recorded(number, record, looked)
-    took = record.at - call.at
-    with active.lock:
-        active.progress.executed += 1
-        active.progress.seconds += took
-    active.tell("step_completed", call, record.preview, duration=took, usage=_NOTHING)
-    frame.done(effect=False, helper=origin.helper)
+    active.recorded(scope, number, record, looked=looked, helper=origin.helper)
     return True

@@ -354,9 +354,9 @@ class ActiveRun:
         """Return ``file:line`` of a frame of the workflow's own code; empty for another frame."""
         return self._locator.direct_site(frame)
 
-    def origin_of_plain(self) -> Origin:
-        """Return the place of a plain call that a function of the user makes for the workflow."""
-        return self._locator.origin(effect=False, helped=True, plain=True)
+    def origin_of_plain(self, *, helped: bool) -> Origin:
+        """Return the place of a plain call that a function of the user makes, or a host."""
+        return self._locator.origin(effect=False, helped=helped, plain=True)
 
     def match(
         self,

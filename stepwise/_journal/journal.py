@@ -292,7 +292,8 @@ class Journal:
             at.effects,
         )
         effects = at.effects + isinstance(record, ANNOUNCES)
-        return data, Position(number, link, effects, sums_after(at.sums, record))
+        facts = (number, link, effects, sums_after(at.sums, record))
+        return data, tuple.__new__(Position, facts)  # the constructor is a Python function
 
     def begin_with(
         self,

@@ -65,6 +65,7 @@ _BACK_AT = _MAC_AT + 32
 _ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
+_FEW = 3  # parts: all but the last are short
 _NONCE = 12  # bytes; random, as NIST SP 800-38D 8.2.2 has it: good for 2**32 records under one key
 # We build the header, which is a tree: no check for cycles is needed.
 to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
@@ -134,6 +135,9 @@ class Seal:
         json_text = header if type(header) is str else to_json(header)
         text = json_text.encode("utf-8", "surrogatepass")
         back = _BACK.pack(len(text)) + text
+        if not flags and type(payload) is bytes:  # mostly
+            mac = _mac(self.keys[0], identity, front, back, payload)
+            return b"".join((front, mac, back, payload)), mac[:16]
         if self.encrypts:
             associated = _named(identity) + front
             back, payload = _encrypt(self.keys[0], associated, back + bytes(payload)), b""
@@ -207,10 +211,11 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     if begun is None:
         begun = _begun[key] = _hmac_of(key)
     mac = begun.copy()  # hmac.digest looks the algorithm up each time
-    if sum(map(len, parts)) < _SMALL:  # one call, although it copies
-        mac.update(b"".join((_named(identity), *parts)))
+    text = identity.encode("utf-8", "surrogatepass")
+    if len(parts) <= _FEW and len(parts[-1]) < _SMALL:  # one call, although it copies
+        mac.update(b"".join((_BACK.pack(len(text)), text, *parts)))
         return mac.digest()
-    mac.update(_named(identity))
+    mac.update(_BACK.pack(len(text)) + text)
     for part in parts:
         mac.update(part)
     return mac.digest()

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+from stepwise._calls import plain
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of, steps_around
@@ -340,7 +341,12 @@ async def call(
     """
     scope = current_scope()
     assert scope is not None
-    core = step.core(scope._replace(branch=branch) if branch else scope, args, kwargs, instance)
+    scope = scope._replace(branch=branch) if branch else scope
+    if step.awaits and instance is None and not only_recorded:
+        ending = await plain.hosted(step, scope, args, kwargs)
+        if ending is not None:
+            return ending.unwrap()
+    core = step.core(scope, args, kwargs, instance)
     operation = start(core)
     if only_recorded and not isinstance(operation, Result):
         core.close()  # the journal was queried; nothing was done

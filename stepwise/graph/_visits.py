@@ -59,6 +59,7 @@ class _NodeStep(Step):
     """
 
     run: HostedRun | None = None
+    is_plain = True
 
     def shown_value(self, value: Written) -> ShownValue | None:
         """Return what the node wrote, or its error, on one line."""

@@ -150,11 +150,10 @@ class ProcessLog:
             if tail is None or tail.generation != generation or tail.epoch != epoch:
                 tail = Tail(epoch, generation)
             try:
-                self._number = number  # first: whatever cuts this off, no two have one number
                 if batch.durable and end > self._size:
                     self._zero(end)
                 self._write(frame, at)
-                self._at = end
+                self._number, self._at = number, end  # no interrupt comes between
                 if not batch.durable:
                     self._check()
                 tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
@@ -401,7 +400,7 @@ class LogReader:
         at = 0
         while True:
             found = _decode(data, at, self._seed)
-            if found is None or found[0].number <= self._number:
+            if found is None or (self._number and found[0].number != self._number + 1):
                 found = _following(data, at, self._number, self._seed)
                 if found is not None and not skip:
                     self._at += at
@@ -423,12 +422,13 @@ def _beginning(file: FileIO) -> bytes:
 
 
 def _following(data: bytes, at: int, number: int, seed: int) -> tuple[LoggedBatch, int] | None:
-    """Return the next frame behind a damaged one; ``None`` if this is a torn end, or none.
+    """Return the next frame where ``number + 1`` is missing; ``None`` if this is the end, or torn.
 
-    It is damaged if any later frame says that something after ``number`` had been flushed: frames
-    that one flush made durable say so of none of them.
+    A frame is missing if any later one says that something after ``number`` had been flushed.  (Not
+    only the next one: of frames that share a flush none says so.)  Otherwise a power cut may have
+    left a late frame without the earlier ones, behind an old frame that lies in place of these.
     """
-    first, last = None, number
+    first, last, at = None, number, at - 1
     while (at := data.find(_MAGIC, at + 1)) >= 0:
         found = _decode(data, at, seed)
         if found is None or found[0].number <= last:  # what was written over has lower numbers

@@ -199,6 +199,24 @@ def test_a_torn_first_frame(path, flushes):
     written.log.close()
 
 
+def test_an_old_frame_where_a_new_one_is_lost(path):
+    """A new frame that stands right behind an old one does not count: the ones before are lost."""
+    written = Written(path)
+    for number in range(4):
+        written.add(Batch(((number, b"x"),)))
+        written.flush()
+    end = written.frames[0][1]
+    before = written.data()
+    written.log.empty()
+    for number in range(3):
+        written.add(Batch(((number, b"y"),), durable=False), generation=1)
+    after = written.data()
+    for lost in (1, 2):
+        kept = before[: lost * end] + after[lost * end :]
+        assert (RUN, 1, 1) not in contents(path, kept)
+    written.log.close()
+
+
 @pytest.mark.parametrize("lost", range(3))
 def test_a_hole_among_new_frames(path, lost):
     """Old frames are no proof of a flush; new ones that came after a flush are."""
