@@ -171,8 +171,8 @@ _VALUES = [
     _mutant(
         "what a failing child did to the caller's list is lost under replay",
         "_calls/perform.py",
-        "                left = changed_by(watch, active.codec)",
-        "                left = None",
+        "around=changed_by(watch, active.codec),",
+        "around=None,",
         "test_variables.py::test_what_a_failed_child_left_behind",
     ),
     _mutant(
