@@ -480,7 +480,7 @@ def test_calls_are_plain_with_any_value(script, options):
 @pytest.mark.parametrize("name", ["preview", "_is_usual", "_UNCHANGING"])
 def test_the_comparison_sees_a_difference(monkeypatch, name):
     """Were a record made otherwise, or a call plain that is not, the comparison would fail."""
-    otherwise = {"preview": str, "_is_usual": lambda *_: True, "_UNCHANGING": {list, int}}
+    otherwise = {"preview": str, "_is_usual": lambda *_, **__: True, "_UNCHANGING": {list, int}}
     monkeypatch.setattr(plain, name, otherwise[name])
     script = (("echo", "text"), ("within", 1), ("failing", 2), ("grow", 3))
     with pytest.raises(AssertionError):
