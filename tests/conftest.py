@@ -20,6 +20,7 @@ import stepwise.stores
 from stepwise._execution import process_memory
 from stepwise._execution.active_run import live_runs
 from stepwise._runtime import settings
+from stepwise.stores import _locks, _rows
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
@@ -151,6 +152,13 @@ def home():
             run.close()
         for store in opened.values():
             store.close()
+        # Of stores that a test opened itself: a process has a limit of open files.
+        for lock in list(_locks._files.values()):
+            lock.close()
+        while _rows._abandoned:
+            connection = _rows._abandoned.pop()
+            if connection is not None:
+                connection.close()
 
 
 @pytest.fixture

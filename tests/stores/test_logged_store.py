@@ -25,6 +25,16 @@ LIMIT = 2000  # bytes: of a log, instead of 1 MiB; a third of them in a batch
 RUNS = ("a", "b", "c")
 
 
+@pytest.fixture(autouse=True)
+def closed(tmp_path):
+    """Close what a test leaves open on purpose: a process has a limit of open files."""
+    yield
+    for store in list(_folder_store._stores):
+        if store.path.startswith(f"{tmp_path}{os.sep}"):
+            with contextlib.suppress(StoreError):
+                store.close()
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Logs that are soon full, and batches that are soon too large for them."""
@@ -53,7 +63,7 @@ def die(store):
     store._logs.own.abandon()
     store._held = {}
     if store._rows is not None:
-        store._rows.close()
+        store._close(store._rows)
     _folder_store._stores.discard(store)
 
 
