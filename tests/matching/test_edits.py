@@ -15,7 +15,7 @@ PROGRAM = """
     def shown(values):
         return "-".join(map(str, values))
 
-    @workflow
+    @workflow(keep=4)
     def run(x=1):
         values = [work(1)]
         if x == 1:
