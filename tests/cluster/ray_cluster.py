@@ -50,8 +50,11 @@ class TestCluster:
     __test__ = False
 
     def __init__(self, nodes=2):
+        from ray._private.utils import get_ray_address_file
         from ray.cluster_utils import Cluster
 
+        # Ray writes the address of the cluster there, too, whatever folder it is given.
+        os.makedirs(os.path.dirname(get_ray_address_file(None)), exist_ok=True)
         self.folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets are short
         head = {"temp_dir": self.folder, "_system_config": QUICK}
         head = self._of(0, **head)
