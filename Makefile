@@ -104,8 +104,8 @@ examples: install  ## run the examples, each killed once and run again
 demo: install  ## see a program killed in the middle, run again, and go on
 	$(BIN)/stepwise demo
 
-bench: install  ## measure against the physical limits; docs/benchmarks.md (QUICK=--quick)
-	$(BIN)/python benchmarks/bench.py $(QUICK)
+bench: install  ## measure against the physical limits; docs/benchmarks.md (QUICK=--quick, SHOWN=--shown)
+	$(BIN)/python benchmarks/bench.py $(QUICK) $(SHOWN)
 
 bench-peers: install  ## the same, and other libraries, each in its own environment (GO_ON=--go-on)
 	$(BIN)/python benchmarks/bench.py --peers $(QUICK) $(GO_ON)

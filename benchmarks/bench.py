@@ -1,12 +1,14 @@
 """All benchmarks by one command, and the page that shows them.
 
-    python benchmarks/bench.py [--peers [--go-on]] [--quick] [--only NAME] [--rounds N]
+    python benchmarks/bench.py [--peers [--go-on]] [--quick] [--only NAME] [--shown] [--rounds N]
                                [--results FOLDER]
 
 Each script leaves its figures in ``results/NAME.json``; ``page.py`` then writes docs/benchmarks.md
-and its plots.  A script that fails is reported, and the others run nevertheless; its former figures
-stay.  With ``--peers`` the same work is done by other libraries as well, each in an environment of
-its own (`peers/environments.py`); with ``--go-on`` only what an interrupted run of theirs has left.
+and its plots, and ``shown.py`` prints the price of a step; with ``--shown`` only the scripts run
+that measure it.  A script that fails is reported, and the others run nevertheless; its former
+figures stay.  With ``--peers`` the same work is done by other libraries as well, each in an
+environment of its own (`peers/environments.py`); with ``--go-on`` only what an interrupted run of
+theirs has left.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import time
 
 import common
+import shown
 
 # name, rounds, more arguments
 SCRIPTS = (
@@ -35,8 +38,10 @@ SCRIPTS = (
     ("graph_overhead", 3, ()),
     ("waiting_runs", 1, ()),
     ("page_size", 1, ()),
+    ("processes", 3, ()),
+    ("instructions", 1, ()),
 )
-_NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
+_NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
 _NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph
 _NOT_SCRIPTS |= {"postgres_step", "postgres_throughput"}  # need psycopg and a server
 RESULTS = common.HERE / "results"
@@ -74,6 +79,7 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="also the other libraries")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--only", help="one script, or 'versus' for the other libraries")
+    parser.add_argument("--shown", action="store_true", help="only what the price of a step needs")
     parser.add_argument("--rounds", type=int, help="how often each figure is taken")
     parser.add_argument("--minutes", type=float, default=20, help="then the peers' rounds end")
     parser.add_argument("--go-on", action="store_true", help="only what the peers still lack")
@@ -85,6 +91,9 @@ def main() -> int:
     only = "versus" if arguments.go_on else arguments.only
 
     scripts = [script for script in _scripts() if only in (None, script[0])]
+    if arguments.shown:
+        needed = {figure.script for figure in shown.FIGURES}
+        scripts = [script for script in scripts if script[0] in needed]
     print(f"{len(scripts)} scripts, {_minutes(arguments.results, scripts)}", flush=True)
     for name, rounds, more in scripts:
         script = common.HERE / f"{name}.py"
@@ -103,6 +112,7 @@ def main() -> int:
         page = ["--results", str(arguments.results)]
         if not _run("the page", str(common.HERE / "page.py"), *page):
             failed.append("page")
+    _run("the price of a step", str(common.HERE / "shown.py"), "--results", str(arguments.results))
     print(f"\n{(time.monotonic() - began) / 60:.0f} minutes; failed: {', '.join(failed) or 'none'}")
     return len(failed)
 

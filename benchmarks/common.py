@@ -170,11 +170,16 @@ def pickled(value: object, path: pathlib.Path) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def written() -> int:
-    """How many bytes this process has written so far; 0 where the system does not tell."""
+def written(counter: str = "wchar") -> int:
+    """How many bytes this process has written so far; 0 where the system does not tell.
+
+    Args:
+        counter: of the kernel: ``wchar`` counts the bytes that calls of write were given,
+            ``write_bytes`` the pages that they made dirty, hence 0 for a folder in memory.
+    """
     with contextlib.suppress(OSError):
         text = pathlib.Path("/proc/self/io").read_text(encoding="ascii")
-        return int(text.split("wchar:")[1].split()[0])
+        return int(text.split(f"{counter}:")[1].split()[0])
     return 0
 
 

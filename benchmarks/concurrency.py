@@ -5,12 +5,16 @@ one store make fifty each, one after the other.  The *ideal* is the waiting alon
 64 runs of ten steps each, in threads or as tasks of one event loop, begin and end in that time too.
 *Plain* is the same on asyncio, threads and processes with an insert that waits for the disk (SQLite
 WAL FULL) for each step.  Flushes are counted in processes of their own.
+
+The processor time of a step of 64 runs at once stands beside that of the same runs one after the
+other; their steps do nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import os
 import pathlib
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import common
@@ -29,6 +33,7 @@ import stepwise
 _WAIT = 0.010  # seconds
 _LIMIT = 1.5
 _TASKS, _THREADS, _EACH, _PROCESSES, _TURNS = 200, 64, 10, 8, 50
+_LIMIT_OF_MANY, _STEPS = 1.3, 20
 _serial = itertools.count()
 
 
@@ -68,6 +73,27 @@ async def one_after_another(count: int) -> int:
     for number in range(count):
         total += await fetch(number)
     return total
+
+
+@stepwise.step
+async def think(number: int) -> bytes:
+    await asyncio.sleep(0)
+    return bytes(1024)
+
+
+@stepwise.step
+def work_at_once(number: int) -> bytes:
+    return bytes(1024)
+
+
+@stepwise.workflow
+async def thinking(count: int) -> int:
+    return sum([len(await think(number)) for number in range(count)])
+
+
+@stepwise.workflow
+def working(count: int) -> int:
+    return sum([len(work_at_once(number)) for number in range(count)])
 
 
 class Raw:
@@ -253,6 +279,48 @@ def process(kind: str, path: pathlib.Path, number: str) -> None:
     print("done", flush=True)
 
 
+# -- the processor time of many runs ---------------------------------------------------------------
+
+
+def processor_time(url: str, kind: str, *, at_once: bool) -> float:
+    """Microseconds of this process for a step of 64 runs, at once or one after the other."""
+    workflow = (thinking if kind == "tasks" else working).options(store=url)
+    calls = [workflow.options(run_id=f"run {next(_serial)}") for _ in range(_THREADS)]
+    began = time.process_time()
+    if kind == "tasks":
+        asyncio.run(_tasks_of(calls, at_once=at_once))
+    else:
+        with ThreadPoolExecutor(_THREADS if at_once else 1) as pool:
+            list(pool.map(lambda call: call(_STEPS), calls))
+    return (time.process_time() - began) * 1e6 / (_THREADS * _STEPS)
+
+
+async def _tasks_of(calls: list[Callable[[int], Awaitable[int]]], *, at_once: bool) -> None:
+    if at_once:
+        await asyncio.gather(*[call(_STEPS) for call in calls])
+        return
+    for call in calls:
+        await call(_STEPS)
+
+
+def _of_many_runs(path: pathlib.Path, rounds: int) -> list[common.Row]:
+    rows = []
+    for scheme, kind in itertools.product(("disk", "memory"), ("tasks", "threads")):
+        url = f"{scheme}:{path / f'store{next(_serial)}'}"
+        processor_time(url, kind, at_once=True)
+        row = common.compare(
+            f"{_THREADS} runs as {kind} on {scheme}: processor time a step",
+            "us",
+            functools.partial(processor_time, url, kind, at_once=True),
+            functools.partial(processor_time, url, kind, at_once=False),
+            "one run after the other",
+            rounds=rounds,
+            limit=_LIMIT_OF_MANY,
+        )
+        rows.append(row)
+    return rows
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 _KINDS = (
@@ -301,6 +369,8 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
                     note=note,
                 )
                 rows.append(row)
+        if not arguments.quick:
+            rows += _of_many_runs(path, arguments.rounds)
     return rows
 
 

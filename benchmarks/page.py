@@ -3,11 +3,11 @@
     python benchmarks/page.py [--results FOLDER] [--to FILE]
 
 In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{peers:WORKLOAD}}`` that of a
-workload of the peers, ``{{overview}}`` that of all of them, ``{{targets}}`` all targets,
-``{{counted}}`` how many are met, ``{{machine}}`` what the figures depend on, ``{{skipped}}`` who
-could not run, and why, and ``{{others}}`` the tables of all other scripts.  An item of a list that
-begins with ``{{missed:NAME}}`` says why the script misses targets, and is left out if it misses
-none.  So no figure is typed by hand.
+workload of the peers, ``{{overview}}`` that of all of them, ``{{shown}}`` that of ``shown.py``,
+``{{targets}}`` all targets, ``{{counted}}`` how many are met, ``{{machine}}`` what the figures
+depend on, ``{{skipped}}`` who could not run, and why, and ``{{others}}`` the tables of all other
+scripts.  An item of a list that begins with ``{{missed:NAME}}`` says why the script misses targets,
+and is left out if it misses none.  So no figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import comparison
+import shown
 from common import HERE, Spread
 
 _ROOT = HERE.parent
@@ -116,6 +117,16 @@ def machine(reports: dict[str, Report]) -> str:
     return text + (f" **Small sizes (`--quick`): {', '.join(small)}.**" if small else "")
 
 
+def _shown(reports: dict[str, Report]) -> str:
+    """The figures that must be shown, and where they were measured."""
+    lines = (
+        (what, measured, target, f"**{verdict.lower()}**" if verdict == "MISSED" else verdict)
+        for what, measured, target, verdict in shown.lines(reports)
+    )
+    found = table(("", "measured", "at most", ""), [*lines])
+    return f"{found}\n\nMeasured on {shown.processors(reports)}."
+
+
 def _others(prose: str, reports: dict[str, Report]) -> str:
     """A section for each script that the prose has no place for."""
     sections = (
@@ -142,7 +153,12 @@ def render(prose: str, reports: dict[str, Report]) -> str:
 
     def put(found: re.Match[str]) -> str:
         kind, _, name = found[1].partition(":")
-        whole = {"targets": targets, "counted": counted, "machine": machine}.get(kind)
+        whole = {
+            "targets": targets,
+            "counted": counted,
+            "machine": machine,
+            "shown": _shown,
+        }.get(kind)
         if whole is not None:
             return whole(reports)
         if kind == "others":

@@ -2,15 +2,19 @@
 
 A run of k + 1 steps dies by ``os._exit`` inside the last one; the next process is timed from before
 it is started until the body of that step is entered.  Beside it, the same for a Python that only
-imports stepwise.  Then the fallback, where a run is replayed from the top by its journal: the code
-above the step was edited.
+imports stepwise.  It is compared with a bare Python that reads one row of 1 KB from a plain SQLite
+database of as many, and, as in ``peers/``, with a program that keeps its results in a plain SQLite
+database and reads them all.  Then the fallback, where a run is replayed from the top by its
+journal: the code above the step was edited.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
+import sqlite3
 import time
 
 import common
@@ -41,7 +45,14 @@ agent()
 """
 _MOST = 0.2  # seconds
 _FLAT = 1.2  # the largest, in the smallest
+_OVER = 1.4  # the same work with plain SQLite
 _REPLAY = 1.0  # seconds for 10,000 steps
+_READ = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1])
+row = database.execute("SELECT v FROM kv WHERE k = ?", sys.argv[2:]).fetchone()
+print(len(row[0]), time.monotonic())
+"""
 
 
 def prepare(path: pathlib.Path, count: int) -> pathlib.Path:
@@ -67,6 +78,26 @@ def bare() -> float:
     return (float(said) - began) * 1e3
 
 
+def rows_in(path: pathlib.Path, count: int) -> pathlib.Path:
+    """A plain database with as many rows."""
+    file = path / f"raw{count}.db"
+    database = sqlite3.connect(file)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("CREATE TABLE kv (k INTEGER PRIMARY KEY, v BLOB)")
+    rows = ((number, bytes(1024)) for number in range(count))
+    with database:
+        database.executemany("INSERT INTO kv VALUES (?, ?)", rows)
+    database.close()
+    return file
+
+
+def read(file: pathlib.Path, count: int) -> float:
+    """Milliseconds of a process that reads the last row of a plain database."""
+    began = time.monotonic()
+    said = common.child("-c", _READ, str(file), str(count - 1))
+    return (float(said.split()[-1]) - began) * 1e3
+
+
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
     counts = [100, 1_000, 10_000, *([100_000] if arguments.whole else [])]
     if arguments.quick:
@@ -74,15 +105,19 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
     edited = 10_000 if 10_000 in counts else counts[-1]
     with common.folder() as path:
         programs = {count: prepare(path, count) for count in counts}
+        raw = {count: rows_in(path, count) for count in counts}
         times: dict[int, list[float]] = {count: [] for count in counts}
+        reads: dict[int, list[float]] = {count: [] for count in counts}
         starts = []
         for turn in range(arguments.rounds + 1):  # the first one only warms up
             starts.append(bare())
             for count in counts:
                 os.environ["STEPWISE_HOME"] = str(path / str(count))
+                base = read(raw[count], count)
                 took = resume(programs[count], count)
                 if turn:
                     times[count].append(took)
+                    reads[count].append(base)
         spreads = {count: common.Spread.of(found) for count, found in times.items()}
         start = common.Spread.of(starts[1:])
         rows = [
@@ -95,6 +130,17 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
             )
             for count, spread in spreads.items()
         ]
+        rows += [
+            common.Row(
+                f"after {count:,} steps, over a bare Python's start and a plain SQLite read",
+                spreads[count],
+                "ms",
+                common.Spread.of([a / b for a, b in zip(times[count], base, strict=True)]),
+                f"Python and a read: {common.Spread.of(base)} ms",
+            )
+            for count, base in reads.items()
+        ]
+        rows += [_beside_plain(count, arguments.rounds) for count in counts[:2]]
         turns = [list(found) for found in zip(*times.values(), strict=True)]
         flat = common.Spread.of([max(found) / min(found) for found in turns])
         medians = [spread.median for spread in spreads.values()]
@@ -110,6 +156,25 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         )
         rows.append(_replay(path, programs[edited], edited, arguments.rounds))
     return rows
+
+
+def _beside_plain(count: int, rounds: int) -> common.Row:
+    """As W2 of the peers: the same program with either, which dies and is started again."""
+
+    def resumed(peer: str, variant: str) -> float:
+        script = str(common.HERE / "peers" / f"peer_{peer}.py")
+        said = common.child(script, "w2", "--variant", variant, "--n", str(count))
+        return float(json.loads(said.splitlines()[-1])["ms"])
+
+    return common.compare(
+        f"after {count:,} steps, over a program with plain SQLite",
+        "ms",
+        lambda: resumed("stepwise", "disk-fsync"),
+        lambda: resumed("raw", "sqlite-full"),
+        "plain SQLite",
+        rounds=rounds,
+        limit=_OVER,
+    )
 
 
 def _replay(path: pathlib.Path, program: pathlib.Path, count: int, rounds: int) -> common.Row:

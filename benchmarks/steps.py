@@ -12,6 +12,7 @@ holds is looked at before and after each of them.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import hmac
 import itertools
@@ -29,6 +30,7 @@ import common
 import stepwise
 
 _BYTES = 1024
+_KILOBYTES = 6
 _serial = itertools.count()
 
 
@@ -169,6 +171,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         os.environ["STEPWISE_HOME"] = str(path)
         for scheme, kind in itertools.product(("disk", "sqlite"), _KINDS):
             rows.append(_row(scheme, kind, path, count, arguments.rounds))
+        rows += [_bytes(scheme, path, count) for scheme in ("disk", "sqlite")]
         for what, workflow, messages in _METHODS:
             rows.append(_of_agent(what, workflow, messages, path, count, arguments.rounds))
     return rows
@@ -230,6 +233,22 @@ def _written(run: Callable[[], object], count: int) -> str:
     run()
     each = (common.written() - before) / count / 1e3
     return f"{each:.1f} KB written" if each else ""
+
+
+def _bytes(scheme: str, path: pathlib.Path, count: int) -> common.Row:
+    """What a step of 1 KB writes, by the kernel's count; the end of its run is included."""
+
+    def each(counter: str) -> float:
+        clock = functools.partial(common.written, counter)
+        return steps(thinking, scheme, "fsync", path, count, clock) / 1e9
+
+    return common.Row(
+        f"{scheme}: a step, fsync, bytes written",
+        common.Spread.of([each("wchar")]),
+        "KB given to write (wchar)",
+        limit=_KILOBYTES,
+        note=f"{each('write_bytes'):.1f} KB of pages made dirty (write_bytes)",
+    )
 
 
 def _flushes(workflow, scheme: str, durability: str, count: int) -> str:

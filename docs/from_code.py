@@ -126,6 +126,12 @@ def _described(
     known = {**inspect.signature(function).parameters}
     if function is Step.__init__:  # a class of its own has the options of executors
         known.update(inspect.signature(SentStep.__init__).parameters)
+    if function is Options:  # its constructor takes whatever fields it has
+        kind = inspect.Parameter.KEYWORD_ONLY
+        known = {
+            each: inspect.Parameter(each, kind, default=getattr(Options, each), annotation=meant)
+            for each, meant in Options.__annotations__.items()
+        }
     return [
         Option(
             each,

@@ -90,7 +90,6 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from stepwise import errors
-from stepwise._calls.pauses import sleep, sleep_until, wait_for
 from stepwise._calls.steps import step, tool
 from stepwise._checkpoints.resources import reenterable, resource
 from stepwise._execution.outside import background
@@ -141,6 +140,7 @@ if TYPE_CHECKING:
     from stepwise._calls.asking import approve
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
     from stepwise._calls.parallel import map  # noqa: A004
+    from stepwise._calls.pauses import sleep, sleep_until, wait_for
     from stepwise._calls.spending import spend
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
@@ -272,6 +272,7 @@ _ON_USE = {
     "Verification": "_runs.verify",
     **dict.fromkeys(("PossibleStep", "StoppedCall"), "_runs.stops"),
     "map": "_calls.parallel",
+    **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.pauses"),
     "spend": "_calls.spending",
     **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),
     **dict.fromkeys(("Recovered", "recover"), "_workflows.recover"),

@@ -20,6 +20,7 @@ import stepwise.stores
 from stepwise._execution import process_memory
 from stepwise._execution.active_run import live_runs
 from stepwise._runtime import settings
+from stepwise.stores import _locks, _rows
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
@@ -66,6 +67,7 @@ SLOW = {
     *("test_reports.py", "test_reloading.py", "test_cli_steer.py", "test_long_runs.py"),
     *("test_which_call.py", "test_variables.py", "test_starts.py"),
     *("test_resume_clients.py", "test_testing.py", "test_statements.py"),
+    *("test_log_protocol.py", "test_logged_store.py"),
 }
 SLOW_TESTS = {
     *("test_a_step_in_a_worker_process_is_not_recorded", "test_random_programs"),
@@ -150,6 +152,13 @@ def home():
             run.close()
         for store in opened.values():
             store.close()
+        # Of stores that a test opened itself: a process has a limit of open files.
+        for lock in list(_locks._files.values()):
+            lock.close()
+        while _rows._abandoned:
+            connection = _rows._abandoned.pop()
+            if connection is not None:
+                connection.close()
 
 
 @pytest.fixture

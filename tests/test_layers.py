@@ -6,6 +6,7 @@ import ast
 import collections
 import functools
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -43,8 +44,8 @@ ONLY_IN = {
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.seal"},
-    "diskcache": {"stepwise.stores.disk"},
-    "fcntl": {"stepwise.stores._locks"},
+    "diskcache": {"stepwise.stores._diskcache"},
+    "fcntl": {"stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal"},
     "jsonschema": {"stepwise._values.schemas"},
@@ -317,8 +318,9 @@ def test_typing_extensions_are_for_the_type_checker():
 
 WRITERS = """
     _execution.account _execution.active_run _execution.outcomes _execution.steering
-    _calls.compensation _calls.doubt _calls.perform _calls.approvals _calls.asking _calls.pauses
-    _calls.streams _calls.waiting _runs.cancelling _runs.fork _runs.run _runs.settling _runs.verify
+    _calls.compensation _calls.doubt _calls.perform _calls.plain _calls.recording _calls.approvals
+    _calls.asking _calls.pauses _calls.streams _calls.waiting
+    _runs.cancelling _runs.fork _runs.run _runs.settling _runs.verify
     _workflows.execute _workflows.host _workflows.opening _workflows.pieces _workflows.takeover
     testing.crashes
 """
@@ -405,6 +407,43 @@ def test_programs_that_run_load_nothing_to_look_with():
         """
     )
     assert loaded_by(code).isdisjoint(f"stepwise.{name}" for name in FOR_LOOKING.split())
+
+
+NOT_FOR_A_RESUME = """
+    _calls.pauses _calls.waiting _display.activity _display.progress _execution.suspension
+    _runtime.event _runtime.listening stores._diskcache
+"""
+RESUMED = """
+import os, sys
+import stepwise
+os.environ["STEPWISE_QUIET"] = "1"
+@stepwise.step
+def one(number):
+    if number == 3 and len(sys.argv) > 1:
+        os._exit(0)
+    return number
+@stepwise.workflow
+def flow():
+    return [one(number) for number in range(5)]
+flow()
+"""
+
+
+def test_a_resume_loads_little(tmp_path):
+    """A synchronous run that resumes loads no diskcache, no paths, no displays and no waits."""
+    script = tmp_path / "agent.py"
+    script.write_text(RESUMED + "print(*sys.modules)", "utf-8")
+    # Without what makes it a program of a test, whose stores are looked at more closely.
+    environment = {name: each for name, each in os.environ.items() if "STEPWISE" not in name}
+    environment["STEPWISE_HOME"] = str(tmp_path / "home")
+    for dies in (["dies"], []):
+        command = [sys.executable, str(script), *dies]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    mine = set(done.stdout.split())
+    assert mine.isdisjoint(f"stepwise.{name}" for name in NOT_FOR_A_RESUME.split())
+    assert mine.isdisjoint({"diskcache", "pickletools", "cloudpickle", "asyncio", "tenacity"})
+    assert mine.isdisjoint({"tempfile", "shutil", "random", "bz2", "lzma"})
+    assert (mine - loaded_by("pass")).isdisjoint({"pathlib", "urllib.parse", "ipaddress"})
 
 
 def test_all_public_names_are_shown():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import json
 import os
@@ -183,7 +182,7 @@ def test_the_options_that_are_typed_are_those_that_there_are():
     effects |= {"compensate"}
     assert set(typed["step"]) == taken - effects == set(_options._OF_STEPS)
     assert set(typed["tool"]) == taken == set(_options._KINDS["tool"])
-    options = {field.name for field in dataclasses.fields(Options)}
+    options = set(Options.__annotations__)
     tree = ast.parse(inspect.getsource(definition))
     nodes = [each for each in ast.walk(tree) if getattr(each, "name", "") == "options"]
     options |= {"fresh"}  # short for start="new"

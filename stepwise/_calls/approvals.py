@@ -12,11 +12,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Generator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._calls.doubt import in_doubt
 from stepwise._calls.driver import Attempt, Core, Result, Write, run, written
-from stepwise._calls.perform import Performance, record_failure, record_settled
+from stepwise._calls.perform import Performance
+from stepwise._calls.recording import record_failure, record_settled
 from stepwise._calls.terms import (
     Agreement,
     Asks,
@@ -38,6 +39,7 @@ from stepwise._journal.records import Answered, Call, Waiting
 from stepwise._matching.pool import Match, Verdict
 from stepwise._matching.rulings import differing
 from stepwise._runtime import clock
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise.errors import (
     ApprovalDenied,

@@ -9,8 +9,8 @@ from stepwise._calls.approvals import answer_in, answered, denied, new_ticket
 from stepwise._calls.driver import Result
 from stepwise._calls.pauses import Waiter, in_seconds, paused
 from stepwise._calls.terms import in_full
-from stepwise._calls.waiting import waits
 from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._execution.waits import waits
 from stepwise._journal.records import Call, Waiting
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import clock

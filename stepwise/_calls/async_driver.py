@@ -26,9 +26,10 @@ from stepwise._calls.driver import (
     write,
 )
 from stepwise._execution.active_run import ActiveRun, scope_variable
+from stepwise._execution.other_tasks import is_crowded, joins
 from stepwise._runtime import tracing
 
-__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of"]
+__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of", "many"]
 
 
 async def adrive(core: Core) -> Result:
@@ -92,7 +93,7 @@ async def arun(operation: Operation) -> Result:
     if isinstance(operation, Attempt):
         return await in_task_of(operation)
     if isinstance(operation, Write):
-        at_once = operation.at_once or not _many(operation.run)
+        at_once = operation.at_once or not many(operation.run)
         return write(operation) if at_once else await _write(operation)
     if isinstance(operation, Ready):
         return Result()
@@ -148,6 +149,8 @@ async def in_task_of(attempt: Attempt, value: object = None) -> Result:
 async def _of_body(attempt: Attempt, value: object) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
+        if token.old_value is token.MISSING or token.old_value is None:
+            joins()  # a task outside of the run awaits the call
         if value is None:
             value = attempt.function(*attempt.args, **attempt.kwargs)
         if not inspect.isawaitable(value):
@@ -183,7 +186,7 @@ async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
 _FEW = 10  # tasks: the run's own, its caller's, and eight branches
 
 
-def _many(run: ActiveRun) -> bool:
+def many(run: ActiveRun) -> bool:
     """Return whether so many calls are in progress that their flushes are worth sharing.
 
     Shared, a step's record is written while other branches go on, and a kill at that moment has the
@@ -191,8 +194,7 @@ def _many(run: ActiveRun) -> bool:
     what they have done is not done twice; a flush for each is no burden to them.
     """
     few = _FEW + run.idle
-    # The tasks of the loop are counted last, since counting many takes long.
-    return run.flows.busy(few + 1) or len(asyncio.all_tasks()) > few
+    return run.flows.busy(few + 1) or is_crowded(few)
 
 
 class _Written(asyncio.Future[None]):

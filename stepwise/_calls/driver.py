@@ -8,13 +8,14 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.concurrency import Gong
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
 from stepwise._runtime import tracing
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.buffers import Data
 from stepwise.errors import RunStopped, StepTimeoutError
@@ -198,8 +199,12 @@ class Unfinished(NamedTuple):
     value: Any = None
 
 
-def drive_on(core: Core) -> Result | Unfinished:
-    """Execute a call to its end, or to where it must be awaited."""
+def drive_on(core: Core, done: Result | None = None) -> Result | Unfinished:
+    """Execute a call to its end, or to where it must be awaited.
+
+    Args:
+        done: the result of its first operation, if there is one already.
+    """
     unfinished = None
     try:
         operation = next(core)
@@ -207,11 +212,11 @@ def drive_on(core: Core) -> Result | Unfinished:
             if type(operation) is Cancelled and operation.awaited:
                 unfinished = Unfinished(core, operation)
                 return unfinished
-            done = run(operation)
+            done = done or run(operation)
             if type(operation) is Attempt and hasattr(type(done.value), "__await__"):
                 unfinished = Unfinished(core, operation, done.value)
                 return unfinished
-            operation = core.send(done)
+            operation, done = core.send(done), None
     except StopIteration as stop:
         result: Result = stop.value
         return result

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._calls.driver import (
     Attempt,
@@ -41,6 +41,7 @@ from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import Scope, scope_variable
 from stepwise._journal.records import Call
 from stepwise._runtime import tracing
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec
 from stepwise.errors import (
     ConfigurationError,

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.awaitables import hand_out
 from stepwise._calls.driver import Core, Result, Unfinished, drive, start
-from stepwise._calls.perform import Performance, Performer, record_failure, record_outcome
-from stepwise._calls.steps import known_steps
-from stepwise._calls.waiting import check_may_wait, waited, waits
+from stepwise._calls.perform import Performance, Performer
+from stepwise._calls.recording import record_failure, record_outcome
+from stepwise._calls.waiting import check_may_wait, waited
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.outside import warn_if_unseen
+from stepwise._execution.waits import waits
 from stepwise._journal.projection import RecordedCall, Status
 from stepwise._journal.records import WAITS, Call, Refused, Waiting
 from stepwise._matching.pool import Match
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Waiter", "pause", "sleep", "sleep_until", "wait_for"]
 
 _INSIDE = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>", "<lambda>")
-_NAMES = ("sleep", "sleep_until", "wait_for", "approve")
-
-known_steps.update((WAITS, f"{WAITS}.{name}") for name in _NAMES)
 
 
 # -- for users -----------------------------------------------------------------------------------

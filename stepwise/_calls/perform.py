@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.driver import (
     READY,
@@ -23,15 +23,18 @@ from stepwise._calls.driver import (
     Wait,
     Write,
     cancelled_again,
-    written,
 )
-from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._calls.recording import (
+    record_failure,
+    record_intent,
+    record_outcome,
+    record_settled,
+)
 from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
 from stepwise._execution.draining import let_go
-from stepwise._execution.location import Helper, Origin
+from stepwise._execution.location import Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
 from stepwise._execution.outcomes import (
-    Did,
     ShownValue,
     Watches,
     changed_by,
@@ -40,14 +43,14 @@ from stepwise._execution.outcomes import (
     outcome,
     settled,
 )
-from stepwise._execution.steering import ENDINGS
 from stepwise._journal.projection import RecordedCall, Status
-from stepwise._journal.records import Call, Entry, Intent, Outcome, Record, StepStatus
+from stepwise._journal.records import Call, Entry, Intent, Outcome
 from stepwise._journal.spending import Sums
 from stepwise._matching.callers import NOBODY, AnyCaller, Caller
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import notice, reports, warn
@@ -73,9 +76,7 @@ __all__ = [
     "Performance",
     "Performer",
     "ShownValue",
-    "record_failure",
-    "record_outcome",
-    "record_settled",
+    "land",
 ]
 
 DECORATED = "__stepwise_step__"
@@ -84,7 +85,6 @@ DECORATED = "__stepwise_step__"
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 _NOTHING: Mapping[str, Any] = {}
 
-_Recording = Generator[Write, Result, None]
 _Settling = Generator[Attempt | Write, Result, Result | None]
 
 
@@ -200,12 +200,29 @@ class Performance(NamedTuple):
             identity.began(call.number)
             return (yield from self.conduct(call, origin, match))
         except MemoryError as error:  # ours: an error of the body is in its result
-            then = f". If {performer.name!r} has happened, it is in doubt then"
-            doing = f"a call of {performer.name!r} was looked up or recorded"
-            problem = stopped(doing, error, then if performer.effect else "")
-            raise active.stop(problem) from error
+            raise self.out_of_memory(error) from error
         finally:
             active.subjects.end(identity)
+
+    def out_of_memory(self, error: MemoryError) -> RunStopped:
+        """Stop the run, whose call was being looked up or recorded; return the error to raise."""
+        performer = self.performer
+        then = f". If {performer.name!r} has happened, it is in doubt then"
+        doing = f"a call of {performer.name!r} was looked up or recorded"
+        return self.scope.run.stop(stopped(doing, error, then if performer.effect else ""))
+
+    def after_body(self, call: Call, origin: Origin, watch: Watches, inner: Scope) -> Core:
+        """Continue a call whose body was executed by ``plain``, and whose ending is not plain.
+
+        The first operation is that attempt; its result is sent, not made.
+        """
+        try:
+            return (yield from self._execute(call, origin, watch, inner))
+        except MemoryError as error:
+            raise self.out_of_memory(error) from error
+        finally:
+            self.scope.run.flows.done(call.number)
+            self.landed(call)
 
     def _admit(self, recorded: RecordedCall | None = None) -> Generator[Cancelled, Result, None]:
         """Let no call begin that may not, now that the journal does not answer it.
@@ -242,11 +259,7 @@ class Performance(NamedTuple):
 
     def landed(self, call: Call) -> None:
         """Mark a call as no longer in flight: its outcome is recorded, or it has none."""
-        active = self.scope.run
-        active.in_flight.pop(call.number, None)
-        active.account.left(call.number)
-        if sigterms.draining:
-            let_go(active, later=True)
+        land(self.scope.run, call.number)
 
     def decided(self, call: Call, match: Match) -> _Settling:
         """Settle a call that is in doubt; ``None`` if it is to run."""
@@ -260,7 +273,7 @@ class Performance(NamedTuple):
         active.tell("step_started", call, lost=active.lost(next(iter(match.recorded), None)))
         active.flows.begin(call.number, child=bool(call.child))
         try:
-            return (yield from self._execute(call, origin))
+            return (yield from self._execute(call, origin, self.watch()))
         finally:
             active.flows.done(call.number)
 
@@ -370,7 +383,9 @@ class Performance(NamedTuple):
                 read = yield Attempt(stream.read_rest, (), {}, None, f"the stream of {stream.name}")
                 if not (read.error is None or isinstance(read.error, Exception)):
                     read.unwrap()  # a Ctrl-C or a cancellation; its reader sees the others
-        yield from _intend(self.scope, call, self.performer.to_undo(self.bound, run.codec), ticket)
+        yield from record_intent(
+            self.scope, call, self.performer.to_undo(self.bound, run.codec), ticket
+        )
         known = match.recorded and match.recorded[0].status is not Status.WAITING
         if known or call.child or not run.facts.restored:
             return None
@@ -432,14 +447,17 @@ class Performance(NamedTuple):
 
     # -- executing it ----------------------------------------------------------------------------
 
-    def _execute(self, call: Call, origin: Origin) -> Core:
+    def _execute(
+        self, call: Call, origin: Origin, watch: Watches, inner: Scope | None = None
+    ) -> Core:
+        # The scope is that of the first attempt, if ``plain`` makes it.
         performer, scope, identity, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
-        function, watch = performer.body(call), self.watch()
+        function = performer.body(call)
         attempts: Attempts | None = None  # until one has failed
         number, awaited = 1, ""
         while True:
-            inner = Scope(active, call, around, number, [], scope.branch)
+            inner = inner or Scope(active, call, around, number, [], scope.branch)
             result = yield Attempt(
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )
@@ -474,7 +492,6 @@ class Performance(NamedTuple):
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
                     did = did_to_subject(active, call, identity)
-                    left = changed_by(watch, active.codec)
                     child = performer.child_spent(call) if call.child else None
                     yield from record_failure(
                         scope,
@@ -482,13 +499,13 @@ class Performance(NamedTuple):
                         result,
                         did,
                         clean=clean,
-                        around=left,
+                        around=changed_by(watch, active.codec),
                         helper=helper,
                         child=child,
                     )
             if delay is None:
                 return result
-            number = attempts.number
+            number, inner = attempts.number, None
             yield from self._rest(call, delay)
 
     def _rest(self, call: Call, seconds: float) -> Generator[Any, Result, None]:
@@ -524,6 +541,14 @@ class Performance(NamedTuple):
             kind=self.performer.returns,
             shown=self.performer.shown_value(value),
         )
+
+
+def land(active: ActiveRun, number: int) -> None:
+    """See :meth:`Performance.landed`."""
+    active.in_flight.pop(number, None)
+    active.account.left(number)
+    if sigterms.draining:
+        let_go(active, later=True)
 
 
 def _is(answer: object, kind: type) -> bool:
@@ -577,121 +602,3 @@ def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
 @reports
 def _tell_failure(active: ActiveRun, call: Call, error: BaseException) -> None:
     active.tell("step_failed", call, active.secrets.preview(error), duration=time.time() - call.at)
-
-
-# -- recording -----------------------------------------------------------------------------------
-#
-# Written as generators: the write is an operation that they yield, so that synchronous callers wait
-# for the disk, and an event loop goes on meanwhile.  When one returns, its record is durable.
-
-
-def _intend(scope: Scope, call: Call, arguments: Encoded | None, ticket: str) -> _Recording:
-    """Announce a side effect.
-
-    Raises:
-        CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
-    """
-    active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
-    _, cancelled = written(active, (yield Write(active, (Intent(call, form, ticket), payload))))
-    if cancelled is not None:
-        record = outcome(
-            active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
-        )
-        yield from record_outcome(scope, record, error=cancelled)
-        raise cancelled
-
-
-def record_outcome(
-    scope: Scope,
-    outcome: tuple[Outcome, Data],
-    *,
-    error: BaseException | None = None,
-    looked: Any = None,
-    helper: Helper | None = None,
-    awaited: str = "",
-    child: Sums | None = None,
-) -> _Recording:
-    """Record how a call ended.
-
-    Args:
-        error: what it raised, if it did.
-        looked: what its value looked like; see :meth:`ActiveRun.look`.
-        helper: through which the workflow made it.
-        awaited: see :class:`Outcome`.
-        child: what a child run has spent; see :meth:`Performer.child_spent`.
-
-    Raises:
-        CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
-    """
-    active, (record, payload) = scope.run, outcome
-    if awaited:
-        record = record._replace(awaited=awaited)
-    spent = active.account.spent_by(record, child)
-    if spent:
-        record = record._replace(spent=spent)
-    durable = record.call.effect or record.status != "cancelled"
-    # A caller that is cancelled while it takes a message would lose it.
-    write = Write(active, (record, payload), durable, at_once=bool(record.message))
-    number, cancelled = written(active, (yield write))
-    active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
-    if cancelled is not None:
-        # The call's error may be part of the error that ends the run; the call is then retried.
-        raise cancelled from (error if record.status == "failed" else None)
-
-
-def record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> _Recording:
-    """Record the answer of a ``reconcile`` function, or the decision to skip."""
-    _, cancelled = written(active, (yield Write(active, settled)))
-    if cancelled is not None:
-        raise cancelled
-
-
-def record_failure(
-    scope: Scope,
-    inner: Scope,
-    result: Result,
-    did: Did | None,
-    *,
-    clean: bool,
-    around: Surroundings | None,
-    helper: Helper | None,
-    child: Sums | None = None,
-) -> _Recording:
-    """Record the exception of a call, unless it stops the run.
-
-    Args:
-        inner: the scope of its last attempt.
-        did: what it did to its subject.
-        around: the arguments, if it changed them.
-        helper: through which the workflow made it.
-        child: what a child run has spent.
-    """
-    active, call, error = scope.run, inner.call, result.error
-    assert call is not None and error is not None  # noqa: PT018
-    if isinstance(error, RunStopped) and not isinstance(error, ENDINGS):
-        active.stop(error)
-    elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
-        active.account.cut_off = True  # the call has no outcome: it runs again, or is in doubt
-    elif active.suspension is not None and asyncio_state.is_cancellation(error):
-        pass  # nobody wanted that: its task is one of the others of a run that suspends
-    else:
-        cancelled = asyncio_state.is_cancellation(error) or active.steering.ending(error)
-        status: StepStatus = "cancelled" if cancelled else "failed"
-        try:
-            record = outcome(
-                active.codec,
-                call,
-                status,
-                error,
-                inner=inner.inner,
-                attempts=inner.attempt,
-                clean=clean,
-                around=around,
-                did=did,
-            )
-        except NotRecordableError as problem:  # an argument is not recordable: the call stays open
-            notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
-            return
-        yield from record_outcome(
-            scope, record, error=error, helper=helper, awaited=result.awaited, child=child
-        )

@@ -15,6 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from weakref import WeakKeyDictionary, WeakSet
 
+from stepwise._calls import plain
 from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.caches import warn_if_cached, warn_if_caching
 from stepwise._calls.driver import Core, Unfinished, drive_on
@@ -26,7 +27,7 @@ from stepwise._execution.reloading import name_truly
 from stepwise._identity.identity import Key, Parameters, label_of
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import FUNCTION, captured
-from stepwise._journal.records import Call
+from stepwise._journal.records import WAITS, Call
 from stepwise._matching.subjects import Identity, Subjects, complete
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached
@@ -59,7 +60,9 @@ Compensate = Union[Callable[["CompletedCall"], Any], None]
 Approve = Union[bool, Callable[..., Any]]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
-known_steps: set[tuple[str, ...]] = set()
+known_steps: set[tuple[str, ...]] = {
+    (WAITS, f"{WAITS}.{name}") for name in ("sleep", "sleep_until", "wait_for", "approve")
+}
 """The steps that this program has defined: (module, name), and (module, name, qualified name)."""
 
 compensated_tools: dict[tuple[str, str], Step] = {}
@@ -188,7 +191,9 @@ class Step(Performer):
 
                 refuse_outside(self, args, kwargs)
             return self.function(*args, **kwargs)
-        ending = drive_on(self.core(scope, args, kwargs))
+        ending = plain.call(self, scope, args, kwargs)
+        if ending is None:
+            ending = drive_on(self.core(scope, args, kwargs))
         if isinstance(ending, Unfinished) or ending.awaited:
             return hand_out(scope.run, self.what, ending)
         return ending.unwrap()
@@ -207,7 +212,10 @@ class Step(Performer):
             adrive,  # a synchronous program does not load asyncio
         )
 
-        return (await adrive(self.core(scope, args, kwargs))).unwrap()
+        ending = await plain.acall(self, scope, args, kwargs)
+        if ending is None:
+            ending = await adrive(self.core(scope, args, kwargs))
+        return ending.unwrap()
 
     def core(
         self,
@@ -227,7 +235,7 @@ class Step(Performer):
             self._looked_for_caches = True
             warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
         bound = self.parameters.bind(args, kwargs)
-        if instance is None and args and self._binds(args[0]):
+        if instance is None and args and self.binds(args[0]):
             instance = args[0]
         if instance is not None:
             bound.pop(self.parameters.first or "", None)
@@ -262,7 +270,7 @@ class Step(Performer):
         qualname = self.qualname
         if qualname != self.name:
             identity.parts[FUNCTION] = qualname
-        has_subject = instance is not None or self._captures or len(self._siblings) > 1
+        has_subject = instance is not None or self._captures or self.has_siblings
         if has_subject and not self.parameters.is_computed:
             complete(subjects, identity, self, instance)
         return identity
@@ -270,6 +278,22 @@ class Step(Performer):
     @cached
     def _captures(self) -> bool:
         return bool(captured(self.function))
+
+    @property
+    def has_siblings(self) -> bool:
+        """True if a factory or a loop made other live steps of its name."""
+        return len(self._siblings) > 1
+
+    @cached
+    def is_plain(self) -> bool:
+        """True if no option of it asks for more than to call the function and to record it."""
+        return (
+            type(self) is Step
+            and not (self.effect or self.approve or self.hiding.secret)
+            and self.timeout is None
+            and not self._captures
+            and not self.name.endswith("<lambda>")
+        )
 
     def _is_behind(self, value: Any) -> bool:
         """Return whether a value is a cache around this step: of a function or bound method."""
@@ -289,7 +313,7 @@ class Step(Performer):
                 f"@{self.kind}(name=...)"
             )
 
-    def _binds(self, first: object) -> bool:
+    def binds(self, first: object) -> bool:
         """Return whether the first argument is the instance or class this method is bound to."""
         cls = first if isinstance(first, type) else type(first)
         found = self._bindings.get(cls)
@@ -308,7 +332,7 @@ class Step(Performer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_bindings": {}}
-        for computed in ("qualname", "returns", "_captures", "_siblings"):
+        for computed in ("qualname", "returns", "is_plain", "_captures", "_siblings"):
             state.pop(computed, None)
         return state
 

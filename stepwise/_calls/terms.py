@@ -15,11 +15,12 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from stepwise._identity.identity import NOT_STATE, Parameters, reader_of
 from stepwise._identity.parts import as_function, captured, digest_part, started_module
 from stepwise._journal.seal import Seal
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import digest as _digest
 from stepwise._values.class_contents import cell_content
 from stepwise._values.codec import JSON, Codec, Encoded

@@ -7,7 +7,6 @@ with the end, and the ticket, that the wait began with.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
 
 from stepwise._calls.driver import Result, Wait, Write, written
 from stepwise._execution.active_run import ActiveRun, Scope
@@ -20,23 +19,12 @@ from stepwise._runtime.clock import End
 from stepwise._values.buffers import Data
 from stepwise.errors import ConfigurationError
 
-__all__ = ["Look", "check_may_wait", "may_wait", "waited", "waits"]
+__all__ = ["Look", "check_may_wait", "waited"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 Look = Callable[[Waiting], Result | None]
 """Returns what a call waits for, once it is there; it is given the wait as it began."""
 
 _LONGEST = 15.0  # seconds until a waiting call looks at the clock again: somebody may have set it
-
-
-may_wait: set[Callable[..., Any]] = set()
-"""The public functions that wait: before their statements there is a checkpoint."""
-
-
-def waits(function: F) -> F:
-    """Mark a public function as one that waits."""
-    may_wait.add(function)
-    return function
 
 
 def check_may_wait(scope: Scope, what: str) -> None:

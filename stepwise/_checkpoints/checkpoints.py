@@ -8,15 +8,25 @@ after it verified.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from math import isfinite
+from typing import Any, Literal
 
 from stepwise._checkpoints.chunks import Needs, Reader, Vault, chunk_name, digest_of
 from stepwise._checkpoints.references import References
 from stepwise._checkpoints.stored_values import KnownValues
+from stepwise._journal.header_text import (
+    counts_text,
+    list_text,
+    mapping_text,
+    quoted,
+    truth_text,
+)
 from stepwise._journal.journal import Journal, Position, holds, read, read_one, seal_for
 from stepwise._journal.records import Entry, RunFacts
-from stepwise._journal.seal import DamagedError, Seal
-from stepwise._journal.spending import Sums
+from stepwise._journal.seal import DamagedError, Seal, to_json
+from stepwise._journal.spending import NO_SUMS, Sums
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import PYTHON
@@ -117,6 +127,47 @@ class State(NamedTuple):
                     yield entry, (*flags,)
 
 
+def header_text(state: State) -> str:
+    """Return the state as the JSON of a mapping, byte for byte as ``json`` writes it.
+
+    What belongs to the place in the function is the same each time, and most other facts are empty.
+    """
+    (
+        position, line, file, prefix, visited, step, calls, ordinals, children, journal,
+        unused, arguments, python, at, needs, changed, objects, serial, before,
+        seconds, usage, taken, told,
+    ) = state  # fmt: skip
+    if not isfinite(at + seconds):
+        return to_json(state._asdict())
+    return (
+        f"{_place_text(position, line, file, prefix, *visited)}"
+        f'"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
+        f'"children":{list_text(children)},"journal":{_journal_text(journal)},'
+        f'"unused":{list_text(unused)},"arguments":{mapping_text(arguments)},'
+        f'"python":{quoted(python)},"at":{at!r},"needs":{mapping_text(needs)},'
+        f'"changed":{list_text(changed)},"state":{list_text(objects)},"serial":{serial},'
+        f'"before":{"null" if before is None else quoted(before)},"seconds":{seconds!r},'
+        f'"usage":{mapping_text(usage)},"taken":{mapping_text(taken)},"told":{truth_text(told)}}}'
+    )
+
+
+def _journal_text(journal: Sequence[Any]) -> str:
+    last, link, effects, *sums = journal
+    usd, tokens, steps, seconds, at_least, is_open = sums[0] if sums else NO_SUMS
+    if not sums or not isfinite(usd + tokens + seconds):  # an earlier version kept no sums
+        return to_json(journal)
+    return (
+        f'[{last},"{link}",{effects},[{usd!r},{tokens!r},{steps},{seconds!r},'
+        f"{truth_text(at_least)},{truth_text(is_open)}]]"
+    )
+
+
+@lru_cache(256)
+def _place_text(position: str, line: int, file: str, prefix: str, *visited: str) -> str:
+    facts = {"position": position, "line": line, "file": file, "prefix": prefix, "visited": visited}
+    return to_json(facts)[:-1] + ","
+
+
 class Loaded(NamedTuple):
     """A checkpoint that verified: its name, its state, the pickled local variables.
 
@@ -211,38 +262,51 @@ class Checkpoints:
         if reads_files:
             state = state._replace(before="")
         name = _name(state)
+        kept, gone, whole = self._sorted_out(name, reads_files=reads_files)
+        if reads_files:
+            state = state._replace(before=self._before[name])
+        gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
+        behind = 0 if whole else self._behind(kept[0], state)
+        prunes = behind - facts.pruned >= _PRUNE_AT_LEAST
+        after = facts._replace(pruned=behind) if prunes else facts
+        referred = needs.header()
+        self._journal.put(
+            name,
+            header_text(state._replace(needs=referred) if referred else state),
+            payload,
+            also={chunk_name(number): data for number, data in chunks.items()} if chunks else None,
+            delete=tuple(gone),
+            prune=behind if prunes else 0,
+            head=after if prunes else None,
+        )
+        self._names, self._refused = kept, []
+        references.stored(needs)
+        return after
+
+    def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
+        """Return the checkpoints to keep, now that ``name`` is the newest, and those to delete.
+
+        The third says whether the whole journal is needed.
+        """
+        if not (reads_files or self._before or self._refused) and name not in self._names:
+            names = [*self._names, name]  # mostly: no loop that reads a file
+            if name + _READS_FILES not in names:
+                kept = names[-self._keep :]
+                return kept, names[: len(names) - len(kept)], not self.prunes_journal
         over = {name, name + _READS_FILES}  # the latter was taken in a loop that ended since
         names = [*(each for each in self._names if each not in over), name]
         self._before.pop(name, None)
         if reads_files:
             last = names[-2] if names[1:] else ""
             self._before[name] = self._before.get(last, last)
-            state = state._replace(before=self._before[name])
         pruned = names[: -self._keep] if self._keep else []
         needed = {self._before[each] for each in names[len(pruned) :] if each in self._before}
         pruned = [each for each in pruned if each not in needed]
         kept = [each for each in names if each not in pruned]
         self._before = {each: self._before[each] for each in kept if each in self._before}
         gone = [*pruned, *({*self._refused, *(over & {*self._names})} - {name})]
-        gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
         # Without the checkpoint to go back to, the whole journal is needed.
-        whole = not self.prunes_journal or not needed <= {*kept}
-        behind = 0 if whole else self._behind(kept[0], state)
-        if behind - facts.pruned < _PRUNE_AT_LEAST:
-            behind = facts.pruned
-        after = facts._replace(pruned=behind) if behind != facts.pruned else facts
-        self._journal.put(
-            name,
-            {**state._asdict(), "needs": needs.header()},
-            payload,
-            also={chunk_name(number): data for number, data in chunks.items()},
-            delete=tuple(gone),
-            prune=behind if after is not facts else 0,
-            head=after if after is not facts else None,
-        )
-        self._names, self._refused = kept, []
-        references.stored(needs)
-        return after
+        return kept, gone, not self.prunes_journal or not needed <= {*kept}
 
     def _behind(self, oldest: str, state: State) -> int:
         """The last record that neither the oldest checkpoint nor an unused call needs.
@@ -293,7 +357,7 @@ def sealed(
         lowest=min(lowest, default=0),
     )
     name = _name(state)
-    header = state._replace(needs=needs.header())._asdict()
+    header = header_text(state._replace(needs=needs.header()))
     put[name] = seal.close(f"{name}/{run_id}", header, payload)[0]
     return put
 
@@ -366,9 +430,12 @@ class _Chunks:
         """
         if not self._tracks and not pruning:
             return []
-        known = self.read(each for each in kept if each != name)
-        for each in [each for each in known if each == name or each not in kept]:
-            self._spare.update(known.pop(each).all_chunks)
+        known = self._needs
+        if known is None:
+            known = self.read(each for each in kept if each != name)
+        for each in [*known]:
+            if each == name or each not in kept:
+                self._spare.update(known.pop(each).all_chunks)
         known[name] = needs
         if not self._tracks:
             self._needs = None

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._journal.journal import identity
 from stepwise._journal.seal import DamagedError, Envelope, Seal
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import FindClass, load_tree
 from stepwise._values.trees import Tree, Watch, walk

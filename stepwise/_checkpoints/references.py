@@ -131,6 +131,7 @@ class References:
         self._met: set[bytes] = set()  # digests of buffers
         self._meeting: set[bytes] = set()
         self._last = self._next = Needs()  # without records and buffers
+        self._is_empty = True  # as prepare_none() leaves it
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -143,6 +144,7 @@ class References:
         Args:
             arguments: objects that are kept by reference, so that no known value may hold them.
         """
+        self._is_empty = False
         values, arguments = list(values), list(arguments)
         self._apart = {*map(id, arguments), *ids_of_made()}  # these are made anew
         self._known.update(self._apart)
@@ -165,6 +167,9 @@ class References:
     def prepare_none(self) -> None:
         """Forget all known values, so that the variables are written whole."""
         self._known.clear()
+        if self._is_empty:
+            return
+        self._is_empty = True
         self._used, self._buffers = Indices(), []
         self._lists.clear()
         self._once.clear()
@@ -174,6 +179,7 @@ class References:
 
     def restored(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
         """Remember the lists of variables that a checkpoint has just restored."""
+        self._is_empty = False
         self._ends = _ends_of(self._find([*values, *arguments])[1])
 
     def _meet(self, lists: list[list[Any]]) -> None:

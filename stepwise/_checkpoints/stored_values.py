@@ -15,13 +15,15 @@ from typing import Any
 from stepwise._checkpoints.chunks import Chunk, Reader, StoredValue
 from stepwise._values.buffers import Data
 from stepwise._values.pickling import dump_tree
-from stepwise._values.trees import Tree, Watch, changes, walk
+from stepwise._values.trees import NUMBERS, Tree, Watch, changes, walk
 
 __all__ = ["Indices", "KnownValues", "Looked"]
 
 _WORTH = 512  # bytes: results below that are not referred to
 _MOST = 10_000  # objects in a result that is
 _WAITING = 1 << 24  # bytes of results that wait for a checkpoint
+
+_LEAF = Watch.over(())
 
 Looked = tuple[Tree, Watch]
 """The look of a value when it was recorded."""
@@ -129,7 +131,12 @@ class KnownValues:
 
     def look(self, result: object) -> Looked | None:
         """Capture a result before it is recorded; return ``None`` if it is not referred to."""
-        tree = walk(result, most=_MOST) if self._refers_to_records else None
+        if not self._refers_to_records or type(result) in NUMBERS:
+            return None
+        if type(result) in (str, bytes):  # a tree of one node
+            size = len(result)  # type: ignore[arg-type]
+            return (Tree(result, (result,), size, numbers=(0,)), _LEAF) if size >= _WORTH else None
+        tree = walk(result, most=_MOST)
         if tree is None or tree.size < _WORTH or not tree.nodes:
             return None
         return tree, Watch.over(tree.nodes)

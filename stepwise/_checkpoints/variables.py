@@ -38,7 +38,7 @@ from stepwise._values.buffers import Data
 from stepwise._values.instances import attributes, by_name
 from stepwise._values.pickling import PROTOCOL, Reducers, dump
 from stepwise._values.preview import error_text
-from stepwise._values.trees import few
+from stepwise._values.trees import ITERATORS, few
 
 __all__ = [
     "FrameUnpickler",
@@ -49,6 +49,9 @@ __all__ = [
     "load_values",
     "refill",
 ]
+
+
+_BOUNDS = 3  # of a range: start, stop, step
 
 
 class UnpicklableError(Exception):
@@ -206,9 +209,41 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
 
     ``None`` for others; what :func:`dump_values` makes of them is read alike.
     """
-    if around.arguments or around.secret or not few(values.values()):
+    if around.arguments or around.secret:
+        return None
+    found = {name: value for name, value in values.items() if type(value) in ITERATORS}
+    if found and len(set(map(id, found.values()))) == len(found):  # none has two names
+        rest = {name: value for name, value in values.items() if name not in found}
+        iterators = {name: _taken_apart(value) for name, value in found.items()}
+        if few([*rest.values(), *iterators.values()], iterators=False):
+            links = _links(rest, around.namespace)
+            return pickle.dumps((rest, [], links, [], iterators), PROTOCOL)
+    if not few(values.values()):
         return None
     return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
+
+
+def _taken_apart(iterator: Any) -> tuple[Any, ...]:
+    """Return the iterator of a loop as what :func:`_put_together` makes it of.
+
+    The bounds of what is left of a range; of anything else the object and how far the loop is.  A
+    pickler would look up the functions that make them, which takes four times as long as all else.
+    """
+    _, (iterated,), *state = iterator.__reduce__()
+    taken = state[0] or 0 if state else 0
+    if type(iterated) is range:
+        left = iterated[taken:]
+        return left.start, left.stop, left.step
+    return iterated, taken
+
+
+def _put_together(parts: tuple[Any, ...]) -> Any:
+    if len(parts) == _BOUNDS:
+        return iter(range(*parts))
+    iterated, taken = parts
+    iterator: Any = iter(iterated)
+    iterator.__setstate__(taken)
+    return iterator
 
 
 def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
@@ -279,6 +314,8 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
 def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
     """Variables that hold a container which a global names as well."""
     held = {id(value) for value in values.values() if type(value) in COLLECTIONS}
+    if not held:
+        return {}
     if held.isdisjoint(map(id, namespace.values())):
         return {}
     names = {id(value): name for name, value in namespace.items() if id(value) in held}
@@ -355,7 +392,9 @@ def load_values(
         loading.reader = reader
         if reader is not None:
             reader.find = loading.find_class
-        values, _, links, *numbered = loading.load()
+        values, _, links, *others = loading.load()
+        if len(others) > 1:  # an earlier version has no iterators apart
+            values.update((name, _put_together(parts)) for name, parts in others[1].items())
         values = named(values)
     except BaseException:
         for name, content in before.items():
@@ -367,8 +406,8 @@ def load_values(
         today = around.namespace.get(other)
         if type(today) is type(values[name]) and today == values[name]:
             values[name] = today
-    if numbered and around.subjects is not None:
-        around.subjects.adopt(numbered[0])
+    if others and around.subjects is not None:
+        around.subjects.adopt(others[0])
     loaded: dict[str, Any] = values
     return loaded
 

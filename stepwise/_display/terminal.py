@@ -20,9 +20,10 @@ import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._display.elide import elided
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, printable
 
 __all__ = [

@@ -11,10 +11,11 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._display.markup import Markup, tag
 from stepwise._display.render import duration_text
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["timeline"]
 

@@ -201,6 +201,12 @@ class Account:
                 self._requests.setdefault(number, _Amounts()).add(usd, tokens)
                 self.spend(number, usd, tokens)
 
+    @property
+    def is_even(self) -> bool:
+        """True if the outcome of a plain call has nothing to say about what was spent."""
+        unsaid = self._open or self._leftover or self.limited
+        return not unsaid and self.clock.now() - self._recorded_at < _TICK
+
     def spent_by(self, record: Outcome, child: Sums | None) -> Mapping[str, Any]:
         """Return what an outcome that is about to be recorded says was spent.
 

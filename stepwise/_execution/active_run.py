@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import ContextVar
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise._execution import outcomes
 from stepwise._execution.account import Account
@@ -35,6 +35,7 @@ from stepwise._matching.pool import Match, Pool
 from stepwise._matching.subjects import Identity, Subjects
 from stepwise._runtime import asyncio_state, interrupts, tracing
 from stepwise._runtime.events import emit, heard
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import Once
 from stepwise._values import codec, list_digest
 from stepwise._values.buffers import Data
@@ -348,6 +349,14 @@ class ActiveRun:
             identity.serial,
             identity.parts,
         ), origin
+
+    def direct_site(self, frame: FrameType) -> str:
+        """Return ``file:line`` of a frame of the workflow's own code; empty for another frame."""
+        return self._locator.direct_site(frame)
+
+    def origin_of_plain(self, *, helped: bool) -> Origin:
+        """Return the place of a plain call that a function of the user makes, or a host."""
+        return self._locator.origin(effect=False, helped=helped, plain=True)
 
     def match(
         self,

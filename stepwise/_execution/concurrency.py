@@ -11,9 +11,10 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
 
 __all__ = ["Flows", "Gong", "Unawaited", "Worker"]
@@ -92,6 +93,8 @@ class Flows:
     Attributes:
         claims: rings for calls that wait for the work of others.
         parked: rings for calls that wait for a time, a signal or a person.
+        tasks: weak references to the tasks of a run that nobody called, and of its child runs; some
+            may be over, or have left it.  See ``other_tasks``.
     """
 
     def __init__(self) -> None:
@@ -99,6 +102,7 @@ class Flows:
         self._working: dict[int, int] = {}  # number of a call being executed -> its flow
         self._children: set[int] = set()  # those of them that are child runs
         self._workers: set[Worker] = set()
+        self.tasks: set[asyncio_state.TaskReference] = set()
         # Of each waiting call, its flow, the calls around it, itself, and what it waits for.
         self._blocked: dict[int, tuple[int, tuple[int, ...], Any, Any]] = {}
         self.moved_at = monotonic()

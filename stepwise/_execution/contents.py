@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._checkpoints.surroundings import COLLECTIONS, Surroundings
 from stepwise._checkpoints.variables import content_of, refill
 from stepwise._identity.deltas import Delta
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import data as _data
 from stepwise._values.codec import Encoded, pickles
 from stepwise._values.instances import attributes

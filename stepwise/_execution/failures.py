@@ -69,6 +69,11 @@ class Unwinding:
         error = sys.exc_info()[1]
         return None if error is self._ambient else error
 
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing is being handled here, and no earlier failure can turn out handled."""
+        return not self._pending and not self._made and sys.exc_info()[1] is self._ambient
+
     def label(self) -> int | None:
         """Return the failure that a call made now belongs to; see ``Call.unwinding``."""
         error = self.handling()

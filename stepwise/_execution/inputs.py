@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import UnpicklableError, dump_values, load_values
@@ -15,6 +15,7 @@ from stepwise._journal.journal import read_start
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec as _codec
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dis
 import sys
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from stepwise._journal.records import Record
 from stepwise._rewrite import Place, Points
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import file_name, is_ours
 
 __all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
@@ -18,6 +19,7 @@ _SDKS = ("openai", "anthropic", "litellm", "httpx", "httpx2")  # below which req
 _MAP = "stepwise._calls.parallel"
 _LOOPS = ("asyncio.", "threading")
 _BELOW = 6  # our frames below any call: from here to driver.start and its two callers
+_BELOW_PLAIN = 5  # of a plain call: from here to plain.call()
 _MANY = 1000  # call sites that a run remembers
 
 
@@ -93,15 +95,17 @@ class Locator:
         self._points = points
         self._frame: FrameType | None = None  # the workflow's, seen from its own flow of control
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
+        self._is_users: bool | None = None  # its module belongs to the user, once that was asked
 
-    def origin(self, *, effect: bool, helped: bool) -> Origin:
+    def origin(self, *, effect: bool, helped: bool, plain: bool = False) -> Origin:
         """Return the place of the current call.
 
         Args:
             effect: its place is asked for too; without it, this is cheap.
             helped: its helper is.
+            plain: it is asked by ``plain``, from which fewer of our frames are below.
         """
-        caller, mapped = _caller()
+        caller, mapped = _caller(_BELOW_PLAIN if plain else _BELOW)
         if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
             return Origin(self._site(_above_sdks(caller)))
         frame, helper = self._below(caller)
@@ -120,6 +124,20 @@ class Locator:
         if caller is not frame:
             return Origin(site, spot.place.path, helper=helper)
         return Origin(site, spot.path, spot.place.once and not mapped, helper)
+
+    def direct_site(self, frame: FrameType) -> str:
+        """Return the site of a plain call that the workflow's own code makes; else an empty text.
+
+        The same as :meth:`origin` says of it, without looking for the caller.
+
+        Args:
+            frame: of the caller.
+        """
+        if frame.f_code is not self._code:
+            return ""
+        if self._is_users is None:
+            self._is_users = _above_sdks(frame) is frame
+        return self._spot(frame).site if self._is_users else ""
 
     def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
         """The workflow's frame, and the user's function through which it makes a call.
@@ -164,12 +182,15 @@ class Locator:
         self._frame = None
 
 
-def _caller() -> tuple[FrameType | None, bool]:
+def _caller(below: int) -> tuple[FrameType | None, bool]:
     """The nearest frame that is not ours, and whether ``stepwise.map`` makes the call for it.
 
     ``None`` where only an event loop is below.
+
+    Args:
+        below: how many frames are ours for certain.
     """
-    frame: FrameType | None = sys._getframe(_BELOW)
+    frame: FrameType | None = sys._getframe(below)
     mapped = False
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}"

@@ -1,26 +1,165 @@
-"""The other tasks and threads of a run that could make a call."""
+"""The tasks and threads of a run that could make a call, and how many tasks a loop has.
+
+A run must know its other tasks at each checkpoint.  asyncio does not tell of new tasks, and asking
+all of them each time made a step of 64 runs at once cost five times a step of one.  So each task is
+looked at once: a set difference finds the tasks that are new since the last look, whoever made
+them and in whichever way, and the set of the run around each of them takes it in.  A run then asks
+the tasks of its own set alone.  References are weak, so that nothing here keeps a task.
+
+Rejected: a task factory.  ``asyncio.Task(...)`` and other people's factories pass it by.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import weakref
+from collections.abc import Container, Iterator
+from itertools import islice
 from typing import Any
 
-from stepwise._execution.active_run import ActiveRun, scope_variable
+from stepwise._execution.active_run import ActiveRun, Scope, current_scope, scope_variable
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.asyncio_state import TaskReference
+from stepwise._runtime.forks import process_lock
 
-__all__ = ["name_of_another", "others_alive", "others_may_claim", "tasks_of"]
+__all__ = [
+    "is_crowded",
+    "joins",
+    "look_again",
+    "name_of_another",
+    "others_alive",
+    "others_may_claim",
+    "tasks_of",
+    "tasks_within",
+]
+
+
+_MANY = 1000  # references, before those to ended tasks are dropped
+
+
+class _KnownTasks:
+    """The tasks that were looked at, by their event loops.
+
+    A task counts as seen after it was taken in, so that looking needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = process_lock()
+        self._references: set[TaskReference] = set()
+        self._loops: dict[int, dict[TaskReference, None]] = {}  # the oldest task first
+        self._most = _MANY
+
+    def look(self) -> None:
+        """Take in the tasks that are new since the last look."""
+        new = asyncio_state.references() - self._references
+        if not new:
+            return
+        with self._mutex:
+            for reference in new:
+                task = reference()
+                if not _is_over(task):
+                    self._take_in(reference, task)
+            self._references.update(new)
+            if len(self._references) > self._most:
+                self._drop_ended()
+
+    def _take_in(self, reference: TaskReference, task: Any) -> None:
+        self._loops.setdefault(id(asyncio_state.loop_of(task)), {})[reference] = None
+        scope = _scope_of(task)
+        if scope is not None and isinstance(scope.run, ActiveRun):  # else it is a worker's
+            scope.run.root.flows.tasks.add(reference)
+
+    def _drop_ended(self) -> None:
+        self._references -= {each for each in self._references if each() is None}
+        for loop, tasks in tuple(self._loops.items()):
+            for each in tuple(tasks):
+                if _is_over(each()):
+                    del tasks[each]
+            if not tasks:
+                del self._loops[loop]
+        self._most = max(_MANY, 2 * len(self._references))
+
+    def more_than(self, count: int, loop: Any) -> bool:
+        """Return whether a loop has more than so many unfinished tasks, of those that were seen."""
+        mine = self._loops.get(id(loop), {})
+        while len(mine) > count:
+            over = [each for each in islice(mine, count + 1) if _is_over(each())]
+            if not over:
+                return True
+            with self._mutex:
+                for each in over:
+                    mine.pop(each, None)
+        return False
+
+    def forget(self) -> None:
+        """Have every task looked at again."""
+        with self._mutex:
+            self._references.clear()
+
+
+def _is_over(task: Any) -> bool:
+    return task is None or task.done()
+
+
+_known = _KnownTasks()
+look_again = _known.forget
+
+
+def _scope_of(task: Any) -> Scope | None:
+    context = asyncio_state.context_of(task)
+    return context.get(scope_variable) if context is not None else None
+
+
+def joins() -> None:
+    """Note that the current task, if there is one, sees a run that it did not see when it was made.
+
+    For code that sets the scope, or that resets it from ``None``.
+    """
+    scope, task = current_scope(), asyncio_state.current()
+    if scope is not None and task is not None:
+        scope.run.root.flows.tasks.add(weakref.ref(task))
+
+
+def is_crowded(few: int) -> bool:
+    """Return whether this thread's event loop has more than so many unfinished tasks.
+
+    However many there are, only the oldest are asked: each task that is over is met once.
+    """
+    if len(asyncio_state.references()) <= few:
+        return False
+    loop = asyncio_state.loaded()._get_running_loop()
+    if _known.more_than(few, loop):
+        return True
+    _known.look()
+    return _known.more_than(few, loop)
+
+
+def tasks_within(root: ActiveRun) -> Iterator[tuple[Any, Scope]]:
+    """Yield the unfinished tasks of this thread's loop in a run or in its child runs."""
+    me = asyncio_state.current()
+    if me is None:
+        return
+    _known.look()
+    loop, tasks = asyncio_state.loop_of(me), root.flows.tasks
+    for reference in tuple(tasks):
+        task = reference()
+        if _is_over(task):
+            tasks.discard(reference)
+        elif asyncio_state.loop_of(task) is loop:
+            scope = _scope_of(task)
+            if scope is not None and scope.run.root is root:
+                yield task, scope
+
+
+def _others_of(run: ActiveRun) -> Iterator[Any]:
+    me = asyncio_state.current()
+    for task, scope in tasks_within(run.root):
+        if task is not me and run in scope.run.lineage():
+            yield task
 
 
 def tasks_of(run: ActiveRun) -> list[Any]:
     """Return the unfinished tasks of a run and of its child runs, except the current task."""
-    me = asyncio_state.current()
-    if me is None:
-        return []
-    return [
-        task
-        for task, scope in asyncio_state.of_context(scope_variable)
-        if task is not me and run in scope.run.lineage()
-    ]
+    return list(_others_of(run))
 
 
 def others_alive(run: ActiveRun) -> bool:
@@ -38,7 +177,7 @@ def others_may_claim(run: ActiveRun) -> bool:
 
 def _others_in_tasks(run: ActiveRun, idle: Container[int] = ()) -> bool:
     main = run.unwinding.main
-    return any(id(task) != main and id(task) not in idle for task in tasks_of(run))
+    return any(id(task) != main and id(task) not in idle for task in _others_of(run))
 
 
 def name_of_another(run: ActiveRun) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import (
@@ -24,6 +24,7 @@ from stepwise._journal.counters import Progress
 from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, StepStatus
 from stepwise._matching.subjects import Identity, SubjectChanges, Subjects
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import Once, notice, reports, warn
 from stepwise._values import codec as _codec

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from stepwise._execution.active_run import Scope, live_runs, scope_variable
 from stepwise._execution.concurrency import Worker
+from stepwise._execution.other_tasks import joins
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.messages import reports, warn
 from stepwise._runtime.thread_context import Carrier, works_for_a_run
@@ -74,3 +75,4 @@ def background() -> Iterator[None]:
         yield
     finally:
         scope_variable.reset(token)
+        joins()  # it may have been looked at meanwhile

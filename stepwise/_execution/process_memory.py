@@ -12,8 +12,9 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, kernel_shell
 from stepwise._runtime.store_urls import hide_passwords

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import ConfigurationError
 
 __all__ = ["KnownWorkflow", "known_workflow", "known_workflows", "names_of", "register"]

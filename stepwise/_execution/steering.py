@@ -162,6 +162,16 @@ class Steering:
 
     # -- telling ---------------------------------------------------------------------------------
 
+    @property
+    def is_calm(self) -> bool:
+        """True if nothing is asked of the run, and it need not be looked whether something is."""
+        return (
+            self.asked is None
+            and not self._outer
+            and self._until is None
+            and time.monotonic() < self._next
+        )
+
     def check(self, around: Call | None, *, answered: bool) -> None:
         """Raise if the run, or one around it, is to end, and its workflow has not been told.
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stepwise._execution.active_run import ActiveRun, live_runs, scope_variable
+from stepwise._execution.active_run import ActiveRun, live_runs
+from stepwise._execution.other_tasks import tasks_within
 from stepwise._journal.records import RunFacts, RunWait, WaitKind
-from stepwise._runtime import asyncio_state, exits, settings
+from stepwise._runtime import exits, settings
 from stepwise._runtime.clock import elapsed
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.public_names import public
@@ -116,10 +117,7 @@ def _others_alive(family: list[ActiveRun], parked: set[int]) -> bool:
         main = run.unwinding.main
         if run.task is None and not run.awaits and main not in parked:
             return True
-    for task, scope in asyncio_state.of_context(scope_variable):
-        if scope.run.root is family[0] and not _only_waits(task, parked):
-            return True
-    return False
+    return any(not _only_waits(task, parked) for task, _ in tasks_within(family[0]))
 
 
 def _only_waits(task: Any, parked: set[int]) -> bool:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stepwise._journal.projection import met_messages
 from stepwise._journal.records import Entry, RunWait
@@ -22,9 +22,21 @@ from stepwise.stores import Store
 if TYPE_CHECKING:
     from stepwise._journal.inbox import Inbox, Message
 
-__all__ = ["Parked", "RunInbox", "Taken", "Waits"]
+__all__ = ["Parked", "RunInbox", "Taken", "Waits", "may_wait", "waits"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING: Mapping[str, Sequence[int]] = {}
+
+
+may_wait: set[Callable[..., Any]] = set()
+"""The public functions that wait: before their statements there is a checkpoint."""
+
+
+def waits(function: F) -> F:
+    """Mark a public function as one that waits."""
+    may_wait.add(function)
+    return function
 
 
 class Closes(Protocol):

@@ -321,22 +321,30 @@ class HeldParts(Parts):
 
     def _held(self) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
         """Yield each part's name and encoded value; of an attribute, its class and name."""
+        known: dict[int, list[tuple[str, bytes, tuple[str, str] | None]]] = {}
         for where, function in self._functions.items():
-            for name, value, cls in _values_of(function):
-                attribute = (own_name(cls, function), name) if cls is not None else None
-                if name in self._ignored or attribute in _assigned or is_momentary(value):
+            held = known.get(id(function))  # many nodes may have one function
+            if held is None:
+                held = known[id(function)] = [*self._held_by(function)]
+            for path, encoded, attribute in held:
+                yield f"of:{where}:{path}", encoded, attribute
+
+    def _held_by(self, function: Any) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
+        for name, value, cls in _values_of(function):
+            attribute = (own_name(cls, function), name) if cls is not None else None
+            if name in self._ignored or attribute in _assigned or is_momentary(value):
+                continue
+            for path, each in within(name, value, objects=False):
+                if path in self._ignored or is_momentary(each):
                     continue
-                for path, each in within(name, value, objects=False):
-                    if path in self._ignored or is_momentary(each):
-                        continue
-                    if type(each) in FIXED:
-                        yield f"of:{where}:{path}", digest.encode(each), attribute
-                    elif issubclass(type(each), _NAMED):
-                        named = own_name(each, plain_function(function) or each)
-                        yield f"of:{where}:{path}", digest.encode(("named", named)), attribute
-                for path, encoded in _clients_within(name, value):
-                    if path not in self._ignored:
-                        yield f"of:{where}:{path}", encoded, attribute
+                if type(each) in FIXED:
+                    yield path, digest.encode(each), attribute
+                elif issubclass(type(each), _NAMED):
+                    named = own_name(each, plain_function(function) or each)
+                    yield path, digest.encode(("named", named)), attribute
+            for path, encoded in _clients_within(name, value):
+                if path not in self._ignored:
+                    yield path, encoded, attribute
 
 
 def _values_of(function: Any) -> Iterator[tuple[str, Any, type | None]]:

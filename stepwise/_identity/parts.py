@@ -28,9 +28,10 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from stepwise._identity.clients import field, fields_of, is_foreign
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.class_contents import cell_content, content_of
 from stepwise._values.digest import Encoder, Numbering, form_of
 from stepwise._values.digest_atoms import ATOMS, class_name, fold, join, main_name, string

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    seal records spending projection questions course run_facts heads lease chain log inbox bell
-    journal summary counters
+    seal records header_text spending projection questions course run_facts heads lease chain log
+    inbox bell journal summary counters
 """

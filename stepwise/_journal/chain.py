@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._journal import records
 from stepwise._journal.heads import read_head
@@ -18,6 +18,7 @@ from stepwise._journal.projection import start_of
 from stepwise._journal.records import ANNOUNCES, Entry, RunFacts, Started
 from stepwise._journal.seal import NO_LINK, DamagedError, Envelope, ForeignKeyError, Seal
 from stepwise._journal.spending import NO_SUMS, Sums, sums_after
+from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Store
 

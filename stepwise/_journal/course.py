@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._journal.projection import CallKey, Projection, call_key
 from stepwise._journal.records import (
@@ -21,6 +21,7 @@ from stepwise._journal.records import (
     Suspended,
 )
 from stepwise._journal.spending import NO_SUMS, Sums, plus
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Course", "Stop", "stops_in"]
 
@@ -72,7 +73,7 @@ def _is_over(at: float, entry: Entry) -> bool:
 # -- the run -------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Course(Projection):
     """The attempts of a run: time, losses, answered steps.
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stepwise._journal.chain import Mark, Position
 from stepwise._journal.log import LogEnd, SealedLog
 from stepwise._journal.seal import Seal
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise.errors import CorruptStoreError, RunBusyError
 from stepwise.stores import Store

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from stepwise._journal import records
 from stepwise._journal.chain import (
     Lost,
     Position,
@@ -27,6 +26,7 @@ from stepwise._journal.chain import (
     read_one,
     read_start,
 )
+from stepwise._journal.header_text import record_text
 from stepwise._journal.heads import read_head, seal_head
 from stepwise._journal.projection import effects_seen, given_up
 from stepwise._journal.records import ANNOUNCES, Entry, Record, RunFacts
@@ -62,6 +62,7 @@ __all__ = [
 COPYING = "copying"
 """The name of an object that lies beside the records of a run whose copy is not whole yet."""
 _ephemeral = ephemeral_seal()
+_NO_OBJECTS: Mapping[str, Data] = {}
 
 
 class Records(Share):
@@ -121,7 +122,7 @@ class Journal:
         self.fsync = fsync
         self._lock = threading.RLock()
         self._group = Group[Records](store.url)
-        self._at = Position()
+        self._at = self._next = Position()
         self._known = True  # whether _at is the current end of the store's journal
         self._is_first = Once()
         self._tolerant = False
@@ -184,9 +185,13 @@ class Journal:
             durable: somebody relies on it; it is then acknowledged at the run's durability.
             head: the run's new head.
         """
-        share = Records(items, durable=durable, head=head)
-        self._group.write(share, self._write)
-        return share.numbers
+        with Uninterrupted():
+            numbers = self._group.at_once(self.write, self._write_now, items, durable, head)
+        if numbers is None:  # others write
+            share = Records(items, durable=durable, head=head)
+            self._group.write(share, self.write)
+            numbers = share.numbers
+        return numbers
 
     def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
         """Append records as :meth:`append` does, but in another thread.
@@ -195,11 +200,36 @@ class Journal:
             future: of an event loop; done when they are written, or cannot be.
         """
         share = Records(items, durable=durable, future=future)
-        self._group.submit(share, self._write)
+        self._group.submit(share, self.write, halves=self)
         return share
 
-    def _write(self, shares: list[Records]) -> None:
+    def _write_now(
+        self, items: tuple[tuple[Record, Data], ...], durable: bool, head: RunFacts | None
+    ) -> list[int]:
+        """Write the records of a caller who is alone; return their numbers."""
+        if not self._known:
+            self._catch_up()
+        try:
+            if len(items) == 1:  # almost always
+                data, at = self._sealed(self._at, *items[0])
+                sealed = [(at.last, data)]
+            else:
+                sealed, at = self._follow(self._at, items)
+        except MemoryError as error:
+            raise stopped("a record was sealed", error, path=self.store.url) from None
+        self.store.write(*self._ready(sealed, at, durable, head))
+        self.settle()
+        return [number for number, _ in sealed]
+
+    def write(self, shares: list[Records]) -> None:
         """Write the shares of several callers in one transaction, in their order."""
+        wanted = self.prepare(shares)
+        if wanted is not None:
+            self.store.write(*wanted)
+            self.settle()
+
+    def prepare(self, shares: list[Records]) -> tuple[str, int, Batch] | None:
+        """Seal the shares of several callers; return what the store is to write for them."""
         if not self._known:
             self._catch_up()
         at, sealed, head, durable = self._at, list[tuple[int, Data]](), None, False
@@ -222,18 +252,24 @@ class Journal:
             durable = durable or share.durable
             written.append(share)
         if not written:
-            return
+            return None
         for share in written:
             share.end = at
-        batch = Batch(
-            tuple(sealed),
-            head=seal_head(self.seal, head) if head is not None else None,
-            mark=mark(self.seal, self.run_id, at) if durable else b"",
-            durable=durable and self.fsync,
-        )
-        self._known = False  # until the write has returned
-        self.store.write(self.run_id, self.epoch, batch)
-        self._at, self._known = at, True
+        return self._ready(sealed, at, durable, head)
+
+    def _ready(
+        self, sealed: list[tuple[int, Data]], at: Position, durable: bool, head: RunFacts | None
+    ) -> tuple[str, int, Batch]:
+        """Return what the store is to write for sealed records, with which the journal ends."""
+        head_row = seal_head(self.seal, head) if head is not None else None
+        marked = mark(self.seal, self.run_id, at) if durable else b""
+        batch = Batch(tuple(sealed), _NO_OBJECTS, (), 0, head_row, marked, durable and self.fsync)
+        self._known, self._next = False, at  # until the write has returned
+        return self.run_id, self.epoch, batch
+
+    def settle(self) -> None:
+        """Note that what was prepared last is written."""
+        self._at, self._known = self._next, True
 
     def _follow(
         self, at: Position, items: Iterable[tuple[Record, Data]]
@@ -250,13 +286,14 @@ class Journal:
         number = at.last + 1
         data, link = self.seal.close(
             identity(self.run_id, number),
-            records.to_header(record),
+            record_text(record),
             payload,
             at.link or NO_LINK,
             at.effects,
         )
         effects = at.effects + isinstance(record, ANNOUNCES)
-        return data, Position(number, link, effects, sums_after(at.sums, record))
+        facts = (number, link, effects, sums_after(at.sums, record))
+        return data, tuple.__new__(Position, facts)  # the constructor is a Python function
 
     def begin_with(
         self,
@@ -288,7 +325,7 @@ class Journal:
     def put(
         self,
         name: str,
-        header: dict[str, Any],
+        header: dict[str, Any] | str,
         payload: Data,
         *,
         also: Mapping[str, Data] | None = None,

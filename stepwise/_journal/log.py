@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._journal.chain import (
     Mark,
@@ -25,6 +25,7 @@ from stepwise._journal.chain import (
 )
 from stepwise._journal.lease import Lease
 from stepwise._journal.seal import NO_LINK, DamagedError, Seal
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._values.buffers import Data
 from stepwise.errors import RunBusyError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stepwise._journal.records import (
@@ -106,7 +105,6 @@ class Status(enum.Enum):
     WAITING = "waits for a time, a signal or a person; nothing has happened"
 
 
-@dataclass(eq=False, repr=False, slots=True)
 class RecordedCall:
     """A recorded call, and what became of it.
 
@@ -119,14 +117,14 @@ class RecordedCall:
         spent: it was made by a clean-up that is over; it answers only the same clean-up.
     """
 
-    call: Call
-    status: Status
-    entry: Entry
-    origin: Entry
-    handled: bool = False
-    retry: bool = False
-    undoing: bool = False
-    spent: bool = False
+    __slots__ = ("call", "entry", "handled", "origin", "retry", "spent", "status", "undoing")
+
+    def __init__(
+        self, call: Call, status: Status, entry: Entry, origin: Entry, *, spent: bool = False
+    ) -> None:
+        self.call, self.status, self.entry, self.origin = call, status, entry, origin
+        self.handled = self.retry = self.undoing = False
+        self.spent = spent
 
     @property
     def flags(self) -> Flags:

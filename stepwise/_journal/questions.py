@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from stepwise._journal.projection import Projection
 from stepwise._journal.records import (
@@ -16,6 +15,7 @@ from stepwise._journal.records import (
     Settled,
     Waiting,
 )
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Asked", "Questions", "open_questions"]
 

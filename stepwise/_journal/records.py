@@ -7,7 +7,9 @@ Everything that a listing shows is in the header, so that looking at a run never
 # No annotations from __future__: named tuples would compile each text at the start.
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
+
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = [
     "ANNOUNCES",

@@ -30,13 +30,12 @@ import hashlib
 import hmac
 import json
 import os
-import pathlib
 import re
 import struct
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.file_trust import check_folder, read_trusted
 from stepwise._runtime.forks import cached
 from stepwise._runtime.limits import met, way_out
@@ -52,6 +51,7 @@ __all__ = [
     "Seal",
     "ephemeral_seal",
     "load_seal",
+    "to_json",
 ]
 
 FORMAT = 2
@@ -65,9 +65,10 @@ _BACK_AT = _MAC_AT + 32
 _ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
+_FEW = 3  # parts: all but the last are short
 _NONCE = 12  # bytes; random, as NIST SP 800-38D 8.2.2 has it: good for 2**32 records under one key
 # We build the header, which is a tree: no check for cycles is needed.
-_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 _from_json = json.JSONDecoder().raw_decode  # headers have no white space around them
 
 
@@ -89,12 +90,20 @@ class Envelope(NamedTuple):
     link: bytes
 
 
-@dataclass(frozen=True)
 class Seal:
     """Seals with the first key, opens with any of them (older keys stay behind it)."""
 
-    keys: tuple[bytes, ...]
-    encrypts: bool = False
+    def __init__(self, keys: tuple[bytes, ...], encrypts: bool = False) -> None:
+        self.keys = keys
+        self.encrypts = encrypts
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Seal):
+            return NotImplemented
+        return (self.keys, self.encrypts) == (other.keys, other.encrypts)
+
+    def __hash__(self) -> int:
+        return hash((self.keys, self.encrypts))
 
     @cached
     def key_id(self) -> bytes:
@@ -109,7 +118,7 @@ class Seal:
     def close(
         self,
         identity: str,
-        header: dict[str, Any] | list[Any],
+        header: dict[str, Any] | list[Any] | str,
         payload: Data = b"",
         previous: bytes = NO_LINK,
         effects: int = 0,
@@ -118,12 +127,17 @@ class Seal:
         """Seal a header and a payload; the sealed bytes and the link for the next record.
 
         Args:
+            header: a text is the JSON of one; see ``header_text``.
             digest: the SHA-256 of the payload, if it is known.
         """
         flags = _ENCRYPTED if self.encrypts else _DIGESTED if digest else 0
         front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
-        text = _to_json(header).encode("utf-8", "surrogatepass")
+        json_text = header if type(header) is str else to_json(header)
+        text = json_text.encode("utf-8", "surrogatepass")
         back = _BACK.pack(len(text)) + text
+        if not flags and type(payload) is bytes:  # mostly
+            mac = _mac(self.keys[0], identity, front, back, payload)
+            return b"".join((front, mac, back, payload)), mac[:16]
         if self.encrypts:
             associated = _named(identity) + front
             back, payload = _encrypt(self.keys[0], associated, back + bytes(payload)), b""
@@ -197,10 +211,11 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     if begun is None:
         begun = _begun[key] = _hmac_of(key)
     mac = begun.copy()  # hmac.digest looks the algorithm up each time
-    if sum(map(len, parts)) < _SMALL:  # one call, although it copies
-        mac.update(b"".join((_named(identity), *parts)))
+    text = identity.encode("utf-8", "surrogatepass")
+    if len(parts) <= _FEW and len(parts[-1]) < _SMALL:  # one call, although it copies
+        mac.update(b"".join((_BACK.pack(len(text)), text, *parts)))
         return mac.digest()
-    mac.update(_named(identity))
+    mac.update(_BACK.pack(len(text)) + text)
     for part in parts:
         mac.update(part)
     return mac.digest()
@@ -262,7 +277,7 @@ def load_seal() -> Seal:
         # A key file's text is a key like any other, and verifies what the file's key has signed.
         of_a_file = [bytes.fromhex(part) for part in parts if _HEX.fullmatch(part)]
         return Seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
-    path = settings.home() / "key"
+    path = os.path.join(settings.home(), "key")
     try:
         keys = _from_file_if_any(path)
         if not keys:  # not in an except block, whose exception would be shown with any other
@@ -273,14 +288,14 @@ def load_seal() -> Seal:
     return Seal(keys, settings.encrypt())
 
 
-def _unusable(path: pathlib.Path, error: OSError) -> StoreError:
+def _unusable(path: str, error: OSError) -> StoreError:
     way = way_out(error.errno) or (
         "set STEPWISE_HOME to a folder of yours, or STEPWISE_KEY to a secret"
     )
     return StoreError(
         f"the key file {path} cannot be used: {met(error.errno) or error.strerror}. "
         f"{way[0].upper()}{way[1:]}",
-        path=str(path),
+        path=path,
         errno=error.errno,
     )
 
@@ -294,7 +309,7 @@ def _from_text(text: str) -> bytes:
     return hashlib.sha256(os.fsencode(text)).digest()  # it need not be UTF-8
 
 
-def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
+def _from_file(path: str) -> tuple[bytes, ...]:
     lines = read_trusted(path).decode("ascii", "replace").split()
     try:
         keys = tuple(bytes.fromhex(line) for line in lines)
@@ -308,18 +323,19 @@ def _from_file(path: pathlib.Path) -> tuple[bytes, ...]:
     return (*keys, *map(_from_text, lines))  # also what STEPWISE_KEY with this text has signed
 
 
-def _from_file_if_any(path: pathlib.Path) -> tuple[bytes, ...]:
+def _from_file_if_any(path: str) -> tuple[bytes, ...]:
     try:
         return _from_file(path)
     except FileNotFoundError:
         return ()
 
 
-def _make(path: pathlib.Path) -> None:
+def _make(path: str) -> None:
     """Create the key file whole or not at all, and only one, however many processes try."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_folder(path.parent)
-    draft = path.with_name(f"key.{os.getpid()}.{os.urandom(4).hex()}")
+    home = os.path.dirname(path)
+    os.makedirs(home, 0o700, exist_ok=True)
+    check_folder(home)
+    draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -331,8 +347,8 @@ def _make(path: pathlib.Path) -> None:
         except FileExistsError:
             return  # another process was first: its key is the key
     finally:
-        draft.unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
+        os.unlink(draft)
+    folder = os.open(home, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

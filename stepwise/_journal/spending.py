@@ -8,7 +8,7 @@ reader know the sums without the records, pruned ones included.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._journal.records import (
     Ended,
@@ -20,6 +20,7 @@ from stepwise._journal.records import (
     Started,
     Suspended,
 )
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["NO_SUMS", "Claims", "Sums", "difference", "plus", "sums_after", "together", "uncounted"]
 

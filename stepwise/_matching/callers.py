@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._identity.parts import CLASS, FUNCTION, digest_part, parse, shown_part, unknown_in
 from stepwise._journal.records import Call
 from stepwise._matching.subjects import FIRST, UNKNOWN, Identity, Subjects, attempt_of, owner
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["NOBODY", "AnyCaller", "Caller", "differences", "nearness"]
 

@@ -12,7 +12,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._identity.parts import CLASS, FUNCTION, unknown_in
 from stepwise._journal.counters import counted_as
@@ -21,6 +21,7 @@ from stepwise._journal.records import Call, Entry
 from stepwise._matching.callers import NOBODY, AnyCaller, differences, nearness, of_subject
 from stepwise._matching.rulings import agrees, made_since, ruling_on
 from stepwise._matching.subjects import owner
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["FRESH", "Match", "Pool", "Verdict"]
 

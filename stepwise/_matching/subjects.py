@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from operator import is_not
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._identity.deltas import MISSING, Delta, applied, copied, delta
@@ -23,6 +23,7 @@ from stepwise._identity.holders import Holder, class_text
 from stepwise._identity.parts import CLASS, FUNCTION
 from stepwise._identity.sights import ATOMS, Sight, Sights
 from stepwise._journal.records import Call
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = [
     "FIRST",

@@ -10,9 +10,9 @@ import ast
 import copy
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from stepwise._rewrite.points import TRIES, opens
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Ahead", "ahead_of", "each_pass", "head_of", "loop_over_file", "mentions", "with_file"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._rewrite.points import code_digest
 from stepwise._rewrite.source import parsed
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["AWAIT", "Cell", "parse_cell"]
 

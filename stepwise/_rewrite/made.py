@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from stepwise._rewrite.source import FunctionNode
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Made", "made_by_calls"]
 

@@ -6,9 +6,10 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._rewrite.source import FunctionNode
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = [
     "TRIES",

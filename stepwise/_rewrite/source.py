@@ -13,26 +13,26 @@ import linecache
 import tokenize
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Union
 
 __all__ = ["FunctionNode", "Source", "capture", "parsed", "remove_docstring"]
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
+_LOOKS = 4  # for the end of a definition
 _TRIES = 20  # to parse a text, while others parse theirs
 
 
-@dataclass(eq=False, repr=False)
 class Source:
     """The file and lines of a function's definition, as they were then."""
 
-    filename: str
-    name: str
-    first_line: int
-    lines: list[str]
-    _node: FunctionNode | None = None
-    _block: str = ""
+    def __init__(self, filename: str, name: str, first_line: int, lines: list[str]) -> None:
+        self.filename = filename
+        self.name = name
+        self.first_line = first_line
+        self.lines = lines
+        self._node: FunctionNode | None = None
+        self._block = ""
 
     def node(self) -> FunctionNode | None:
         """The function's syntax tree with the line numbers of the file; ``None`` without source.
@@ -46,14 +46,13 @@ class Source:
     def parse(self) -> FunctionNode | None:
         """A syntax tree of one's own."""
         try:
-            if not self._block:
-                self._block = "".join(inspect.getblock(self.lines[self.first_line - 1 :]))
-            # Indented code is parsed inside an added block, since dedenting would change
-            # multi-line strings.
-            indented = self._block[0].isspace()
             with warnings.catch_warnings():  # compiling the code has shown them already
                 warnings.simplefilter("ignore")
-                module = parsed(("if 1:\n" if indented else "") + self._block)
+                if self._block:
+                    module = _parsed_block(self._block)
+                else:
+                    self._block, module = _block(self.lines[self.first_line - 1 :])
+            indented = self._block[0].isspace()
         except (SyntaxError, IndexError, tokenize.TokenError, RecursionError):
             return None
         for node in ast.walk(module):
@@ -62,6 +61,51 @@ class Source:
                 remove_docstring(node)
                 return node
         return None
+
+
+def _block(lines: list[str]) -> tuple[str, ast.Module]:
+    """Return the text and the tree of the definition that begins with the first of these lines.
+
+    ``inspect.getblock`` tokenizes in Python: 15 million instructions for seven lines, a thirtieth
+    of a start.  A definition ends before a statement that is indented no more than it.  A line that
+    only looks like such a statement continues a text, a bracket or a line: then what is above it
+    does not parse.
+    """
+    looks = 0
+    for number, line in enumerate([*lines[1:], "end of file"], 1):
+        code = line.lstrip()
+        if not code or code[0] == "#" or _column(line) > _column(lines[0]):
+            continue
+        if looks == _LOOKS or code != line.lstrip(" \t"):  # after a form feed columns count anew
+            break
+        looks += 1
+        found = "".join(lines[:number])
+        with contextlib.suppress(SyntaxError):
+            tree = _parsed_block(found)
+            if isinstance(_first(tree), (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return found, tree
+            break  # the file is not the one of the function
+    found = "".join(inspect.getblock(lines))
+    return found, _parsed_block(found)
+
+
+def _first(tree: ast.Module) -> ast.stmt | None:
+    """Return the first statement, inside of the block that was added."""
+    body = tree.body
+    while body and isinstance(body[0], ast.If):
+        body = body[0].body
+    return body[0] if body else None
+
+
+def _column(line: str) -> int:
+    line = line.expandtabs()
+    return len(line) - len(line.lstrip(" "))
+
+
+def _parsed_block(block: str) -> ast.Module:
+    # Indented code is parsed inside an added block, since dedenting would change multi-line
+    # strings.
+    return parsed(("if 1:\n" if block[0].isspace() else "") + block)
 
 
 def parsed(text: str) -> ast.Module:

@@ -37,7 +37,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from types import CodeType
-from typing import NamedTuple
 
 from stepwise._rewrite.ahead import (
     Ahead,
@@ -60,6 +59,7 @@ from stepwise._rewrite.scope import (
     released,
 )
 from stepwise._rewrite.source import FunctionNode
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Point", "Reading", "Transformed", "With", "ask", "transform"]
 

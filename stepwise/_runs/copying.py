@@ -11,7 +11,7 @@ import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from stepwise._execution.active_run import current_scope
 from stepwise._journal.heads import check_key, children_of
@@ -21,6 +21,7 @@ from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import LOG_KINDS, LogIndex, LogKind
 from stepwise._journal.records import RunFacts
 from stepwise._runs.transfer import Transfer
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, shell_word
 from stepwise.errors import (
     ConfigurationError,

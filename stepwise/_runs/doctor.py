@@ -210,7 +210,7 @@ def _key() -> Iterator[Finding]:
     if os.environ.get("STEPWISE_KEY"):
         yield Finding("key", "ok", "from STEPWISE_KEY")
         return
-    path = settings.home() / "key"
+    path = pathlib.Path(settings.home(), "key")
     if not path.exists():
         if path.parent.exists() and (problem := _distrusted(path)):
             yield Finding("key", "problem", problem)
@@ -238,7 +238,7 @@ def _key() -> Iterator[Finding]:
 def _distrusted(path: pathlib.Path) -> str:
     """Return why the key, or its future folder, is not trusted; empty if it is."""
     try:
-        check_file(path, path.stat()) if path.exists() else check_folder(path.parent)
+        check_file(str(path), path.stat()) if path.exists() else check_folder(str(path.parent))
     except ConfigurationError as error:
         return str(error)
     return ""
@@ -250,7 +250,7 @@ def _runs() -> Iterator[Finding]:
         if _can_be_made():
             yield none
         return
-    if not (os.environ.get("STEPWISE_KEY") or (settings.home() / "key").exists()):
+    if not (os.environ.get("STEPWISE_KEY") or pathlib.Path(settings.home(), "key").exists()):
         return  # the finding about the key says what that means
     try:
         counted: Counter[Any] = Counter(each.status for each in listed())

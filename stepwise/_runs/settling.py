@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._calls.doubt import DidNotHappen, Landed
 from stepwise._execution.outcomes import settled
 from stepwise._journal.course import Stop, stops_in
 from stepwise._journal.projection import Calls, RecordedCall
 from stepwise._journal.records import Entry, Record, Ruled
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec

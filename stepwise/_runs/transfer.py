@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from stepwise._checkpoints.checkpoints import PREFIX
 from stepwise._journal.chain import (
@@ -38,6 +37,7 @@ from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal
 from stepwise._journal.summary import NAME
 from stepwise._runs.verify import append_restored
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._values.buffers import Data
 from stepwise.errors import CorruptStoreError, RunConflictError

@@ -2,7 +2,7 @@
 
 The modules, each importing only from those before it::
 
-    clock public_names limits forks settings store_urls messages interrupts tracebacks exits
+    facts clock public_names limits forks settings store_urls messages interrupts tracebacks exits
     asyncio_state thread_context group_commit event events listening tracing file_trust retries
     options
 """

@@ -9,20 +9,25 @@ import contextvars
 import gc
 import sys
 import threading
+import weakref
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 __all__ = [
+    "TaskReference",
     "cancellation",
     "closes_generator",
+    "context_of",
     "current",
     "is_cancellation",
     "loaded",
+    "loop_of",
     "loop_runs",
-    "of_context",
+    "references",
     "who",
 ]
 
-
+TaskReference = weakref.ReferenceType[Any]
 _asyncio: Any = None
 
 
@@ -34,6 +39,8 @@ def loaded() -> Any:
     global _asyncio  # noqa: PLW0603
     if _asyncio is None:
         found = sys.modules.get("asyncio")
+        if found is None:
+            return None
         if not getattr(getattr(found, "__spec__", None), "_initializing", False):
             _asyncio = found
     return _asyncio
@@ -77,21 +84,13 @@ def closes_generator(task: Any) -> bool:
     return type(task.get_coro()).__name__ == "async_generator_athrow"
 
 
-def of_context(variable: contextvars.ContextVar[Any]) -> list[tuple[Any, Any]]:
-    """The unfinished tasks of this thread's loop in which ``variable`` is set, with its value."""
-    asyncio = loaded()
-    if asyncio is None or current() is None:
-        return []
-    found = []
-    for task in asyncio.all_tasks():
-        context = _context_of(task)
-        value = context.get(variable) if context is not None else None
-        if value is not None:
-            found.append((task, value))
-    return found
+def loop_of(task: Any) -> Any:
+    """Return the event loop of a task."""
+    return _asyncio.futures._get_loop(task)
 
 
-def _context_of(task: Any) -> contextvars.Context | None:
+def context_of(task: Any) -> contextvars.Context | None:
+    """Return the context in which a task runs."""
     if hasattr(task, "get_context"):  # Python 3.12
         context: contextvars.Context = task.get_context()
         return context
@@ -99,3 +98,21 @@ def _context_of(task: Any) -> contextvars.Context | None:
         if isinstance(held, contextvars.Context):
             return held
     return None
+
+
+def references() -> AbstractSet[TaskReference]:
+    """Return references to all tasks of this thread's loop, and perhaps to other tasks.
+
+    Only to be read, and at once.  It is asyncio's own set where there is one: ``all_tasks()`` asks
+    every task of the process in Python, which takes 200 us with 130 of them, at each call.
+    """
+    tasks = _asyncio.tasks
+    if sys.version_info >= (3, 14):  # the interpreter keeps tasks in a list, and reads it in C
+        return set(map(weakref.ref, _asyncio.all_tasks()))
+    if sys.version_info < (3, 12):
+        every: set[TaskReference] = tasks._all_tasks.data
+        return every
+    scheduled: set[TaskReference] = tasks._scheduled_tasks.data
+    if tasks._eager_tasks:
+        return scheduled.union(map(weakref.ref, tuple(tasks._eager_tasks)))
+    return scheduled

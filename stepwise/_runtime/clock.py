@@ -1,12 +1,13 @@
 """The clocks by which a run waits: the time of day, and the time that has passed.
 
-Imports nothing of ours.
+Of ours it imports named tuples only.
 """
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["End", "elapsed", "now"]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import stat
 
 from stepwise.errors import ConfigurationError
@@ -18,7 +17,7 @@ _LARGEST = 1 << 16  # bytes
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def read_trusted(path: pathlib.Path) -> bytes:
+def read_trusted(path: str) -> bytes:
     """Read a file that only this user, or root, can have written; others may then read it no more.
 
     Raises:
@@ -36,7 +35,7 @@ def read_trusted(path: pathlib.Path) -> bytes:
         return file.read(_LARGEST)
 
 
-def check_file(path: pathlib.Path, found: os.stat_result) -> None:
+def check_file(path: str, found: os.stat_result) -> None:
     """Look whether others could have written a file, or put it there.
 
     Raises:
@@ -47,23 +46,23 @@ def check_file(path: pathlib.Path, found: os.stat_result) -> None:
             f"{path} is not a file; remove it, or set STEPWISE_KEY to a secret"
         )
     _check(path, found, "u=rw,go=")
-    for folder in dict.fromkeys((path.parent, pathlib.Path(os.path.realpath(path)).parent)):
+    for folder in dict.fromkeys((os.path.dirname(path), os.path.dirname(os.path.realpath(path)))):
         check_folder(folder)
 
 
-def check_folder(folder: pathlib.Path) -> None:
+def check_folder(folder: str) -> None:
     """Look whether others could replace a file in a folder.
 
     Raises:
         ConfigurationError: they could.
     """
-    found = folder.stat()
+    found = os.stat(folder)
     sticky = found.st_mode & stat.S_ISVTX  # as in /tmp: users can replace only their own files
     if not sticky or found.st_uid not in (0, os.geteuid()):
         _check(folder, found, "go-w")
 
 
-def _check(path: pathlib.Path, found: os.stat_result, mode: str) -> None:
+def _check(path: str, found: os.stat_result, mode: str) -> None:
     writers = found.st_mode & _OTHERS
     if writers == stat.S_IWGRP and _is_private(found.st_gid):
         writers = 0

@@ -31,7 +31,6 @@ The environment is read when a value is needed, never at import.
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -223,9 +222,13 @@ def injected() -> frozenset[str]:
     return _settings.injected
 
 
-def home() -> pathlib.Path:
+def home() -> str:
     """The folder that holds the default store and the key, absolute; it need not exist."""
-    return pathlib.Path(os.environ.get("STEPWISE_HOME") or "~/.stepwise").expanduser().absolute()
+    # Not pathlib: with what it imports, it was a twentieth of a start.
+    given = os.path.expanduser(os.environ.get("STEPWISE_HOME") or "~/.stepwise")
+    if given.startswith("~"):
+        raise RuntimeError(f"the home directory in {given} is unknown: set STEPWISE_HOME")
+    return os.path.join(os.getcwd(), given)
 
 
 def store() -> Any:
@@ -235,7 +238,7 @@ def store() -> Any:
 
 def store_of_commands() -> str:
     """The URL of the store that a command in a shell opens, whatever this program configured."""
-    return os.environ.get("STEPWISE_STORE") or f"disk:{home() / 'store'}"
+    return os.environ.get("STEPWISE_STORE") or f"disk:{os.path.join(home(), 'store')}"
 
 
 def strict() -> bool:

@@ -12,7 +12,17 @@ from typing import Any, Protocol, TypeVar
 
 from stepwise._runtime.messages import reports
 
-__all__ = ["Tracer", "begin", "end", "enter", "enter_attempt", "leave", "set_tracer", "trace"]
+__all__ = [
+    "Tracer",
+    "begin",
+    "end",
+    "enter",
+    "enter_attempt",
+    "is_on",
+    "leave",
+    "set_tracer",
+    "trace",
+]
 
 Leave = Callable[[BaseException | None], object]
 
@@ -60,6 +70,11 @@ def set_tracer(tracer: Tracer | None) -> None:
     """Set the tracer of the process; ``None`` ends tracing."""
     global _tracer  # noqa: PLW0603
     _tracer = tracer
+
+
+def is_on() -> bool:
+    """Return whether the process has a tracer."""
+    return _tracer is not None
 
 
 def begin(run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:

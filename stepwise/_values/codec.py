@@ -18,8 +18,9 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.tracebacks import fold, linked_to, members
 from stepwise._values import data as _data

@@ -24,8 +24,8 @@ import enum
 import functools
 import hashlib
 import io
-import pathlib
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -50,6 +50,8 @@ from stepwise._values.message_fields import EACH, FieldKind, Numbering, Rule, ru
 from stepwise.errors import DigestError
 
 if TYPE_CHECKING:
+    from pathlib import PurePath
+
     from stepwise._values.digest_types import Form
 
 __all__ = [
@@ -450,8 +452,8 @@ def _memory(encoder: Any, value: memoryview) -> bytes:
     return join(b"v", [*encoder.items((value.format, value.shape)), content])
 
 
-def _path(_: Any, value: pathlib.PurePath) -> bytes:
-    windows = isinstance(value, pathlib.PureWindowsPath)
+def _path(_: Any, value: PurePath) -> bytes:
+    windows = isinstance(value, sys.modules["pathlib"].PureWindowsPath)
     return (
         join(b"\\", [string(str(value).lower())]) if windows else join(b"/", [string(str(value))])
     )
@@ -463,7 +465,6 @@ def _module(_: Any, value: types.ModuleType) -> bytes:
 
 _BASES: tuple[tuple[Any, Any], ...] = (
     (enum.Enum, _enum),
-    (pathlib.PurePath, _path),
     (types.ModuleType, _module),
     (re.Pattern, _pattern),
     (slice, _slice),
@@ -504,6 +505,9 @@ def form_of(cls: type) -> Form:
     for base, form in _BASES:
         if issubclass(cls, base):
             return form
+    pathlib = sys.modules.get("pathlib")  # it is not loaded for programs without paths
+    if issubclass(cls, getattr(pathlib, "PurePath", ())):
+        return _path
     from stepwise._values.digest_types import form_for  # on use: plain data needs none of these
 
     known = form_for(cls)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["EACH", "FieldKind", "Numbering", "Rule", "rules_of"]
 

@@ -54,6 +54,7 @@ _BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))
 
 _IOBase = io.IOBase.__mro__[1]  # the C class: the Python one's isinstance is ten times slower
 _WITH_SETTER = 6  # the length of a reduced form that says how its state is set
+_FRAME = 1 << 14  # characters or bytes: less than pickle writes outside of a frame
 _DEEP_STACK = 512 << 20  # bytes
 _DEEP_RECURSION = 400_000  # frames
 
@@ -187,6 +188,9 @@ def dump_plain(value: object) -> Data:
 
     Code goes by name: what has none is not picklable.
     """
+    cls = type(value)
+    if cls in NUMBERS or (cls in (bytes, str) and len(value) < _FRAME):  # type: ignore[arg-type]
+        return pickle.dumps(value, PROTOCOL)  # the same bytes, in a sixth of the time
     data, forms = _dump_plain(value, None)
     return _dump_plain(value, forms)[0] if forms is not None and forms.shares() else data
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise._checkpoints.checkpoints import Retention
 from stepwise._execution.reloading import code_in_file
@@ -21,6 +20,7 @@ from stepwise._rewrite import (
     capture,
     fingerprint,
 )
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import Once, notice, reports, warn
 from stepwise._values.data import returned_type
@@ -50,9 +50,12 @@ Start = Literal["same", "unfinished", "new"]
 """Which run a call from outside of any run means; see :mod:`stepwise._workflows.starts`."""
 
 
-@dataclass(frozen=True)
 class Options:
-    """The options of a workflow, checked where they are given."""
+    """The options of a workflow, checked where they are given; never changed.
+
+    Its constructor is written out, since making a dataclass of so many fields takes a hundredth of
+    a start.
+    """
 
     name: str | None = None
     store: Any = None
@@ -75,6 +78,15 @@ class Options:
     tags: tuple[tuple[str, str], ...] = ()
     budget: Budget | None = None
     timeout: float | None = None
+
+    def __init__(self, **chosen: Any) -> None:
+        vars(self).update({name: getattr(Options, name) for name in Options.__annotations__})
+        vars(self).update(chosen)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Options and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def recording(self, outer: str) -> str:
         """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
@@ -103,7 +115,7 @@ class Options:
             changes = {**changes, "tags": tuple(changes["tags"].items())}
         if "fresh" in changes:
             changes = _with_start(self, changes)
-        chosen = replace(self, **changes)
+        chosen = Options(**{**vars(self), **changes})
         if chosen.trust == "data" and chosen.codec == "pickle":
             raise ConfigurationError(
                 "trust='data' loads no pickle, so it could never read records of codec='pickle': "

@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stepwise._calls.driver import drive
 from stepwise._execution.draining import drained
@@ -29,6 +29,7 @@ from stepwise._journal.journal import facts_of, read_end, seal_for
 from stepwise._journal.records import RunFacts
 from stepwise._runs.run import Run
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.codec import decode_error, encode_error, traceback_text
 from stepwise._values.pickling import dump_code, load_code
 from stepwise._values.secrets import Secrets

@@ -16,9 +16,8 @@ from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import drive
 from stepwise._execution.active_run import ActiveRun, Scope, live_runs, scope_variable
 from stepwise._execution.draining import end_if_drained
-from stepwise._execution.other_tasks import tasks_of
+from stepwise._execution.other_tasks import joins, look_again, tasks_of
 from stepwise._execution.outside import carrier
-from stepwise._execution.suspension import pending
 from stepwise._journal.records import SUBMITTED, Interrupted, Suspended
 from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.interrupts import sigterms
@@ -82,6 +81,7 @@ class _Ownership:
 
     def enter_scope(self) -> None:
         self._token = scope_variable.set(Scope(self.active))
+        joins()
         self._leave = tracing.enter(self.active.run_id)
 
     def leave_scope(self) -> None:
@@ -146,6 +146,7 @@ async def _inline(opened: OpenedRun) -> Any:
     active.awaits = True
     active.unwinding.enter()
     token, left = scope_variable.set(Scope(active)), tracing.enter(active.run_id)
+    joins()
     try:
         with steered(active, is_new=opened.is_new):
             value = await opened.arun()
@@ -315,6 +316,7 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
         resume, sent = generator.asend, None
         while True:
             attempt.enter_scope()
+            look_again()  # other tasks may share the caller's context, and see the run now
             try:
                 item = await resume(sent)
             except StopAsyncIteration:
@@ -419,6 +421,8 @@ def _record_suspension(active: ActiveRun) -> None:
     except RunStopped:
         return  # without a writable store the run counts as crashed, which loses nothing
     active.facts = facts
+    from stepwise._execution.suspension import pending  # on use: few runs suspend
+
     active.tell("run_suspended", detail="; ".join(map(str, pending(facts))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from types import CodeType
@@ -86,6 +86,7 @@ class WorkflowFrame(Frame):
         "loaded",
         "managers",
         "module",
+        "names",
         "outlooks",
         "prefixes",
         "references",
@@ -127,7 +128,9 @@ class WorkflowFrame(Frame):
         self.module = ModuleState(active, rewritten.function, rewritten.assigned)
         self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it stays shut
         self.complaints = Complaints(active, self.file, rewritten)
-        self.prefixes: dict[tuple[int, int], str | None] = {}
+        # By what they depend on: see _state() and _state_of().
+        self.prefixes: dict[tuple[int, int], tuple[list[str], str | None]] = {}
+        self.names: dict[tuple[object, ...], list[str]] = {}
         self.asking = rewritten.ahead.keys() - {0}
         self.asked = 0  # the last point before which something may have called a step
         self.seen: set[int] = set()  # points after which a step was called
@@ -270,17 +273,18 @@ class WorkflowFrame(Frame):
         self.without = 0
         if self.shut:
             self._tell_shut(self.rewritten.points[number], values)
-        began = time.perf_counter()
         tells = self.wanted  # an event is for due checkpoints only
         if self.active.stopped is not None or not self._wants(number, values):
             # A thread may have swallowed what stopped the run: nothing after it counts.
             self.due = self.wanted and self.active.stopped is None
             values.clear()
             return
+        began = time.perf_counter()
         point = self.rewritten.points[number]
-        kept = self._state_of(values, point)
+        kept = self._state_of(values, point, number)
         values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops
-        if not self._can_be_taken(point, kept, tells=tells):
+        read = self._files_read(point, kept)
+        if not self._can_be_taken(point, kept, read, tells=tells):
             return
         if others_alive(self.active):
             if tells:
@@ -302,21 +306,24 @@ class WorkflowFrame(Frame):
         if state is None:
             return
         facts = self.active.facts
-        read = self._files_read(point, kept)
         self.active.facts = self.checkpoints.write(
             state, payload, facts, self.references, reads_files=bool(read)
         )
-        self.shut -= read  # blocks after the loop are not reported
         self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
         self.complaints.in_a_row = self.count = 0
-        self.entered.update((*point.withs, *point.loops))
-        self.entered -= read  # only in the loop
-        self.last = time.perf_counter() - began
+        self.entered.update(point.withs, point.loops)
+        if read:
+            self.shut -= read  # blocks after the loop are not reported
+            self.entered -= read  # only in the loop
+        now = time.perf_counter()
+        self.last = now - began
         self.cost += self.last
         if self.guesses:
             self.guessed += self.last
-        self._weigh(kept)
+        self.taken += 1
+        if now - self.started >= _SETTLED:
+            self._weigh(kept)
 
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         """Return whether to take a checkpoint before the next statement.
@@ -352,29 +359,33 @@ class WorkflowFrame(Frame):
             self.refused.add(number)  # until a step was done
         return self.guesses
 
-    def _state_of(self, values: dict[str, Any], point: Point) -> dict[str, Any]:
+    def _state_of(self, values: dict[str, Any], point: Point, number: int) -> dict[str, Any]:
         """The variables that are state.
 
         Not ours, not those of enclosing functions, not those that an open ``with`` binds again.
         """
-        withs = self.rewritten.withs
-        again = {name for number in point.withs for name in withs[number].names}
-        again.update(self.rewritten.function.__code__.co_freevars)
-        kept = {
-            name: value
-            for name, value in values.items()
-            if (name[0] != "@" or name in point.loops) and name not in again
-        }
-        rewritten = self.rewritten
+        rewritten, here = self.rewritten, (number, *values)
+        names = self.names.get(here)
+        if names is None:
+            again = {name for each in point.withs for name in rewritten.withs[each].names}
+            again.update(rewritten.function.__code__.co_freevars)
+            names = self.names[here] = [
+                name
+                for name in values
+                if (name[0] != "@" or name in point.loops) and name not in again
+            ]
+        kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys():
             anew = remade(name, type(kept[name]), kept, rewritten)
             # Where a global is another one later, an older checkpoint or the journal is needed.
             if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
                 kept[name] = anew
-        return {**kept, **self.module.kept()}
+        kept.update(self.module.kept())
+        return kept
 
-    def _can_be_taken(self, point: Point, values: dict[str, Any], *, tells: bool) -> bool:
-        read = self._files_read(point, values)
+    def _can_be_taken(
+        self, point: Point, values: dict[str, Any], read: Collection[int | None], *, tells: bool
+    ) -> bool:
         for number in point.withs:
             if self.managers.get(number, (0, ""))[1] and number not in read:
                 return False
@@ -394,7 +405,9 @@ class WorkflowFrame(Frame):
                 return False
         # A value that did not pickle the last time and is still there will not pickle now.
         culprits = self.complaints.culprits
-        return all(values.get(name) is not value for name, value in culprits.items())
+        return not culprits or all(
+            values.get(name) is not value for name, value in culprits.items()
+        )
 
     def _referring(self, values: dict[str, Any]) -> Data:
         """Return the variables without values that are stored already or put into chunks now."""
@@ -437,15 +450,14 @@ class WorkflowFrame(Frame):
             return dump_values({**kept, **gone}, self.around)
 
     def _state(self, number: int) -> State | None:
-        rewritten, source = self.rewritten, self.callee.workflow.source
-        point, node = rewritten.points[number], source.node()
-        visited = [rewritten.blocks[n] for n in sorted(self.visited)]
-        here = number, len(visited)  # branches are only ever added: the count tells which
+        rewritten, point = self.rewritten, self.rewritten.points[number]
+        here = number, len(self.visited)  # branches are only ever added: the count tells which
         if here not in self.prefixes:
-            self.prefixes[here] = (
-                prefix_fingerprint(node, point.position, visited) if node is not None else None
-            )
-        prefix = self.prefixes[here]
+            node = self.callee.workflow.source.node()
+            visited = [rewritten.blocks[n] for n in sorted(self.visited)]
+            known = prefix_fingerprint(node, point.position, visited) if node is not None else None
+            self.prefixes[here] = visited, known
+        visited, prefix = self.prefixes[here]
         if prefix is None:
             return None
         return state_of(
@@ -487,6 +499,8 @@ class WorkflowFrame(Frame):
         ``None`` for a loop that opens its file itself.
         """
         files = self.rewritten.files
+        if not files:
+            return set()
         return {
             files[name].within
             for name in point.loops
@@ -527,7 +541,6 @@ class WorkflowFrame(Frame):
 
         In a notice: a warning could be made an error, and a busy machine would fail the run.
         """
-        self.taken += 1
         elapsed = time.perf_counter() - self.started
         dear = self.cost > _SHARE * elapsed and self.cost / self.taken > _COST
         if elapsed < _SETTLED or not dear or not self.complaints.first("cost"):

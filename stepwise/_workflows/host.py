@@ -15,12 +15,15 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+from stepwise._calls import plain
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
+from stepwise._checkpoints.checkpoints import header_text as state_text
 from stepwise._execution.active_run import ActiveRun, branches, current_scope
 from stepwise._execution.failures import Unwinding
+from stepwise._execution.outcomes import ShownValue
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.process_memory import memory
 from stepwise._identity.call_parts import HeldParts
@@ -59,11 +62,13 @@ __all__ = [
     "HostProgram",
     "HostStore",
     "HostedRun",
+    "Journal",
     "LogEnd",
     "LogIndex",
     "Recall",
     "Retention",
     "SealedLog",
+    "ShownValue",
     "State",
     "Step",
     "call",
@@ -82,6 +87,7 @@ __all__ = [
     "program_of",
     "release_inner_calls",
     "run_here",
+    "state_text",
     "step_of",
     "steps_around",
     "uncounted",
@@ -161,10 +167,11 @@ class HostedRun(opening.OpenedRun):
     """A run that a host executes.
 
     Attributes:
-        since: where in the journal the records begin that calls made again may ask for.
+        newest: the checkpoint after which calls that are made again ask for records; ``None`` for
+            all records.
     """
 
-    since = Position()
+    newest: State | None = None
     _body: Callable[[], Any]
 
     @property
@@ -239,7 +246,7 @@ class HostedRun(opening.OpenedRun):
             return None
         checkpoint, state = found
         if state is not None:
-            self.since = state.start
+            self.newest = state
         return checkpoint
 
     def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
@@ -279,7 +286,8 @@ class HostedRun(opening.OpenedRun):
         if not (numbers or inside):
             return
         active, journal = self.active, self.active.journal
-        entries = [*read_entries(journal.store, journal.seal, journal.run_id, self.since)]
+        since = self.newest.start if self.newest is not None else Position()
+        entries = [*read_entries(journal.store, journal.seal, journal.run_id, since)]
         outcomes = (entry.outcome for entry in entries if entry.step == inside)
         within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known
@@ -333,7 +341,12 @@ async def call(
     """
     scope = current_scope()
     assert scope is not None
-    core = step.core(scope._replace(branch=branch) if branch else scope, args, kwargs, instance)
+    scope = scope._replace(branch=branch) if branch else scope
+    if step.awaits and instance is None and not only_recorded:
+        ending = await plain.hosted(step, scope, args, kwargs)
+        if ending is not None:
+            return ending.unwrap()
+    core = step.core(scope, args, kwargs, instance)
     operation = start(core)
     if only_recorded and not isinstance(operation, Result):
         core.close()  # the journal was queried; nothing was done

@@ -14,12 +14,9 @@ from stepwise._calls.driver import Core, Result, drive
 from stepwise._calls.perform import Performance, Performer
 from stepwise._checkpoints.checkpoints import spent_so_far
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._display.activity import Doing
-from stepwise._display.progress import Display
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import surroundings
 from stepwise._execution.process_memory import Given, memory
-from stepwise._execution.suspension import suspended_text
 from stepwise._identity import identity as _identity
 from stepwise._identity.identity import Parameters
 from stepwise._identity.module_names import canonical_module
@@ -29,7 +26,7 @@ from stepwise._journal.records import Call, RunFacts
 from stepwise._journal.spending import Sums, difference
 from stepwise._matching.subjects import Identity, complete
 from stepwise._runtime import settings
-from stepwise._runtime.messages import kernel_shell, notice
+from stepwise._runtime.messages import kernel_shell, notice, reports
 from stepwise._runtime.tracebacks import fold
 from stepwise._values import digest
 from stepwise._workflows.definition import BoundCall, Definition
@@ -59,6 +56,7 @@ from stepwise.errors import (
 from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
+    from stepwise._display.progress import Display
     from stepwise._runs.run import Run
 
 __all__ = ["TopLevel", "invoke", "next_run_id", "run_of", "wakers"]
@@ -444,8 +442,8 @@ class TopLevel(WorkflowCall):
         if isinstance(opened, WorkflowRun):
             memory.executes(store, meant.run_id)
             facts = opened.active.facts
-            doing = Doing(meant.run_id, f"{facts.label}({facts.arguments})")
-            self.display = Display.of(doing, self.options.progress)
+            title = f"{facts.label}({facts.arguments})"
+            self.display = _display(meant.run_id, title, self.options.progress)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.display is not None:
@@ -465,6 +463,8 @@ class TopLevel(WorkflowCall):
         except RunSuspended as error:
             if wakers and kernel_shell() is not None:
                 wakers[0](self)
+                from stepwise._execution.suspension import suspended_text  # on use
+
                 text = suspended_text(self.run_id, error.waits)
                 error.args = (f"{text}. It goes on in this kernel; then run the cell again",)
             if not want_run:
@@ -605,3 +605,14 @@ async def _adrain(top: TopLevel) -> Run:
         async for _ in _agenerate(top):
             pass
     return run_of(top.store, top.run_id)
+
+
+@reports
+def _display(run_id: str, title: str, wanted: bool | None) -> Display | None:
+    """Show the progress of a run, if that is wanted and there is a place for it."""
+    if not (settings.progress() if wanted is None else wanted):
+        return None
+    from stepwise._display.activity import Doing  # on use: few runs show their progress
+    from stepwise._display.progress import Display
+
+    return Display.of(Doing(run_id, title), True)

@@ -21,10 +21,10 @@ import os
 import stat
 import types
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._rewrite import Ahead, Rewritten
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import digest
 from stepwise._values.preview import error_text
 from stepwise._values.trees import same
@@ -51,11 +51,12 @@ _INSIDE = ("accumulate", "compress", "reader", "sorted")  # these read the conte
 _ATOMS = (str, bytes, int, float, bool, type(None))
 _FILES = (io.TextIOWrapper, io.BufferedReader)
 _MODES = ("r", "rt", "rb")
+_PATH = "WindowsPath" if os.name == "nt" else "PosixPath"  # what pathlib.Path() makes
 _METHODS: dict[str, tuple[str, ...]] = {
     "dict": ("items", "keys", "values"),
     "str": ("split", "splitlines"),
     "DataFrame": ("groupby", "iterrows", "itertuples"),
-    type(Path()).__name__: ("open",),
+    _PATH: ("open",),
 }
 
 
@@ -278,13 +279,14 @@ def _is_known(value: Any) -> bool:
 def _plain_type(value: Any) -> str:
     """The type of a value that can be told to be the same; empty for others."""
     cls = type(value)
-    if cls in (*_ATOMS, list, tuple, dict, range, type(Path())):
+    if cls in (*_ATOMS, list, tuple, dict, range):
         return cls.__name__
-    return cls.__name__ if cls.__name__ == "DataFrame" and _is_of_pandas(cls) else ""
+    package = {"DataFrame": "pandas", _PATH: "pathlib"}.get(cls.__name__)
+    return cls.__name__ if package and _is_of(package, cls) else ""
 
 
-def _is_of_pandas(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "pandas"
+def _is_of(package: str, cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == package
 
 
 def _held_by(value: Any) -> Any:
@@ -293,7 +295,7 @@ def _held_by(value: Any) -> Any:
         return [*value, *value.values()]
     if type(value) in (list, tuple):
         return list(value)
-    return digest(value) if _is_of_pandas(type(value)) else value
+    return digest(value) if _is_of("pandas", type(value)) else value
 
 
 def _holds(value: Any, held: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from stepwise._calls.driver import Core, Result
 from stepwise._checkpoints.surroundings import Surroundings
@@ -36,6 +36,7 @@ from stepwise._journal.run_facts import facts_at_start
 from stepwise._journal.seal import Seal
 from stepwise._rewrite import Points, Rewritten
 from stepwise._runtime import asyncio_state, tracing
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import notice, shell_word, warn
 from stepwise._values.buffers import Data

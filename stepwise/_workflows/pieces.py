@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Core, drive
@@ -28,6 +28,7 @@ from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Identity
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
 from stepwise._values import digest
 from stepwise._values.codec import Codec
@@ -247,7 +248,7 @@ class _PieceLocator(Locator):
         super().__init__(code, None)
         self._piece_site = site
 
-    def origin(self, *, effect: bool, helped: bool) -> Origin:
+    def origin(self, *, effect: bool, helped: bool, plain: bool = False) -> Origin:
         scope = current_scope()
         if scope is None or scope.call is None:
             return Origin(self._piece_site)

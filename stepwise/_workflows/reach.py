@@ -17,11 +17,12 @@ import itertools
 import types
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._calls.steps import step_of
-from stepwise._calls.waiting import may_wait
+from stepwise._execution.waits import may_wait
 from stepwise._rewrite import Ahead, Rewritten
+from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.loops import Counted
 
 __all__ = ["Outlook", "Outlooks", "Reach", "outlook"]
@@ -154,8 +155,17 @@ class Outlooks:
     def at(self, number: int, ahead: Ahead, values: Mapping[str, Any]) -> Outlook:
         """Return the outlook at the point of this number."""
         known = self._known.get(number)
-        if known is not None and self._stands(known[0], values):
-            return known[1]
+        if known is not None:
+            namespace = self._namespace
+            # Do all names still stand for objects of the same kind as when last seen?
+            for is_local, root, kind, itself, attribute, held in known[0]:
+                value = (values if is_local else namespace).get(root, _MISSING)
+                if type(value) is not kind or (itself is not _ANY and value is not itself):
+                    break
+                if attribute and _attribute(value, attribute) is not held:
+                    break
+            else:
+                return known[1]
         found = outlook(ahead, values, self._rewritten, self._entered)
         if number not in self._open:
             seen = self._seen(ahead, values)
@@ -165,16 +175,6 @@ class Outlooks:
                 self._known.pop(number, None)
                 self._open.add(number)
         return found
-
-    def _stands(self, seen: tuple[_Seen, ...], values: Mapping[str, Any]) -> bool:
-        """Return whether all names still stand for objects of the same kind as when last seen."""
-        for is_local, root, kind, itself, attribute, held in seen:
-            value = (values if is_local else self._namespace).get(root, _MISSING)
-            if type(value) is not kind or (itself is not _ANY and value is not itself):
-                return False
-            if attribute and _attribute(value, attribute) is not held:
-                return False
-        return True
 
     def _seen(self, ahead: Ahead, values: Mapping[str, Any]) -> tuple[_Seen, ...] | None:
         """Return what an outlook depends on; ``None`` if that is more than names and their kinds.
@@ -320,7 +320,10 @@ class _Look:
 def _attribute(value: Any, name: str) -> Any:
     """An attribute, found without calling anything of the user's."""
     if issubclass(type(value), types.ModuleType):
-        return vars(value).get(name, _MISSING)
+        found = vars(value).get(name, _MISSING)
+        if found is _MISSING and vars(value).get("__name__") == "stepwise":
+            return getattr(value, name, _MISSING)  # its functions that wait are loaded on use
+        return found
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:

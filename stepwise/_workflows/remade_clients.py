@@ -10,10 +10,11 @@ from __future__ import annotations
 import builtins
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwise._identity.clients import is_client
 from stepwise._rewrite import Made, Rewritten
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import digest
 
 __all__ = ["Remade", "remade"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from stepwise._execution.process_memory import Given, memory
 from stepwise._identity import identity
@@ -20,6 +19,7 @@ from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values import digest as _digest

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from stepwise._execution.draining import drained
 from stepwise._execution.process_memory import memory
@@ -28,6 +28,7 @@ from stepwise._journal.journal import newest_mark
 from stepwise._runs.as_dict import error_line
 from stepwise._runs.run import Run
 from stepwise._runtime import clock, settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import AFTER_SIGTERM
 from stepwise._runtime.messages import count
 from stepwise._values.preview import error_text, preview

@@ -18,6 +18,7 @@ from stepwise._journal.projection import made_again
 from stepwise._journal.records import Cancelling, Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
+from stepwise._values.pickling import PYTHON
 
 __all__ = [
     "go_on_at_newest",
@@ -29,32 +30,52 @@ __all__ = [
 T = TypeVar("T")
 
 
-def state_of(active: ActiveRun, **place: Any) -> State:
-    """Return a checkpoint's state of the run; ``place`` is the state of the frame."""
-    at, (ordinals, children) = active.journal.position, active.ordinals.kept()
+def state_of(
+    active: ActiveRun,
+    *,
+    position: str,
+    line: int,
+    file: str,
+    prefix: str,
+    visited: list[str],
+    arguments: dict[str, str],
+) -> State:
+    """Return a checkpoint's state of the run; the arguments are the state of the frame."""
+    journal, pool, progress = active.journal, active.pool, active.progress
+    ordinals, children = active.ordinals.kept()
     with active.lock:
-        return State(
-            step=active.progress.done,
-            calls=active.journal.calls,
-            ordinals=ordinals,
-            children=children,
-            journal=at.kept(),
-            unused=[
-                *([e.origin.number, e.entry.number, *e.flags] for e in active.pool.all),
-                *(
-                    [number, number, False, False, False]
-                    for number, _ in active.pool.rulings.values()
-                ),
-            ],
-            at=time.time(),
-            state=sorted(map(list, active.subjects.state)),
-            serial=active.subjects.last,
-            seconds=round(active.progress.seconds, 3),
-            usage=dict(active.progress.usage),
-            taken=active.inbox.kept(),
-            told=active.steering.told is not None,
-            **place,
+        facts: tuple[Any, ...] = (  # the constructor would take a Python function more
+            position,
+            line,
+            file,
+            prefix,
+            visited,
+            progress.done,
+            journal.calls,
+            ordinals,
+            children,
+            journal.position.kept(),
+            _unused(pool) if pool else [],
+            arguments,
+            PYTHON,
+            time.time(),
+            {},
+            (),
+            sorted(map(list, active.subjects.state)) if active.subjects.state else (),
+            active.subjects.last,
+            None,
+            round(progress.seconds, 3),
+            dict(progress.usage),
+            active.inbox.kept(),
+            active.steering.told is not None,
         )
+    return tuple.__new__(State, facts)
+
+
+def _unused(pool: Pool) -> list[list[Any]]:
+    """Return the records that no call has used, as a checkpoint keeps them."""
+    rulings = [[number, number, False, False, False] for number, _ in pool.rulings.values()]
+    return [*([e.origin.number, e.entry.number, *e.flags] for e in pool.all), *rulings]
 
 
 def go_on_at_newest(

@@ -9,7 +9,7 @@ import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise._execution.inputs import RunInputs, load_inputs
 from stepwise._execution.registry import known_workflow
@@ -22,6 +22,7 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._runs.run import Run
 from stepwise._runtime import clock, settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.definition import Definition
 from stepwise._workflows.invoke import TopLevel
 from stepwise.errors import ConfigurationError, UnreadableValueError

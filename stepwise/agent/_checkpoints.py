@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 import weakref
 from collections.abc import Iterator
@@ -21,7 +22,16 @@ from stepwise._runtime.options import check_kind, check_values
 from stepwise._values import codec, digest
 from stepwise._values.pickling import canonical_bytes
 from stepwise._values.preview import preview
-from stepwise._workflows.host import DamagedError, HostStore, Retention, State, live_run, place_in
+from stepwise._workflows.host import (
+    DamagedError,
+    HostStore,
+    Journal,
+    Retention,
+    State,
+    live_run,
+    place_in,
+    state_text,
+)
 from stepwise.errors import DigestError
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
@@ -198,20 +208,21 @@ class CheckpointStore:
             keep: delete all but the newest so many; 0 for none.
         """
         encoded = codec.encode(facts, f"checkpoint {facts['checkpoint_id']!r}")
-        header = {
-            "step": step,
-            "id": facts["checkpoint_id"],
-            "form": encoded.form,
-            "sum": _SUM,
-            "run": place._asdict() if place is not None else None,
-        }
+        header = (  # as text: json takes several times as long
+            f'{{"step":{step},"id":{json.dumps(facts["checkpoint_id"])},'
+            f'"form":{json.dumps(encoded.form)},"sum":{_SUM},'
+            f'"run":{state_text(place) if place is not None else "null"}}}'
+        )
         with self._host.owned(run_id) as journal:
-            known, names = self._known(run_id), self._names(run_id)
-            serial = 1 + max((int(name.rpartition("/")[2]) for name in names), default=0)
-            name = f"{_PREFIX}{step:012d}/{serial:012d}"
+            known = _known.setdefault(journal, _KnownCheckpoints())
+            names, known.names = known.names, None  # until it is known what has become of them
+            if names is None:
+                names = self.store.names(run_id, _PREFIX)
+                known.serial = max((int(each.rpartition("/")[2]) for each in names), default=0)
+            known.serial += 1
+            name = f"{_PREFIX}{step:012d}/{known.serial:012d}"
             names = sorted([*names, name])
             pruned = [each for each in names[:-keep] if each != name] if keep else []
-            known.names = None  # until it is known what has become of them
             journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
             known.names, known.written = [each for each in names if each not in pruned], name
 
@@ -315,11 +326,9 @@ class CheckpointStore:
 
     def _known(self, run_id: str) -> _KnownCheckpoints:
         active = live_run(self.store, run_id)
-        return (
-            _KnownCheckpoints()
-            if active is None
-            else _known.setdefault(active, _KnownCheckpoints())
-        )
+        if active is None:
+            return _KnownCheckpoints()
+        return _known.setdefault(active.journal, _KnownCheckpoints())
 
 
 @dataclass
@@ -329,13 +338,16 @@ class _KnownCheckpoints:
     Args:
         names: of all of them; ``None`` if that has to be looked up.
         written: the one that was written last: it need not be read to know that it verifies.
+        serial: of the one that was written last.
     """
 
     names: _Names | None = None
     written: str = ""
+    serial: int = 0
 
 
-_known: weakref.WeakKeyDictionary[Any, _KnownCheckpoints] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Journal, _KnownCheckpoints] = weakref.WeakKeyDictionary()
+"""By the journal to which the checkpoints of a run in progress are written."""
 
 
 def _step_of(name: str) -> int:

@@ -63,8 +63,9 @@ class CheckpointConfig:
     @property
     def keep(self) -> int:
         """Return how many checkpoints of a run are kept; 0 for all."""
-        kept = {"latest_only": 1, "prune_old": self.max_checkpoints_per_run}
-        return kept.get(self.retention_strategy, 0)
+        if self.retention_strategy == "latest_only":
+            return 1
+        return self.max_checkpoints_per_run if self.retention_strategy == "prune_old" else 0
 
 
 def _now() -> str:

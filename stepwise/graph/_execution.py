@@ -290,12 +290,13 @@ class _RecordedWalk:
             return
         if config.keep == 1 and not walk.quiet:
             return  # it would replace a checkpoint at which the run can resume
-        context = session_of(walk, self._run.run_id)
+        run_id = self._run.run_id
+        context = session_of(walk, run_id)
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
         checkpoint = GraphCheckpoint(
             id=os.urandom(16).hex(),
-            run_id=self._run.run_id,
+            run_id=run_id,
             executor_type=self._call.kind,
             current_node_id=token.node if graph else None,
             current_step_id=None if graph else token.node,
@@ -309,7 +310,7 @@ class _RecordedWalk:
         )
         state = self._run.state() if walk.quiet else None
         if self._manager.save_if_possible(checkpoint, state) and state is not None:
-            self._run.since = state.start
+            self._run.newest = state
 
 
 def check_session(session: Mapping[str, Any]) -> None:

@@ -143,6 +143,7 @@ class Graph:
     _order: dict[str, int] = field(init=False, repr=False, compare=False)
     _from: dict[str, list[Edge]] = field(init=False, repr=False, compare=False)
     _reach: dict[str, set[str]] = field(init=False, repr=False, compare=False)
+    _fingerprint: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         nodes, edges = tuple(self.nodes), tuple(self.edges)
@@ -168,7 +169,8 @@ class Graph:
             leaving[edge.source].append(edge)
         facts: dict[str, Any] = {"nodes": nodes, "edges": edges, "entry": entry, "_from": leaving}
         facts["ignore"] = (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore)
-        for name, value in {**facts, "_by_id": by_id, "_order": order, "_reach": {}}.items():
+        facts |= {"_by_id": by_id, "_order": order, "_reach": {}, "_fingerprint": ""}
+        for name, value in facts.items():
             object.__setattr__(self, name, value)
 
     def get_node(self, node_id: str) -> Node | None:
@@ -215,9 +217,12 @@ class Graph:
     @property
     def fingerprint(self) -> str:
         """Return the digest of the structure, without the code of the functions."""
-        nodes = [[n.id, _label(n.function), n.retries, n.pause, n.join] for n in self.nodes]
-        edges = [[e.source, e.target, _label(e.when), e.on_failure] for e in self.edges]
-        return digest.digest([self.entry, nodes, edges])
+        if not self._fingerprint:
+            nodes = [[n.id, _label(n.function), n.retries, n.pause, n.join] for n in self.nodes]
+            edges = [[e.source, e.target, _label(e.when), e.on_failure] for e in self.edges]
+            found = digest.digest([self.entry, nodes, edges])
+            object.__setattr__(self, "_fingerprint", found)
+        return self._fingerprint
 
 
 def _label(function: Any) -> str:

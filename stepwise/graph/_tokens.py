@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._values import codec, digest
@@ -50,7 +50,17 @@ class Token:
         for key in gone:
             memory.pop(key, None)
         stamps = {**self.stamps, **dict.fromkeys([*gone, *written], self.clock)}
-        return replace(self, memory=memory, stamps=stamps, paused=paused)
+        return Token(  # by position: dataclasses.replace() takes three times as long
+            self.node,
+            self.key,
+            memory,
+            self.origin,
+            stamps,
+            self.clock,
+            self.visits,
+            self.entered,
+            paused,
+        )
 
     def to(self, target: str) -> Token:
         """Return the branch that continues from here to another node."""
@@ -99,6 +109,8 @@ def merged(tokens: list[Token]) -> tuple[Written, dict[str, int]]:
 
 def copied(items: Mapping[str, Any]) -> Written:
     """A deep copy; what cannot be copied (a client, a lock) is itself."""
+    if _FIXED.issuperset(map(type, items.values())) and _FIXED.issuperset(map(type, items)):
+        return dict(items)
     with contextlib.suppress(Exception):
         return copy.deepcopy(dict(items))
     return {key: _copied(value) for key, value in items.items()}
@@ -126,6 +138,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 _ATOMS = (str, bytes, int, bool)
+_FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that are their own copies
 
 
 def _print_of(value: Any) -> object:

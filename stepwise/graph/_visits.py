@@ -20,7 +20,7 @@ from stepwise._runtime.messages import shell_word
 from stepwise._runtime.retries import Attempts
 from stepwise._values.preview import error_text
 from stepwise._workflows import host
-from stepwise._workflows.host import HostedRun, Step
+from stepwise._workflows.host import HostedRun, ShownValue, Step
 from stepwise.errors import CodeChangedError
 from stepwise.graph._model import Graph, Memory, Node
 from stepwise.graph._tokens import Token, Written, copied, same
@@ -51,6 +51,22 @@ class _Visit:
     answer: Written | None = None
 
 
+class _NodeStep(Step):
+    """The step of a node: a listing shows what the node wrote, or how it failed.
+
+    Attributes:
+        run: that makes it.
+    """
+
+    run: HostedRun | None = None
+    is_plain = True
+
+    def shown_value(self, value: Written) -> ShownValue | None:
+        """Return what the node wrote, or its error, on one line."""
+        shown = value["error"] or value["set"]
+        return ShownValue(self.run.codec.secrets.preview(shown), {}) if self.run else None
+
+
 class Visits:
     """Performs the visits of one execution.
 
@@ -68,7 +84,8 @@ class Visits:
         self._run = run
         self._open: dict[str, _Visit] = {}
         self._steps: dict[str, Step] = {}
-        self._pattern = Step(self._execute, kind="step")
+        self._pattern = _NodeStep(self._execute, kind="step")
+        self._pattern.run = run
         self._answers: dict[str, Step] = {}
 
     async def visit(self, token: Token) -> Written:

@@ -167,12 +167,17 @@ class Walk:
     @property
     def memory(self) -> Written:
         """The merged memory of all branches."""
-        tokens = sorted([*self._ended, *self._frontier()], key=self._place)
+        tokens = [*self._ended, *self._frontier()]
+        if len(tokens) > 1:
+            tokens.sort(key=self._place)
         return dict(merged(tokens)[0]) if tokens else {}
 
     def _place(self, token: Token) -> tuple[int, int, str]:
         order = self._graph.order
         return order(token.origin), order(token.node), token.key
+
+    def _place_of(self, task: asyncio.Task[_Finished]) -> tuple[int, int, str]:
+        return self._place(self._tasks[task])
 
     # -- moving ----------------------------------------------------------------------------------
 
@@ -190,7 +195,8 @@ class Walk:
                 if not self._tasks:
                     break
                 done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=lambda task: self._place(self._tasks[task])):
+                several = len(done) > 1
+                for task in sorted(done, key=self._place_of) if several else done:
                     self._finish(self._tasks.pop(task), task.result())
         finally:
             await self._cancel()

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
 from stepwise.errors import ConfigurationError, CorruptStoreError
 from stepwise.stores._files import sync

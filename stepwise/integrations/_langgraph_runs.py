@@ -16,9 +16,10 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.host import (
     Step,
     call,

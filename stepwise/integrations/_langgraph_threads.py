@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
+
+from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["About", "Blob", "Place", "Raw", "Stored", "StoredWrite", "Thread", "WriteKey"]
 

@@ -19,9 +19,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise.integrations._request_masks import digest_of, masked, masked_field, masked_url
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
@@ -19,6 +19,7 @@ from stepwise._calls.perform import ShownValue
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
 from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.hidden_arguments import Hiding
 from stepwise._values.preview import preview_arguments
 from stepwise._values.secrets import Secrets

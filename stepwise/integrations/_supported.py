@@ -6,8 +6,8 @@ import importlib
 import re
 from importlib import metadata
 from types import ModuleType
-from typing import NamedTuple
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import ConfigurationError
 
 __all__ = ["LIBRARIES", "Library", "does_not_fit", "require"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import wrapt
@@ -20,6 +20,7 @@ import wrapt
 from stepwise._checkpoints.resources import in_factory
 from stepwise._execution.active_run import Scope, current_scope
 from stepwise._execution.outside import warn_if_unseen
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import endpoint_of

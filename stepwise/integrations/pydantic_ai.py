@@ -18,10 +18,11 @@ import typing
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from stepwise._calls.perform import ShownValue
 from stepwise._runtime import options
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values import digest
 from stepwise._values.preview import preview
 from stepwise._workflows import host

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import os
 import re
 import sqlite3
+import sys
 
 from stepwise._runtime.limits import largest_file, met, way_out
 from stepwise._values.buffers import Data, Pieces
@@ -18,6 +20,7 @@ __all__ = [
     "Values",
     "check_path",
     "damaged",
+    "flush",
     "inode",
     "is_alive",
     "make_folder",
@@ -139,6 +142,14 @@ def sync(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush(descriptor: int) -> None:
+    """Make the contents of a file durable."""
+    if sys.platform == "darwin":  # where fsync leaves the data in the memory of the disk
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
 
 
 def inode(path: str) -> tuple[int, int] | None:

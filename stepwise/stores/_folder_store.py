@@ -1,8 +1,10 @@
 """A store in a folder of one machine, whatever kind of database keeps its rows.
 
-Beside the database, ``leases`` is the lock file, and a folder holds for each run its marks and the
-draft of an object that the next transaction takes along.  One process writes through one connection
-behind one lock, which a fork waits for; what its runs want written at once goes in one transaction.
+Beside the database, ``leases`` is the lock file, a folder holds the marks of each run, another one
+holds the logs of the processes that execute runs now (see ``_process_log``).  What is small goes
+into the log of the process; a new head, and what is large, goes into the database, with all that
+this lacked of the run.  One process writes through one connection behind one lock, which a fork
+waits for; what its runs want written at once goes in one transaction, or one flush.
 """
 
 from __future__ import annotations
@@ -13,35 +15,38 @@ import errno
 import functools
 import itertools
 import os
-import shutil
 import sqlite3
-import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._runtime.group_commit import Group, Share
+from stepwise._runtime.group_commit import Group, Share, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
+from stepwise.stores._folder_logs import FolderLogs, HeldRun
 from stepwise.stores._locks import LockFile, guarded, lock_file
-from stepwise.stores._marks import LARGEST_DRAFT, Draft, Marks
+from stepwise.stores._marks import Draft, Marks
+from stepwise.stores._process_log import LARGEST_BATCH, LogTakenError, Tail, weight
+from stepwise.stores._read_only import Copy, unwritable
 from stepwise.stores._rows import (
     Page,
     Rows,
+    Transaction,
     epoch_of,
     hashed,
     lease_front,
+    log_of,
     owner_of,
     pack_lease,
     put_batch,
-    put_objects,
+    with_log,
 )
 from stepwise.stores.base import Batch, Head, Owner
 
-__all__ = ["Copy", "FolderStore", "unwritable"]
+__all__ = ["FolderStore"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +54,7 @@ R = TypeVar("R")
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
 _NEWEST_PAGES = (100, 1000, 10_000)  # heads: each page of them may begin with a look at all keys
 _WEIGHT = 4_000_000  # bytes in a page of large records
+_TRIES = 100  # looks at a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
 
 
@@ -63,13 +69,7 @@ def _locked(
 
     @functools.wraps(method)
     def alone(self: FolderStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise StoreError(
-                "a signal handler or a finalizer called stepwise in the middle of a write; "
-                "call it from ordinary code",
-                path=self.path,
-                errno=errno.EDEADLK,
-            )
+        self._refuse_inside()
         with self._lock:
             try:
                 return method(self, *args, **kwargs)
@@ -109,6 +109,7 @@ class FolderStore(abc.ABC):
     _scheme: str
     _file: str  # the name of the database
     _marked: str  # the name of the folder of marks
+    _logged: str  # the name of the folder of logs
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
@@ -121,8 +122,10 @@ class FolderStore(abc.ABC):
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, self._marked))
-        self._epochs: dict[str, int] = {}  # by run, for the leases held here
-        self._drafts: dict[str, Batch] = {}  # written with the next transaction of their run
+        self._held: dict[str, HeldRun] = {}  # by run
+        self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
+        self._logs = FolderLogs(os.path.join(self.path, self._logged))
+        self._log_end = weakref.finalize(self, self._logs.end)
         self._group = Group[_RunWrites](self.path)
         _stores.add(self)
         _watch_forks()
@@ -135,29 +138,50 @@ class FolderStore(abc.ABC):
 
     @_locked
     def acquire(self, run_id: str, owner: Owner) -> int:
-        rows = self._opened_to_write()
+        self._opened_to_write()
         if not self._leases().acquire(run_id):
             raise RunOwnedError(run_id=run_id, owner=self._owner_by_name(run_id))
         try:
-            rows.begin(durable=False)
-            draft = self._draft(rows, run_id)
-            if draft is not None:
-                rows.put_object(run_id, draft.name, draft.data)
-            epoch = epoch_of(rows.lease(run_id)) + 1
-            rows.put_lease(run_id, pack_lease(epoch, owner))
-            rows.commit()
+            rows = self._settled()
+            while not self._take_over(rows, run_id, owner):
+                pass
         except BaseException:
             self._leases().release(run_id)
             raise
-        self._drafts.pop(run_id, None)
-        self._epochs[run_id] = epoch
-        return epoch
+        return self._held[run_id].epoch
+
+    def _refuse_inside(self) -> None:
+        """Raise an error in code that this thread runs in the middle of a method."""
+        locks: tuple[Any, Any] = self._lock, self._logs.own.mutex
+        if locks[0]._is_owned() or locks[1]._is_owned():
+            raise self._group.refused()
+
+    def _take_over(self, rows: Rows, run_id: str, owner: Owner) -> bool:
+        """Begin a new epoch of a run; false if a log had to be taken in first."""
+        row = rows.lease(run_id)
+        log, _ = log_of(row)
+        if log != self._logs.name and self._logs.has(log):
+            self._take_in_log_of_another(rows, log)
+            return False
+        with Transaction(rows, durable=False):
+            if rows.lease(run_id) != row:
+                return False  # an owner who had lost its lock has written
+            epoch, draft = epoch_of(row) + 1, self._draft(rows, run_id)
+            self._take_in(rows, run_id, row)
+            if draft is not None:
+                rows.put_object(run_id, draft.name, draft.data)
+            rows.put_lease(run_id, pack_lease(epoch, owner))
+        self._commits += 1
+        if draft is not None:
+            self._marks.taken(hashed(run_id))
+        self._held[run_id] = HeldRun(epoch)
+        return True
 
     def release(self, run_id: str, epoch: int) -> None:
         # Without the store's lock: a release must work while another thread waits for the disk.
-        if self._epochs.get(run_id) == epoch:
-            self._epochs.pop(run_id, None)
-            self._drafts.pop(run_id, None)  # a copy lies beside the database
+        held = self._held.get(run_id)
+        if held is not None and held.epoch == epoch:
+            self._held.pop(run_id, None)  # what the database lacks of it stays in the log
             self._marks.close(hashed(run_id))
             self._leases().release(run_id)
 
@@ -193,12 +217,18 @@ class FolderStore(abc.ABC):
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
-        if self._is_draft(run_id, epoch, batch):
-            self._put_draft(run_id, epoch, batch)
-        elif len(self._epochs) <= 1:  # nobody else writes here
-            self._write((run_id, epoch, batch))
+        wanted = run_id, epoch, batch
+        if not batch.durable and self._write_beside(wanted):
+            return
+        if len(self._held) <= 1:  # nobody else writes here
+            self._write(wanted)
         else:
-            self._group.write(_RunWrites((run_id, epoch, batch)), self._write_together)
+            self._group.write(_RunWrites(wanted), self._write_together)
+
+    @for_several(write)
+    def write_all(self, wanted: Sequence[_Wanted]) -> Sequence[BaseException | None]:
+        """Write a batch for each of several runs; return what came of each instead."""
+        return self._group.write_all([_RunWrites(each) for each in wanted], self._write_together)
 
     def _write_together(self, waiting: list[_RunWrites]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
@@ -216,100 +246,285 @@ class FolderStore(abc.ABC):
 
     @_locked
     def _write(self, *wanted: _Wanted) -> None:
-        rows = self._opened()
-        self._leases().keep()
-        rows.begin(any(batch.durable for _, _, batch in wanted))
+        try:
+            self._leases().keep()
+        except StoreError:
+            self._opened()  # says more if the folder is gone, or makes it anew
+            self._leases().keep()
+        if self._logs.own.failed:
+            self._settled()
+        in_rows = [each for each in wanted if not self._fits(each)]
+        in_log = wanted if not in_rows else [each for each in wanted if self._fits(each)]
+        if in_rows:
+            self._write_rows(self._opened(), in_rows)
+        if in_log:
+            try:
+                self._write_log(in_log)
+            except LogTakenError:  # each run learns from the database whether it is still ours
+                self._write_rows(self._settled(), in_log)
+        for run_id, _, batch in wanted:
+            if batch.mark:
+                self._marks.mark(hashed(run_id), batch.mark)
+
+    def _fits(self, wanted: _Wanted) -> bool:
+        """Return whether a batch goes into the log.
+
+        A durable one does not, as long as a power cut could undo the commit that gave the run its
+        epoch and generation.
+        """
+        run_id, epoch, batch = wanted
+        held = self._held.get(run_id)
+        return (
+            held is not None
+            and held.epoch == epoch
+            and held.log == self._logs.name
+            and not self._logs.own.failed
+            and (held.commit <= self._flushed or not batch.durable)
+            and batch.head is None
+            and not batch.prune
+            and weight(batch) <= LARGEST_BATCH
+        )
+
+    def _write_beside(self, wanted: _Wanted) -> bool:
+        """Write what need not be durable without waiting for another run's flush, if possible."""
+        run_id, epoch, batch = wanted
+        self._refuse_inside()
+        with self._logs.own.mutex:
+            held = self._held.get(run_id)
+            if held is None or not self._fits(wanted):
+                return False
+            try:
+                if not self._logs.own.add(run_id, epoch, held.generation, batch):
+                    return False
+                if self._held.get(run_id) is not held:
+                    return False  # released meanwhile: perhaps it was taken over without this
+                if batch.mark:
+                    self._marks.mark(hashed(run_id), batch.mark)
+            except LogTakenError:
+                return False
+            except OSError as error:
+                raise store_error(self.path, error) from error
+        return True
+
+    def _write_log(self, wanted: Sequence[_Wanted]) -> None:
+        durable = False
         try:
             for run_id, epoch, batch in wanted:
-                self._check(rows, run_id, epoch)
-                if run_id in self._drafts:
-                    put_objects(rows, run_id, self._drafts[run_id])
-                put_batch(rows, run_id, batch)
-            rows.commit()
+                while not self._add(run_id, epoch, batch):
+                    with self._logs.own.mutex:
+                        self._take_in_all()
+                        self._logs.own.empty()
+                durable = durable or batch.durable
+            if durable:
+                self._logs.own.flush()
         except BaseException:
-            rows.roll_back()
+            self._logs.own.failed = True  # nobody may read what was to be durable before it is
             raise
+
+    def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
+        held = self._held.get(run_id)
+        if held is None:  # released meanwhile
+            raise LogTakenError
+        return self._logs.own.add(run_id, epoch, held.generation, batch)
+
+    def _write_rows(self, rows: Rows, wanted: Sequence[_Wanted]) -> None:
+        """Write batches in a transaction of the database, and before each the tail of its run."""
+        held = self._held
+        logged = {run for run, _, batch in wanted if run in held and held[run].would_log(batch)}
+        if logged and not self._logs.own.is_open:
+            self._open_log(rows)
+        durable = any(batch.durable for _, _, batch in wanted)
+        with Transaction(rows, durable=durable):
+            for run_id, epoch, batch in wanted:
+                row = self._check(rows, run_id, epoch)
+                self._take_in(rows, run_id, row)
+                put_batch(rows, run_id, batch)
+                self._name_log(rows, run_id, row, self._logs.name if run_id in logged else "")
+        self._committed([run_id for run_id, _, _ in wanted], logged, durable=durable)
         for run_id, _, batch in wanted:
-            taken = self._drafts.pop(run_id, None) is not None
-            if batch.mark:
-                self._marks.mark(hashed(run_id), batch.mark, taken=taken)
-            elif taken:
-                self._marks.taken(hashed(run_id))
+            if run_id in held:
+                held[run_id].steady = batch.head is None
 
-    def _put_draft(self, run_id: str, epoch: int, batch: Batch) -> None:
-        # Without the store's lock, so that no caller waits here for another run's flush.
-        ((name, data),) = batch.put.items()
-        try:
-            self._marks.draft(hashed(run_id), Draft(epoch, name, bytes(data)))
-        except OSError as error:
-            raise store_error(self.path, error) from error
-        before = self._drafts.get(run_id)
-        if before is not None:
-            batch = batch._replace(delete=(*before.delete, *batch.delete))
-        self._drafts[run_id] = batch
+    def _name_log(self, rows: Rows, run_id: str, row: bytes, log: str) -> None:
+        """Begin a run's next generation, whose tail will be in that log."""
+        if log or log_of(row)[0]:  # otherwise no frame could count
+            rows.put_lease(run_id, with_log(row, log))
+        held = self._held.get(run_id)
+        if held is not None:
+            held.log, held.generation = "", log_of(row)[1] + 1  # until it is committed
 
-    def _is_draft(self, run_id: str, epoch: int, batch: Batch) -> bool:
-        """Return whether a batch is one small object, or its next form, that may wait."""
-        more = batch.records or batch.durable or batch.prune or batch.head or batch.mark
-        if more or len(batch.put) != 1 or self._epochs.get(run_id) != epoch:
-            return False
-        before = self._drafts.get(run_id)
-        if before is not None and before.put.keys() != batch.put.keys():
-            return False
-        (data,) = batch.put.values()
-        return len(data) <= LARGEST_DRAFT
+    def _committed(self, run_ids: Iterable[str], logged: Container[str], *, durable: bool) -> None:
+        self._commits += 1
+        if durable:
+            self._flushed = self._commits
+        for run_id in run_ids:
+            if durable:  # else the file is needed still
+                self._logs.own.tails.pop(run_id, None)
+            held = self._held.get(run_id)
+            if held is not None and run_id in logged:
+                held.commit = self._commits
+                held.log = self._logs.name
+
+    # -- logs ------------------------------------------------------------------------------------
+
+    def _open_log(self, rows: Rows) -> None:
+        """Begin our log, and take in the logs of dead processes."""
+        self._logs.open()
+        for name in self._logs.dead():
+            with contextlib.suppress(OSError):  # the run that needs it will say so
+                self._take_in_log_of_another(rows, name)
+
+    def _settled(self) -> Rows:
+        """Return the database; what a log that failed still held is in it."""
+        rows = self._opened()
+        if self._logs.own.failed:
+            with self._logs.own.mutex:
+                self._take_in_all()
+                self._logs.begin()
+        return rows
+
+    def _own_tail(self, run_id: str, row: bytes | None) -> Tail | None:
+        """Return what the database lacks of a run according to the row of its lease."""
+        tail = self._logs.own.tails.get(run_id)
+        if tail is None or (self._logs.name, tail.generation) != log_of(row):
+            return None
+        return tail if epoch_of(row) == tail.epoch else None
+
+    def _take_in(self, rows: Rows, run_id: str, row: bytes | None) -> None:
+        """Write the tail of a run into the database, in a transaction that also says so."""
+        tail = self._own_tail(run_id, row)
+        if tail is not None:
+            _put_tail(rows, run_id, tail)
+
+    def _take_in_all(self) -> None:
+        """Take in the tails of all runs in our log, durably; needs the log's mutex."""
+        rows, found = self._opened(), list[str]()
+        with Transaction(rows, durable=True):
+            for run_id in list(self._logs.own.tails):
+                row = rows.lease(run_id)
+                if row is not None and self._own_tail(run_id, row) is not None:
+                    self._take_in(rows, run_id, row)
+                    self._name_log(rows, run_id, row, self._logs.name)
+                    found.append(run_id)
+        self._committed(found, found, durable=True)
+
+    def _take_in_log_of_another(self, rows: Rows, name: str) -> None:
+        """Write what the log of another process holds into the database, durably; delete it."""
+        reader = self._logs.take(name)
+        if reader is None:
+            return
+        with Transaction(rows, durable=True):
+            for run_id in reader.runs():
+                row = rows.lease(run_id)
+                log, generation = log_of(row)
+                tail = reader.tail(run_id, epoch_of(row), generation)
+                if row is not None and log == name and tail is not None:
+                    _put_tail(rows, run_id, tail)
+                    rows.put_lease(run_id, with_log(row, ""))
+        self._commits += 1
+        self._flushed = self._commits
+        self._logs.delete(name)
+
+    # -- drafts: how objects waited for the next transaction before there was a log ----------------
 
     def _draft(self, rows: Rows, run_id: str) -> Draft | None:
         """The object that the last owner left beside the database."""
-        _, draft = self._marks.read(hashed(run_id))
-        if draft is None or draft.epoch != epoch_of(rows.lease(run_id)):
-            return None
-        return draft
+        draft = self._marks.read(hashed(run_id))[1]
+        return draft if draft and draft.epoch == epoch_of(rows.lease(run_id)) else None
 
     @_locked
     def delete(self, run_id: str, epoch: int) -> None:
-        rows = self._opened()
-        rows.begin(durable=True)
-        try:
-            self._check(rows, run_id, epoch)
+        rows = self._settled()
+        with Transaction(rows, durable=True):
+            row = self._check(rows, run_id, epoch)
             # Marks first: a mark without its records would report a loss; the reverse is harmless.
-            self._drafts.pop(run_id, None)
             self._marks.delete(hashed(run_id))
             rows.forget(run_id)
-            rows.commit()
-        except BaseException:
-            rows.roll_back()
-            raise
+            self._name_log(rows, run_id, row, "")  # so that what lies in the log counts no more
+        self._committed([run_id], (), durable=True)
 
-    def _check(self, rows: Rows, run_id: str, epoch: int) -> None:
+    def _check(self, rows: Rows, run_id: str, epoch: int) -> bytes:
         row = rows.lease(run_id)
         if row is None or not row.startswith(lease_front(epoch)):
             raise LeaseLostError(run_id=run_id)
+        return row
 
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        return self._all(lambda rows, *page: rows.records(run_id, after, *page))
+        last, in_log = after, self._has_log(run_id)
+        for number, data in self._all(lambda rows, *page: rows.records(run_id, after, *page)):
+            yield number, data
+            last = number
+        while in_log:
+            in_log, found = self._read_rest(run_id, last)
+            for number, data in found:
+                yield number, data
+                last = number
+
+    @_locked
+    def _has_log(self, run_id: str) -> bool:
+        """Return whether the database may lack something of a run."""
+        return self._exists() and bool(log_of(self._settled().lease(run_id))[0])
+
+    @_locked
+    def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
+        """Return the last records, those in the log; or more of the database, and true."""
+
+        def look(rows: Rows, tail: Tail | None) -> tuple[bool, list[tuple[int, bytes]]]:
+            more = [each for _, each in rows.records(run_id, after, None, 32) if each is not None]
+            if more or tail is None:
+                return bool(more), more
+            found = tail.as_batch().records
+            return False, [(number, bytes(data)) for number, data in found if number > after]
+
+        return self._look(run_id, look) if self._exists() else (False, [])
 
     @_locked
     def get(self, run_id: str, name: str) -> bytes | None:
-        if not self._exists():
-            return None
-        rows = self._opened()
-        draft = self._draft(rows, run_id)
-        if draft is not None and draft.name == name:
-            return draft.data
-        return rows.get_object(run_id, name)
+        def look(rows: Rows, tail: Tail | None) -> bytes | None:
+            lacks = tail.as_batch() if tail is not None else Batch()
+            if name in lacks.put:
+                return bytes(lacks.put[name])
+            if name in lacks.delete:
+                return None
+            draft = self._draft(rows, run_id)
+            if draft is not None and draft.name == name:
+                return draft.data
+            return rows.get_object(run_id, name)
+
+        return self._look(run_id, look) if self._exists() else None
 
     @_locked
     def names(self, run_id: str, prefix: str = "") -> list[str]:
-        if not self._exists():
-            return []
-        rows = self._opened()
-        found, draft = set(rows.names(run_id, prefix)), self._draft(rows, run_id)
-        if draft is not None:
-            found.add(draft.name)
-        return sorted(name for name in found if name.startswith(prefix))
+        def look(rows: Rows, tail: Tail | None) -> list[str]:
+            found, draft = set(rows.names(run_id, prefix)), self._draft(rows, run_id)
+            if draft is not None:
+                found.add(draft.name)
+            lacks = tail.as_batch() if tail is not None else Batch()
+            found = (found - set(lacks.delete)) | lacks.put.keys()
+            return sorted(name for name in found if name.startswith(prefix))
+
+        return self._look(run_id, look) if self._exists() else []
+
+    def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
+        """Look at a run in the database together with what this lacks of it."""
+        for _ in range(_TRIES):
+            rows = self._settled()
+            row = rows.lease(run_id)
+            name, generation = log_of(row)
+            tail = self._own_tail(run_id, row)
+            if name and name != self._logs.name:
+                tail = self._logs.read(name).tail(run_id, epoch_of(row), generation)
+            found = look(rows, tail)
+            # Otherwise the database has taken a tail in meanwhile.
+            if not name or self._opened().lease(run_id) == row:
+                return found
+        raise StoreError(
+            f"run {run_id!r} in {self.path} changed at each of {_TRIES} looks at it; look again",
+            path=self.path,
+            errno=errno.EAGAIN,
+        )
 
     @_locked
     def head(self, run_id: str) -> Head | None:
@@ -343,13 +558,21 @@ class FolderStore(abc.ABC):
 
     @_locked
     def close(self) -> None:
-        for run_id, epoch in list(self._epochs.items()):
-            self.release(run_id, epoch)
+        for run_id, held in list(self._held.items()):
+            self.release(run_id, held.epoch)
+        self._close_log()
         rows, self._rows = self._rows, None
         if rows is not None:
             self._close(rows)
         if self._copy is not None:
             self._copy.close()
+
+    def _close_log(self) -> None:
+        if self._logs.own.is_open:
+            # Where the database cannot be written, the log stays, and is taken in later.
+            with contextlib.suppress(sqlite3.Error, OSError, StoreError):
+                self._logs.own.failed = True
+                self._settled()
 
     @_locked
     def free(self) -> int:
@@ -430,6 +653,14 @@ class FolderStore(abc.ABC):
             rows.close()
 
 
+def _put_tail(rows: Rows, run_id: str, tail: Tail) -> None:
+    """Write what the database lacks of a run."""
+    batch = tail.as_batch()
+    there = set(rows.names(run_id, "")) if batch.delete else ()
+    # Most objects that a tail deletes were written in it, too, and have never been anywhere else.
+    put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
+
+
 # -- fork ----------------------------------------------------------------------------------------
 
 _stores: weakref.WeakSet[FolderStore] = weakref.WeakSet()
@@ -458,70 +689,8 @@ def _in_child() -> None:
     for store in list(_stores):
         store._lock = threading.RLock()
         store._marks.forget()
-        store._drafts = {}
-        store._epochs = {}
+        store._held = {}
+        store._logs.forget()
         store._group = Group(store.path)
         if store._rows is not None:
             store._rows.abandon()
-
-
-# -- reading where nothing can be written --------------------------------------------------------
-#
-# On a read-only disk, or of another user: SQLite reads a database with a log only where it may make
-# files beside it.  So a copy is read, in a folder for a while, and made again when the database has
-# changed.
-
-_TRIES = 5
-
-
-def unwritable(database: str) -> int:
-    """The ``errno`` of writing to a database that is there; 0 if nothing speaks against it."""
-    folder = os.path.dirname(database)
-    try:
-        if os.statvfs(database).f_flag & os.ST_RDONLY:
-            return errno.EROFS
-    except FileNotFoundError:
-        return 0
-    may = os.access(folder, os.W_OK | os.X_OK) and os.access(database, os.W_OK)
-    return 0 if may else errno.EACCES
-
-
-class Copy:
-    """A copy of a database and its log.
-
-    Attributes:
-        folder: where it lies.
-        close: deletes it; called at the end of this object.
-    """
-
-    def __init__(self, database: str) -> None:
-        self._files = [database, f"{database}-wal"]
-        self.folder = tempfile.mkdtemp(prefix="stepwise-")
-        self.close = weakref.finalize(self, _delete, self.folder, os.getpid())
-        for _ in range(_TRIES):  # another process may be writing to the database
-            self._seen = self._state()
-            for file in self._files:
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copy(file, self.folder)
-            if self.is_current():
-                break
-
-    def is_current(self) -> bool:
-        """Return whether the database is unchanged since it was copied."""
-        return self._seen == self._state()
-
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for file in self._files:
-            try:
-                there = os.stat(file)
-            except FileNotFoundError:
-                found.append(None)
-            else:
-                found.append((there.st_ino, there.st_size, there.st_mtime_ns))
-        return found
-
-
-def _delete(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # in a forked child, the copy belongs to the parent
-        shutil.rmtree(folder, ignore_errors=True)

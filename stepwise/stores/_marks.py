@@ -7,9 +7,8 @@
     128  16  of the draft: epoch (0: none), lengths of its name and its data
     144  ..  name, data
 
-A *draft* is an object on its way into the database, which the next transaction takes along.  It
-lies here meanwhile, so that a killed process loses nothing: it costs a small part of what an object
-with a transaction of its own does.
+A *draft* is an object that the next transaction should have taken along.  None is written any more,
+since the log of the process took its place; those of older versions are read.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import contextlib
 import os
 import struct
 import threading
-from typing import NamedTuple
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise.stores._files import sync
 
-__all__ = ["LARGEST_DRAFT", "Draft", "Marks"]
+__all__ = ["Draft", "Marks"]
 
-LARGEST_DRAFT = 1 << 16  # bytes; a larger draft is not worth writing twice
 _SLOT = 64  # bytes
 _DRAFT_AT = 2 * _SLOT
 _FRONT = struct.Struct("<QII")
@@ -73,20 +71,12 @@ class Marks:
         text = data[at : at + name].decode("utf-8", "replace")
         return slots, Draft(epoch, text, data[at + name : at + name + size]) if epoch else None
 
-    def mark(self, run: str, mark: bytes, *, taken: bool) -> None:
-        """Write a mark behind the last one; ``taken``: the database holds the draft."""
+    def mark(self, run: str, mark: bytes) -> None:
+        """Write a mark behind the last one."""
         with self._mutex:
             file = self._file(run)
             file.marks = file.marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
-            # One write within a sector, so that it cannot be torn.
-            os.pwrite(file.descriptor, file.marks + _NO_DRAFT if taken else file.marks, 0)
-
-    def draft(self, run: str, draft: Draft) -> None:
-        """Replace the draft."""
-        name = draft.name.encode()
-        front = _FRONT.pack(draft.epoch, len(name), len(draft.data))
-        with self._mutex:
-            os.pwrite(self._file(run).descriptor, front + name + draft.data, _DRAFT_AT)
+            os.pwrite(file.descriptor, file.marks, 0)  # within a sector, so that it cannot be torn
 
     def taken(self, run: str) -> None:
         """The database holds the draft."""

@@ -7,8 +7,9 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.group_commit import Share
 from stepwise._values.buffers import Data, Pieces
 from stepwise.stores import _postgres_quick as quick

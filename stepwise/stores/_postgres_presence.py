@@ -16,11 +16,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
 from stepwise._runtime.clock import elapsed
+from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import StoreError
 from stepwise.stores._files import is_alive
 from stepwise.stores._postgres_batches import channel, hashed

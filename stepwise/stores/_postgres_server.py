@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise.stores._postgres_connections import Connection
 
 __all__ = ["ServerFacts", "Standby", "server_facts"]

@@ -6,8 +6,9 @@ Imports psycopg only to open a store: a command may have to show the URL without
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.store_urls import public_url
 from stepwise.errors import ConfigurationError
 

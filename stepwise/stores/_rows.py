@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from stepwise._runtime.forks import cached
 from stepwise._values.buffers import Data
-from stepwise.stores._files import Values
+from stepwise.stores._files import Values, sync
 from stepwise.stores.base import Batch, Head, Owner
 
 __all__ = [
@@ -22,10 +22,12 @@ __all__ = [
     "NORMAL",
     "Page",
     "Rows",
+    "Transaction",
     "Transactions",
     "epoch_of",
     "hashed",
     "lease_front",
+    "log_of",
     "owner_of",
     "pack",
     "pack_lease",
@@ -33,6 +35,7 @@ __all__ = [
     "put_objects",
     "unpack",
     "unpack_of",
+    "with_log",
 ]
 
 R = TypeVar("R")
@@ -54,6 +57,9 @@ class Rows(Protocol):
     def roll_back(self) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None: ...
+
+    def flush(self) -> None:
+        """Make durable what was committed without waiting for the disk."""
 
     def free(self) -> int:
         """Bytes of the database that hold nothing."""
@@ -91,6 +97,28 @@ class Rows(Protocol):
 
     def forget(self, run_id: str) -> None:
         """Delete records, objects and head of a run."""
+
+
+class Transaction:
+    """A block that is one transaction: committed at its end, undone by any exception in it."""
+
+    __slots__ = ("_durable", "_rows")
+
+    def __init__(self, rows: Rows, *, durable: bool) -> None:
+        self._rows, self._durable = rows, durable
+
+    def __enter__(self) -> None:
+        self._rows.begin(self._durable)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._rows.commit()
+        except BaseException:
+            self._rows.roll_back()
+            raise
+        if kind is not None:
+            self._rows.roll_back()
 
 
 def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
@@ -142,9 +170,35 @@ def lease_front(epoch: int) -> bytes:
     return b"%08x" % zlib.crc32(digits) + digits
 
 
-def pack_lease(epoch: int, owner: Owner) -> bytes:
-    """A lease as one value."""
-    return lease_front(epoch) + json.dumps(owner._asdict()).encode()
+def pack_lease(epoch: int, owner: Owner, log: str = "", generation: int = 0) -> bytes:
+    """A lease as one value.
+
+    Args:
+        log: the name of the log that holds what the database lacks of the run.
+        generation: of the run in the database (see ``_process_log``).
+    """
+    fields = {**owner._asdict(), "log": log, "generation": generation}
+    return lease_front(epoch) + json.dumps(fields).encode()
+
+
+def log_of(row: bytes | None) -> tuple[str, int]:
+    """Return the name of the log and the generation of a lease."""
+    try:
+        fields = json.loads((row or b"")[_EPOCH:] or b"{}")
+        log, generation = fields.get("log", ""), fields.get("generation", 0)
+    except (ValueError, AttributeError):
+        return "", 0  # a damaged row: what is lost, the marks tell
+    return (log, generation) if type(log) is str and type(generation) is int else ("", 0)
+
+
+def with_log(row: bytes, log: str) -> bytes:
+    """Return the row of a lease in its next generation, with that log."""
+    try:
+        fields = json.loads(row[_EPOCH:])
+        fields |= {"log": log, "generation": log_of(row)[1] + 1}
+    except (ValueError, TypeError):  # a damaged one
+        fields = {"log": log, "generation": log_of(row)[1] + 1}
+    return row[:_EPOCH] + json.dumps(fields).encode()
 
 
 def epoch_of(row: bytes | None) -> int:
@@ -164,7 +218,8 @@ def epoch_of(row: bytes | None) -> int:
 def owner_of(row: bytes) -> Owner | None:
     """Return the owner of a lease, or ``None`` if the row cannot be read."""
     try:
-        owner = Owner(**json.loads(row[_EPOCH:]))
+        fields = json.loads(row[_EPOCH:])
+        owner = Owner(**{name: fields[name] for name in Owner._fields if name in fields})
     except (ValueError, TypeError):
         return None
     # The row is not sealed, so a value of another kind counts as damaged.
@@ -237,7 +292,7 @@ class Transactions:
     file: str
     values: Values
     settings: tuple[str, ...] = ()
-    _level = 0
+    _level = _changes = 0
 
     @cached
     def _con(self) -> sqlite3.Connection:
@@ -262,12 +317,15 @@ class Transactions:
             self._level = level
         self.values.begin()
         self._con.execute("BEGIN IMMEDIATE")
+        self._changes = self._con.total_changes
 
     def commit(self) -> None:
         """Commit it, and delete the value files that it gave up."""
         # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
         # again before anything else is decided.
         self._con.execute("COMMIT")
+        if self._level == _FULL and self._changes == self._con.total_changes:
+            self.flush()  # SQLite flushes nothing if it has written nothing
         self.values.keep()
 
     def roll_back(self) -> None:
@@ -275,6 +333,16 @@ class Transactions:
         if self._con.in_transaction:
             self._con.rollback()
             self.undo()
+
+    def flush(self) -> None:
+        """Make durable what was committed without waiting for the disk."""
+        with contextlib.suppress(FileNotFoundError):  # SQLite has moved all of it, durably
+            descriptor = os.open(f"{self.file}-wal", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sync(os.path.dirname(self.file))  # nobody may have done so since the file was made
 
     def free(self) -> int:
         """Bytes of the database that hold nothing."""

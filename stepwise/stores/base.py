@@ -27,8 +27,9 @@ many there are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.buffers import Data
 
 __all__ = ["Batch", "Head", "Owner", "Store"]

@@ -16,20 +16,16 @@ diskcache is made for values that may be lost; here none may be.  What is done a
   missing; only its ``len`` counts nothing before its ``check(fix=True)``;
 - settings in the database are ours, or are ignored: diskcache would set any as an attribute.
 
-The only module that knows diskcache.
+diskcache makes the database, and repairs it (see ``_diskcache.py``); one that is as it should be is
+opened by SQLite alone.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-import diskcache
-from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_BINARY, MODE_RAW
-
-from stepwise._runtime.forks import cached
 from stepwise._values.buffers import Data
 from stepwise.stores._files import IN_FILES, Values, damaged
 from stepwise.stores._folder_store import FolderStore
@@ -48,28 +44,24 @@ from stepwise.stores.base import Head
 __all__ = ["DiskStore"]
 
 _CACHE = "cache.db"  # as diskcache calls it
-_SETTINGS = {
-    **DEFAULT_SETTINGS,
-    "eviction_policy": "none",
-    "cull_limit": 0,
-    "size_limit": 1 << 62,
+_SETTINGS: dict[str, object] = {  # of a cache, all of them
     "statistics": 0,
     "tag_index": 0,
+    "eviction_policy": "none",
+    "size_limit": 1 << 62,
+    "cull_limit": 0,
     "sqlite_auto_vacuum": 0,  # pages are used again
     "sqlite_cache_size": 512,  # pages: written data are hardly ever read; 8192 are 32 MB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
     "sqlite_synchronous": NORMAL,  # while it opens, with some 20 commits; then see begin()
     "disk_min_file_size": IN_FILES,
+    "disk_pickle_protocol": 5,  # nothing is pickled
 }
-_UNUSED = {
-    "Cache_expire_time": "INDEX",
-    "Settings_count_insert": "TRIGGER",
-    "Settings_count_delete": "TRIGGER",
-    "Settings_size_insert": "TRIGGER",
-    "Settings_size_update": "TRIGGER",
-    "Settings_size_delete": "TRIGGER",
-}
+_OF_CONNECTIONS = (f"cache_size={_SETTINGS['sqlite_cache_size']}",)  # the others have that value
+_METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache makes itself
+_MADE = {"Cache", "Cache_key_raw", "Settings", "sqlite_autoindex_Settings_1"}
+MODE_RAW, MODE_BINARY = 1, 2  # as diskcache calls them: in the row, in a file
 _WHERE = "FROM Cache WHERE key = ? AND raw = 1"
 _RANGE = "FROM Cache WHERE key >= ? AND key < ?"
 _INSERT = "INTO Cache (key, raw, size, mode, filename, value) VALUES (?, 1, ?, ?, ?, ?)"
@@ -100,6 +92,7 @@ class DiskStore(FolderStore):
     _scheme = "disk"
     _file = _CACHE
     _marked = "marks"
+    _logged = "logs"
 
     def _open_rows(self, folder: str) -> _Cache:
         try:
@@ -109,78 +102,35 @@ class DiskStore(FolderStore):
             raise damaged(folder, f"{type(error).__name__}: {error}") from error
 
 
-class _Disk(diskcache.Disk):  # type: ignore[misc]
-    """Nothing that diskcache does by itself may pickle or unpickle."""
-
-    def __init__(self, directory: str, **_: object) -> None:
-        super().__init__(directory)  # other settings in the database are ignored
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("only _Cache reads and writes values")
-
-    put = get = store = fetch = _refuse
-
-
-class _Cache(Transactions, diskcache.Cache):  # type: ignore[misc]
+class _Cache(Transactions):
     """Rows as keys and values of a cache, with one connection for all threads."""
 
-    _is_open = False
+    settings = _OF_CONNECTIONS
 
     def __init__(self, path: str) -> None:
         self.file = os.path.join(path, _CACHE)
         self.values = Values(path)
+        self._directory = path
         try:
-            diskcache.Cache.__init__(self, path, timeout=BUSY_SECONDS, disk=_Disk, **_SETTINGS)
-            for name, kind in _UNUSED.items():  # another opener may have made it
-                self._con.execute(f"DROP {kind} IF EXISTS {name}")
+            if not self._is_made():
+                from stepwise.stores._diskcache import make_cache  # on use: see there
+
+                make_cache(self._con, path, _SETTINGS, BUSY_SECONDS)
         except BaseException:
-            self._is_open = True
             self.close()
             raise
-        self._is_open = True
 
-    def reset(self, key: str, *value: Any, **how: Any) -> Any:
-        if key in _SETTINGS or key in METADATA:
-            return super().reset(key, *value, **how)
-        return None
-
-    @cached
-    def _told(self) -> dict[str, Any]:
-        """The settings that the database has."""
+    def _is_made(self) -> bool:
+        """Return whether diskcache would find nothing to write, and made nothing unwanted."""
+        execute = self._con.execute
         try:
-            return dict(self._con.execute("SELECT key, value FROM Settings").fetchall())
+            made = {name for (name,) in execute("SELECT name FROM sqlite_master")}
+            if made != _MADE or execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                return False
+            told = dict(execute("SELECT key, value FROM Settings").fetchall())
         except sqlite3.OperationalError:
-            return {}  # a new database
-
-    def _is_told(self, statement: str, values: tuple[Any, ...]) -> bool:
-        """Return whether a statement would write a setting that is already stored."""
-        if "INTO Settings VALUES" in statement:
-            key, value = values
-        elif statement.startswith("UPDATE Settings SET value"):
-            value, key = values
-        else:
-            return False
-        return key in self._told and (key in METADATA or self._told[key] == value)
-
-    @property
-    def _sql_retry(self) -> Callable[..., Any]:
-        """Return diskcache's settings for a new database, without unused features.
-
-        And without writing again what is there: a store on a full disk can be looked at.
-        """
-        execute = super()._sql_retry
-
-        def sql(statement: str, *parameters: Any) -> Any:
-            unused = statement.startswith("CREATE ") and any(name in statement for name in _UNUSED)
-            if unused or self._is_told(statement, *parameters or ((),)):
-                return None
-            return execute(statement, *parameters)
-
-        return sql
-
-    def close(self) -> None:
-        if self._is_open:  # else diskcache would close its new connection and sync the log
-            super().close()
+            return False  # in use: diskcache waits for it
+        return told.keys() >= _METADATA and {**told, **_SETTINGS} == told
 
     # -- reading ---------------------------------------------------------------------------------
 

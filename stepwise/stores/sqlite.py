@@ -84,6 +84,7 @@ class SqliteStore(FolderStore):
     _scheme = "sqlite"
     _file = "stepwise.db"
     _marked = "sqlite-marks"  # apart from the marks of a ``disk:`` store in the same folder
+    _logged = "sqlite-logs"
 
     def _open_rows(self, folder: str) -> _Tables:
         return _Tables(folder, os.path.join(folder, self._file))

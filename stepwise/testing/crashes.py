@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal
 from unittest import mock
 
-from stepwise._calls import steps
+from stepwise._calls import plain, steps
 from stepwise._execution import active_run
 from stepwise._journal.counters import key_of
 from stepwise._journal.records import Call, Outcome
@@ -89,7 +89,11 @@ class CrashWatch:
                 key = outcome.call.key or key_of(active.run_id, outcome.call)
                 self._pass(outcome.call, "recorded", key, outcome.status)
 
+        def not_plain(*_: object) -> None:
+            """The straight way passes neither of these two."""
+
         with (
+            mock.patch.object(plain, "_begin", not_plain),
             mock.patch.object(steps.Step, "body", watched_body),
             mock.patch.object(active_run.ActiveRun, "recorded", watched_record),
         ):

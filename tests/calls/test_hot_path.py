@@ -28,7 +28,8 @@ def written(opened):
     """A store in which a run has one object that no transaction has taken along."""
     store = opened()
     epoch = store.acquire("run", OWNER)
-    store.write("run", epoch, Batch(records=((1, b"first"),)))
+    for number, data in ((1, b"first"), (2, b"second")):  # the second one names the log
+        store.write("run", epoch, Batch(records=((number, data),)))
     store.write("run", epoch, Batch(put={"checkpoint/1": b"one"}, durable=False))
     return store, epoch
 
@@ -51,10 +52,12 @@ def test_is_seen_by_its_owner_and_by_others(written, opened):
         assert store.get("run", "checkpoint/1") == b"one"
 
 
-def test_goes_with_the_next_record(written):
-    """The next record takes the object into the database."""
+def test_goes_with_the_next_transaction(written):
+    """What the database lacks of a run is in it after its next transaction."""
     store, epoch = written
-    store.write("run", epoch, Batch(records=((2, b"second"),)))
+    store.write("run", epoch, Batch(records=((3, b"third"),)))
+    assert not any("checkpoint/1" in key for key in rows(store))
+    store.write("run", epoch, Batch(prune=1))
     assert any("checkpoint/1" in key for key in rows(store))
     assert store.get("run", "checkpoint/1") == b"one"
 
@@ -81,10 +84,10 @@ def test_deleting_holds(written):
 def test_pruning_goes_along(written):
     """What an object replaces is deleted with it."""
     store, epoch = written
-    store.write("run", epoch, Batch(records=((2, b"second"),)))
+    store.write("run", epoch, Batch(records=((3, b"third"),)))
     batch = Batch(put={"checkpoint/2": b"two"}, delete=("checkpoint/1",), durable=False)
     store.write("run", epoch, batch)
-    store.write("run", epoch, Batch(records=((3, b"third"),)))
+    store.write("run", epoch, Batch(records=((4, b"fourth"),)))
     assert store.names("run") == ["checkpoint/2"]
 
 
@@ -94,28 +97,35 @@ def test_an_older_owner_changes_nothing(written, opened):
     store.release("run", epoch)
     other = opened()
     other.acquire("run", OWNER)
-    for batch in (Batch(put={"checkpoint/9": b"nine"}, durable=False), Batch(((2, b"second"),))):
+    for batch in (Batch(put={"checkpoint/9": b"nine"}, durable=False), Batch(((3, b"third"),))):
         with pytest.raises(LeaseLostError):
             store.write("run", epoch, batch)
     assert other.names("run") == ["checkpoint/1"]
 
 
-def test_deleting_the_run_deletes_it(written):
+def test_deleting_the_run_deletes_it(written, opened):
     """Nothing of a deleted run is left."""
     store, epoch = written
     store.delete("run", epoch)
-    assert store.names("run") == []
-    assert os.listdir(os.path.join(store.path, "marks")) == []
+    other = opened()
+    assert store.names("run") == other.names("run") == []
+    store.release("run", epoch)
+    other.acquire("run", OWNER)
+    assert store.names("run") == other.names("run") == []
+    assert not any("checkpoint" in key for key in rows(other))
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 400, bytes(400)])
-def test_damage_is_told_from_content(written, damage):
+def test_damage_is_told_from_content(written, opened, damage):
     """A damaged file gives no object, or one that does not verify, and never an error."""
     store, _ = written
-    (name,) = os.listdir(os.path.join(store.path, "marks"))
-    with open(os.path.join(store.path, "marks", name), "wb") as file:
+    (name,) = {*os.listdir(os.path.join(store.path, "logs"))} - {"locks"}
+    other = opened()
+    assert other.get("run", "checkpoint/1") == b"one"
+    with open(os.path.join(store.path, "logs", name), "wb") as file:
         file.write(damage)
-    assert store.get("run", "checkpoint/1") in (None, b"")
+    assert other.get("run", "checkpoint/1") in (None, b"")
+    assert [number for number, _ in other.read("run")] == [1, 2]
 
 
 @step

@@ -7,6 +7,8 @@ import contextlib
 import datetime as dt
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -368,3 +370,17 @@ def test_a_long_conversation(prune):
             flow()
     assert flow() == sum(range(100))
     assert {each.status for each in stepwise.get_run("r").inbox} <= {"taken", "kept"}
+
+
+def test_calls_that_wait_are_known_before_they_are_loaded():
+    """A wait that code names as ``stepwise.sleep`` is foreseen, though it is loaded on use."""
+    code = """
+import sys, stepwise
+from stepwise._execution.waits import may_wait
+from stepwise._workflows.reach import _attribute
+assert "stepwise._calls.pauses" not in sys.modules
+for name in ("approve", "sleep", "sleep_until", "wait_for"):
+    assert _attribute(stepwise, name) in may_wait
+assert _attribute(stepwise, "missing") not in may_wait
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,10 +6,16 @@ is that of the undisturbed program; see ``programs/survival.py``.
 
 from __future__ import annotations
 
+import itertools
+import pickle
+
 import pytest
 from survival import lab_of, line_of, survives
 
 import stepwise
+from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.variables import dump_few, load_values
+from stepwise._values.trees import ITERATORS
 
 RULES = {
     "what is shared stays shared": """
@@ -267,6 +273,26 @@ RULES = {
             work(2)
             return [second, list(numbers), list(pairs)]
     """,
+    "iterators that loops share": """
+        @workflow
+        def run():
+            items, seen = ["a", "b", "c", "d", "e", "f"], []
+            for item in items:
+                seen.append(work(item))
+                items[-1] = f"last after {item}"
+            letters = iter("abcdef")
+            for letter in letters:
+                work(letter.upper())
+                seen.append([letter, next(letters)])
+            numbers = iter(range(9, 0, -2))
+            both = [numbers]
+            for number in numbers:
+                seen.append([work(number), next(both[0], None)])
+            for number in range(9, 0, -2):
+                for pair in ((1, 2), (3, 4)):
+                    seen.append(work([number, *pair]))
+            return seen
+    """,
     "exceptions with an init of their own": """
         class RefusedError(Exception):
             def __init__(self, what, *, code):
@@ -504,6 +530,61 @@ def test_a_resource_is_no_plain_data(data):
     make = stepwise.resource(lambda: data)
     with pytest.raises(stepwise.ConfigurationError, match="which is plain data"):
         make()
+
+
+ITERABLES = {
+    "range": range(3, 20, 4),
+    "range downwards": range(5, -5, -1),
+    "empty range": range(0),
+    "large range": range(10**20, 10**20 + 4),
+    "list": [1, "two", None, [4]],
+    "tuple": (1, (2, 3), "four"),
+    "text": "four",
+    "text with accents": "\u00e4\u4e2d\ud800b",
+    "bytes": b"abc",
+}
+
+
+@pytest.mark.parametrize("taken", range(7))
+@pytest.mark.parametrize("iterable", list(ITERABLES))
+def test_a_half_used_iterator(iterable, taken):
+    """The iterator of a loop goes on where it was, over the same object as the other variables."""
+    values = {"it": iter(ITERABLES[iterable]), "of": ITERABLES[iterable]}
+    list(itertools.islice(values["it"], taken))
+    data = dump_few(values, Surroundings())
+    if data is not None:  # another way is tested elsewhere
+        loaded = load_values(data, Surroundings())
+        assert type(loaded["it"]) is type(values["it"])
+        if type(loaded["of"]) is list:
+            loaded["of"].append("more")
+            values["of"] = [*values["of"], "more"]
+            more = ["more"] if taken < len(values["of"]) else []
+            assert list(loaded["it"]) == [*values["it"], *more]
+        else:
+            assert list(loaded["it"]) == list(values["it"])
+    assert (data is None) == (type(values["it"]) not in ITERATORS)
+
+
+@pytest.mark.parametrize("others", [(), ([],)])
+def test_iterators_of_an_earlier_version(others):
+    """A checkpoint in which iterators are pickled with the other variables is read."""
+    numbers = iter(range(9))
+    next(numbers)
+    data = pickle.dumps(({"it": numbers, "size": 3}, [], {}, *others), 5)
+    loaded = load_values(data, Surroundings())
+    assert (list(loaded["it"]), loaded["size"]) == ([*range(1, 9)], 3)
+
+
+def test_an_iterator_with_two_names():
+    """An iterator that two variables name, or that a container holds as well, stays one."""
+    for hold in (lambda it: it, lambda it: [it], lambda it: {"in": (it,)}):
+        numbers = iter([1, 2, 3])
+        data = dump_few({"it": numbers, "other": hold(numbers)}, Surroundings())
+        loaded = load_values(data, Surroundings())
+        other = loaded["other"]
+        while type(other) in (list, dict, tuple):
+            other = other["in"] if type(other) is dict else other[0]
+        assert other is loaded["it"]
 
 
 def test_a_resource_of_a_class_of_ones_own_that_is_a_dict():

@@ -21,6 +21,10 @@ SAMPLES, PAIRS = (12, 5) if WHOLE else (6, 3)  # of each program's events
 WORKLOADS = ("plain", "gather", "nested")
 workloads = pytest.mark.parametrize("program", WORKLOADS)
 stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
+SOON_FULL = """
+from stepwise.stores import _process_log
+_process_log._LARGEST_LOG = _process_log._FIRST_SIZE = 4 << 10
+"""
 
 
 def survived(program, *places, how="kill", text="", **options):
@@ -44,13 +48,13 @@ def swept(tally, sweep, program, trials, **options):
     tally(sweep, len(trials), **came)
 
 
-def operations(program, store):
+def operations(program, store, text="", path=""):
     """Return what a program does to the files of its home when nothing happens to it."""
-    with Lab(*PROGRAMS[program], preload=shim(), store=store) as lab:
+    with Lab(*([text] if text else PROGRAMS[program]), preload=shim(), store=store) as lab:
         assert lab.run().code == 0
         (done,) = lab.operations
         assert len(done) > 50
-        return [f"operation {number + 1}" for number in range(len(done))]
+        return [f"operation {number}" for number, each in enumerate(done, 1) if path in each]
 
 
 # -- killed everywhere ---------------------------------------------------------------------------
@@ -88,6 +92,18 @@ def test_killed_before_any_operation_on_the_store(program, store, tally):
     trials = [(each,) for each in some(operations(program, store), 6, f"{program} {store}")]
     sweep = "killed before an operation of the store"
     swept(tally, sweep, program, trials, preload=shim(), store=store)
+
+
+@needs_the_shim
+@stores
+def test_killed_before_any_operation_on_a_log_that_is_soon_full(store, tally):
+    """Killed while the log is written, taken in or written over, it ends as if nothing had been."""
+    text = SOON_FULL + (FOLDER / "plain.py").read_text(encoding="utf-8")
+    every = operations("plain", store, text, "logs/")
+    assert len(every) > 20
+    trials = [(each,) for each in some(every, 8, f"log {store}")]
+    sweep = "killed before an operation on a small log"
+    swept(tally, sweep, "plain", trials, preload=shim(), store=store, text=text)
 
 
 @needs_the_shim

@@ -38,7 +38,7 @@ pytestmark = needs_the_shim
 stores = pytest.mark.parametrize("store", ["disk", "sqlite"])
 
 
-def record(folder, store, durability, program="program.py"):
+def record(folder, store, durability, program="program.py", *more):
     """Run a program with the shim; the operations, with the paths relative to its home."""
     home, log = folder / "home", folder / "log"
     home.mkdir(parents=True)
@@ -52,7 +52,7 @@ def record(folder, store, durability, program="program.py"):
         "STEPWISE_HOME": str(home),
         "STEPWISE_STORE": f"{store}:{home}/store",
     }
-    command = [sys.executable, HERE / program, str(STEPS)]
+    command = [sys.executable, HERE / program, str(STEPS), *more]
     subprocess.run(command, env=environment, check=True, timeout=300)
     return list(operations(log.read_bytes(), f"{home}/"))
 
@@ -68,7 +68,7 @@ def operations(log, prefix):
         at += size
         if what in "rl":
             data = data.decode().removeprefix(prefix)
-        if not path.endswith("-shm"):  # an index, made again
+        if not path.endswith(("-shm", " (deleted)")):  # an index, made again; a log that was taken
             yield what, path, offset, data
 
 
@@ -78,6 +78,7 @@ class File:
     def __init__(self):
         self.flushed = b""
         self.pending = []
+        self.mode = self.flushed_mode = 0o600
 
     def content(self, how, chance):
         data = bytearray(self.flushed)
@@ -115,11 +116,15 @@ class Disk:
         elif what in "rl":
             file = self.names[path] if what == "l" else self.names.pop(path)
             self.names[data] = file
+        elif what == "m":
+            if path in self.names:
+                self.names[path].mode = offset
         elif what in "wt":
             self.names[path].pending.append((what, offset, data))
         elif path in self.names:
             file = self.names[path]
             file.flushed, file.pending = file.content("kept", None), []
+            file.flushed_mode = file.mode
         else:  # a folder
             inside = f"{path}/" if path else ""
             for each in {*self.names, *self.flushed_names}:
@@ -134,10 +139,10 @@ class Disk:
             target = folder / path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             target.write_bytes(file.content(how, chance))
-            target.chmod(0o600)
+            target.chmod(file.flushed_mode if how == "dropped" else file.mode)
 
 
-def missing(folder, store, acks, monkeypatch):
+def missing(folder, store, acks, monkeypatch, run_id="job"):
     """The acknowledged calls of which the image does not tell."""
     monkeypatch.setenv("STEPWISE_HOME", str(folder))
     told = [line.split(" ", 1) for line in acks.decode().splitlines()]
@@ -145,7 +150,7 @@ def missing(folder, store, acks, monkeypatch):
         return []
     with fresh_store(f"{store}:{folder}/store"):
         try:
-            run = stepwise.get_run("job")
+            run = stepwise.get_run(run_id)
         except stepwise.RunNotFoundError:
             return told
         steps = {f"{each.name}({each.arguments})": each.status for each in run.steps}
@@ -159,6 +164,16 @@ def missing(folder, store, acks, monkeypatch):
         for word, call in told
         if (status != "completed" if call == "agent" else steps.get(call) not in allowed[word])
     ]
+
+
+def unlogged(folder, store, acks, monkeypatch):
+    """The acknowledged calls of the runs of ``logged.py`` of which the image does not tell."""
+    lost = []
+    for run_id in ("job", "own"):
+        told = [line for line in acks.splitlines(keepends=True) if f" {run_id} ".encode() in line]
+        own = b"".join(told).replace(f" {run_id} ".encode(), b" ")
+        lost += missing(folder, store, own, monkeypatch, run_id)
+    return lost
 
 
 def unsent(folder, store, acks, monkeypatch):
@@ -222,9 +237,11 @@ def unsteered(folder, store, acks, monkeypatch):
         return wrong + steers.finish(STEPS // 4) + steers.wrong_with(STEPS // 4)
 
 
-def cut(tmp_path, monkeypatch, store, durability, sample, *, program="program.py", check=missing):
+def cut(
+    tmp_path, monkeypatch, store, durability, sample, program="program.py", check=missing, more=()
+):
     """Cut the power at (a sample of) all operations; what was lost, and in how many images."""
-    found = record(tmp_path / "recorded", store, durability, program)
+    found = record(tmp_path / "recorded", store, durability, program, *more)
     kinds = [(names, how) for names in NAMES for how in CONTENTS]
     moments = [(number, kind) for number in range(len(found)) for kind in kinds]
     chance = random.Random(SEED)
@@ -249,6 +266,39 @@ def test_a_power_cut_at_any_moment(tmp_path, monkeypatch, tally, store):
     lost, images = cut(tmp_path, monkeypatch, store, "fsync", SAMPLE)
     tally("a power cut at an operation of the disk", images, with_losses=len(lost))
     assert lost == [], f"seed {SEED}"
+
+
+@stores
+def test_a_power_cut_while_a_log_changes_hands(tmp_path, monkeypatch, tally, store):
+    """A log that is filled, written over, left behind and taken over loses nothing either."""
+    how = {"program": "logged.py", "check": unlogged}
+    lost, images = cut(tmp_path, monkeypatch, store, "fsync", SAMPLE // 2, **how)
+    tally("a power cut while a log changes hands", images, with_losses=len(lost))
+    assert lost == [], f"seed {SEED}"
+
+
+@stores
+@pytest.mark.parametrize("broken", ["flush", "name"])
+def test_the_harness_sees_logs_that_are_not_flushed(tmp_path, monkeypatch, store, broken):
+    """Without a flush of the log, or of its name, the same power cuts lose acknowledged steps."""
+    how = {"program": "logged.py", "check": unlogged, "more": ["", broken]}
+    lost, _ = cut(tmp_path, monkeypatch, store, "fsync", 0, **how)
+    assert any("dropped" in each for each in lost)
+
+
+@stores
+def test_the_programs_fill_the_log(tmp_path, store):
+    """What the power is cut of: small batches are in logs, one of which is begun again and again.
+
+    A living process's log is fenced, and each log is deleted once it was taken in.
+    """
+    found = record(tmp_path, store, "fsync", "logged.py")
+    logs = "logs/" if store == "disk" else "sqlite-logs/"
+    done = [each for each in found if logs in each[1] and "locks" not in each[1]]
+    begun = [path for what, path, at, data in done if what == "w" and at == 0 and any(data)]
+    assert max(map(begun.count, begun)) > 1
+    assert "m" in {what for what, *_ in done}
+    assert {path for _, path, *_ in done} == {path for what, path, *_ in done if what == "u"}
 
 
 @stores

@@ -69,7 +69,10 @@ def call(workflow=nightly):
 
 @pytest.mark.parametrize("first", ["marks", "records"])
 def test_a_copy_of_a_store_in_use(kind, tmp_path, first):
-    """A copy is whole if its marks are the older part; the other way round it lacks records."""
+    """A copy is whole if its marks are the older part; the other way round it lacks records.
+
+    The logs belong to the records, and are copied before the database, which takes them in.
+    """
     folder, copy = tmp_path / "store", tmp_path / "copy"
 
     def backup(part):
@@ -78,6 +81,8 @@ def test_a_copy_of_a_store_in_use(kind, tmp_path, first):
             shutil.copytree(marks, copy / marks.name)
         else:
             copy.mkdir(exist_ok=True)
+            for logs in folder.glob("*logs"):
+                shutil.copytree(logs, copy / logs.name)
             for path in database_of(folder):
                 shutil.copy(path, copy)
 

@@ -14,13 +14,25 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_tools import HOLDER, KINDS, LARGE, ME, edit, files, pragma, records, use_all_of
+from store_tools import (
+    HOLDER,
+    KINDS,
+    LARGE,
+    ME,
+    edit,
+    files,
+    log_files,
+    pragma,
+    records,
+    use_all_of,
+)
 
 from stepwise import (
     CorruptStoreError,
     StoreError,
 )
 from stepwise.stores import Batch, _rows
+from stepwise.stores._process_log import LARGEST_BATCH
 
 LEASE = {
     "cache.db": "UPDATE Cache SET value = ? WHERE key LIKE 'l/%'",
@@ -138,14 +150,39 @@ def test_a_database_that_turns_read_only(begun, folder):
     """A store that cannot be written is a ``StoreError`` with EROFS; what is in it can be read."""
     store, epoch = begun
     store.write("run", epoch, records(1))
+    large = bytes(LARGEST_BATCH)  # not for a log
     store._rows._con.execute("PRAGMA query_only=1")
     with pytest.raises(StoreError, match="make it writable") as caught:
-        store.write("run", epoch, records(2))
+        store.write("run", epoch, Batch(((2, large),)))
     assert (caught.value.errno, caught.value.path) == (errno.EROFS, str(folder))
     assert list(store.read("run")) == [(1, b"1")]
     store._rows._con.execute("PRAGMA query_only=0")
-    store.write("run", epoch, records(2))
-    assert list(store.read("run")) == [(1, b"1"), (2, b"2")]
+    store.write("run", epoch, Batch(((2, large),)))
+    assert list(store.read("run")) == [(1, b"1"), (2, large)]
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
+def test_a_log_that_turns_read_only(begun, folder, monkeypatch, operation):
+    """A log that cannot be written is a ``StoreError`` with EROFS; all goes on with another log."""
+    store, epoch = begun
+    for number in range(1, 5):
+        store.write("run", epoch, records(number))
+    (log,) = log_files(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, operation, read_only)
+        with pytest.raises(StoreError, match="make it writable") as caught:
+            store.write("run", epoch, records(5))
+        assert (caught.value.errno, caught.value.path) == (errno.EROFS, str(folder))
+        known = list(store.read("run"))
+        assert known[:4] == [(number, b"%d" % number) for number in range(1, 5)]
+    for number in range(5, 9):
+        store.write("run", epoch, records(number))
+    assert list(store.read("run")) == [(number, b"%d" % number) for number in range(1, 9)]
+    assert log_files(folder) not in ([], [log])
+
+
+def read_only(*_):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def test_a_database_that_somebody_locks(begun, folder, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
-NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots"}
+NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
 NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph, which is not in this environment
 NOT_SCRIPTS |= {"postgres_step", "postgres_throughput"}  # tests/postgres/test_benchmarks.py
 SCRIPTS = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - NOT_SCRIPTS)
@@ -49,6 +50,20 @@ def test_each_script_measures_and_the_page_shows_its_figures(script, tmp_path):
         assert f"| {row['what']} |" in page
     assert "Small sizes" in page
     assert "{{" not in page
+
+
+def test_the_price_of_a_step_names_what_was_measured_and_what_was_not(tmp_path):
+    """Each figure stands beside its target, met or missed; one that is missing has its command."""
+    machine = dict.fromkeys(("python", "sqlite", "disk", "at"), "")
+    rows = [row("disk: a step, fsync", 1.4, 1.5), row("sqlite: a step, fsync", 1.6, 1.5)]
+    report = {"title": "steps", "machine": {**machine, "cpu": "2 x Fast", "load": "0.1"}}
+    (tmp_path / "steps.json").write_text(json.dumps({**report, "rows": rows}))
+    said = run(BENCHMARKS / "shown.py", "--results", tmp_path)
+    assert "on 2 x Fast (load: steps 0.1)" in said
+    assert re.search(r"met +at most 1.5 .*: disk: a step, fsync\n +1.4 x; 1.4 us\n", said)
+    assert re.search(r"MISSED +at most 1.5 .*: sqlite: a step, fsync\n", said)
+    assert "not measured: python benchmarks/overhead.py" in said
+    assert "1 of 2 met" in said
 
 
 def test_the_one_command_runs_a_script_and_writes_its_figures(tmp_path):

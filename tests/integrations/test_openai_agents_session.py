@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import ConfigurationError, workflow
-from stepwise._calls import async_driver
+from stepwise._calls import plain
 from stepwise.integrations.openai_agents import StepwiseSession
 from stepwise.stores import close_under
 from stepwise.testing import fresh_store
@@ -133,11 +133,11 @@ def test_an_operation_cut_off_before_its_record_is_not_done_again(act, monkeypat
     async def chat():
         return await getattr(StepwiseSession("x"), act)(*arguments)
 
-    def crash(operation):
+    def crash(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(async_driver, "write", crash)
+        patch.setattr(plain, "_is_recorded", crash)
         asyncio.run(chat())
     asyncio.run(chat())
     left = asyncio.run(StepwiseSession("x").get_items())

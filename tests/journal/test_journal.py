@@ -1104,10 +1104,10 @@ def test_a_lost_tail_is_noticed_after_rotation(disk, monkeypatch, told):
 
 def test_the_key_stays_out_of_the_store(disk, monkeypatch, home, tmp_path):
     """No file of the store holds the key, or the text that it was made from."""
-    for text in (None, A):
+    for run_id, text in (("file", None), ("text", A)):
         monkeypatch.setenv("STEPWISE_KEY", "")
         seal = seal_of(monkeypatch, text)
-        write_story(disk, str(text), seal=seal)
+        write_story(disk, run_id, seal=seal)
         secrets = [seal.keys[0], seal.keys[0].hex().encode(), A.encode()]
         for path in (tmp_path / "store").rglob("*"):
             if path.is_file():

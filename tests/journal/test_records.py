@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from pickled import Account, Model, Plain, Point, double
 
 from examples import sweep
+from stepwise._checkpoints.checkpoints import State, header_text
 from stepwise._journal import seal as _seal
+from stepwise._journal.chain import Position
+from stepwise._journal.header_text import record_text
 from stepwise._journal.records import (
     Answered,
     Call,
@@ -41,7 +44,8 @@ from stepwise._journal.records import (
     from_header,
     to_header,
 )
-from stepwise._journal.seal import DamagedError, ephemeral_seal
+from stepwise._journal.seal import DamagedError, ephemeral_seal, to_json
+from stepwise._journal.spending import Sums
 from stepwise._values.preview import preview, preview_arguments
 
 # -- headers ---------------------------------------------------------------------------------------
@@ -155,6 +159,66 @@ def test_headers(record):
     """Every record comes back from its sealed header as it was, whatever its texts hold."""
     assert through_header(record) == record
     assert repr(through_header(record)) == repr(record)
+
+
+@sweep
+@given(records)
+def test_header_texts(record):
+    """The text of a record's header is what ``json`` makes of it, whatever its facts are."""
+    text = record_text(record)
+    assert text == to_json(to_header(record))
+    assert seal.close("i", text)[0][100:] == seal.close("i", to_header(record))[0][100:]
+
+
+@pytest.mark.parametrize("moment", [math.inf, -math.inf, math.nan, 0, 1e300])
+def test_header_texts_of_strange_moments(moment):
+    """Moments that are no usual numbers are written as ``json`` writes them."""
+    call = Call(1, "think", "m", "d", 1, at=moment)
+    for record in (Outcome(call, at=moment), Outcome(call), Intent(call)):
+        assert record_text(record) == to_json(to_header(record))
+
+
+states = st.builds(
+    State,
+    *(texts, whole, texts, texts, st.lists(texts, max_size=3), whole, whole),
+    st.dictionaries(texts, whole, max_size=3),
+    st.lists(st.tuples(texts, texts, whole).map(list), max_size=2),
+    st.builds(
+        Position,
+        whole,
+        st.none() | st.binary(min_size=16, max_size=16),
+        whole,
+        st.builds(
+            Sums,
+            seconds | st.just(math.nan),
+            whole | seconds,
+            whole,
+            seconds,
+            st.booleans(),
+            st.booleans(),
+        ),
+    ).map(Position.kept)
+    | st.just([3, "ab", 1]),
+    st.lists(st.tuples(whole, whole, st.booleans()).map(list), max_size=2),
+    changes,
+    at=seconds | st.just(math.inf),
+    needs=st.dictionaries(texts, numbers | texts, max_size=2),
+    changed=st.lists(st.tuples(texts, pythons, whole).map(list), max_size=2),
+    state=st.lists(st.tuples(texts, texts).map(list), max_size=2),
+    serial=whole,
+    before=st.none() | texts,
+    seconds=seconds,
+    usage=amounts,
+    taken=st.dictionaries(texts, numbers, max_size=2),
+    told=st.booleans(),
+)
+
+
+@sweep
+@given(states)
+def test_header_texts_of_checkpoints(state):
+    """The text of a checkpoint's header is what ``json`` makes of it, whatever its facts are."""
+    assert header_text(state) == to_json(state._asdict())
 
 
 PLACES = {

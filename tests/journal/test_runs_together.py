@@ -131,6 +131,8 @@ def test_an_error_is_of_one_run(store, monkeypatch):
 def test_a_checkpoint_does_not_wait_for_the_flush_of_another_run(store, monkeypatch):
     """While one run waits for the disk, another one's small checkpoint is put beside it."""
     one, other = (store.acquire(run, OWNER) for run in ("one", "other"))
+    for number in (1, 2):  # from then on, what is small goes into the log
+        store.write("other", other, Batch(records=((number, b"y"),)))
     held = Held(monkeypatch)
     batch = Batch(records=((1, b"x"),), durable=True)
     thread = threading.Thread(target=store.write, args=("one", one, batch))

@@ -32,6 +32,9 @@ PROGRAM = """
 """
 
 
+KEEPING = PROGRAM.replace("@workflow", "@workflow(keep=4)")
+
+
 class Second(NamedTuple):
     """What the second start did: its result, what it logged, what it told about the run."""
 
@@ -92,7 +95,8 @@ def test_what_is_no_edit(name):
 
 def test_above():
     """An edit above the position: it replays from the top, and what is recorded is not repeated."""
-    second = edit(("values = [work(1)]", "values = [work(1), 'new']"), die_at="work(after 4)")
+    change = "values = [work(1)]", "values = [work(1), 'new']"
+    second = edit(change, die_at="work(after 4)", program=KEEPING)
     assert second.result == "1-new-2-3-4"
     assert second.log[:3] == ["pass 3", "pass 4", *did("after 4")]
     assert "replays from the top, 5 steps answered by the journal" in second.told
@@ -214,7 +218,8 @@ def test_the_rest_of_a_loop():
 
 def test_the_head_of_a_loop():
     """An edited head of the loop it was in: it replays, and new items are visited."""
-    second = edit(("for n in (3, 4):", "for n in (3, 4, 5):"), die_at="work(4)")
+    change = "for n in (3, 4):", "for n in (3, 4, 5):"
+    second = edit(change, die_at="work(4)", program=KEEPING)
     assert second.result == "1-2-3-4-5"
     assert "resumes at" in second.told
     assert "after 1 step " in second.told  # the newest before the loop

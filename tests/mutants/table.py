@@ -60,7 +60,7 @@ _RESUME = [
     _mutant(
         "fingerprints of prefixes are kept whatever was entered since",
         "_workflows/frame.py",
-        "here = number, len(visited)  #",
+        "here = number, len(self.visited)  #",
         "here = number, 0  #",
         "test_second_resume.py::test_a_branch_that_is_entered_later_is_no_edit",
     ),
@@ -171,8 +171,8 @@ _VALUES = [
     _mutant(
         "what a failing child did to the caller's list is lost under replay",
         "_calls/perform.py",
-        "                left = changed_by(watch, active.codec)",
-        "                left = None",
+        "around=changed_by(watch, active.codec),",
+        "around=None,",
         "test_variables.py::test_what_a_failed_child_left_behind",
     ),
     _mutant(
@@ -309,8 +309,8 @@ _STORES = [
         _mutant(
             f"a shared transaction of several runs is durable only if {who} relies on it",
             "stores/_folder_store.py",
-            "rows.begin(any(batch.durable for _, _, batch in wanted))",
-            f"rows.begin({durable})",
+            "        durable = any(batch.durable for _, _, batch in wanted)",
+            f"        durable = {durable}",
             "test_runs_together.py::test_one_run_that_must_last_makes_what_it_shares_last",
         )
         for who, durable in [
@@ -329,32 +329,10 @@ _STORES = [
     _mutant(
         "a mark is deleted after its records, so that a kill between tells of a loss",
         "stores/_folder_store.py",
-        "            self._marks.delete(hashed(run_id))\n            rows.forget(run_id)\n"
-        "            rows.commit()",
-        "            rows.forget(run_id)\n            rows.commit()\n"
-        "            self._marks.delete(hashed(run_id))",
+        "            self._marks.delete(hashed(run_id))\n            rows.forget(run_id)\n",
+        "            rows.forget(run_id)\n            rows.commit()\n            rows.begin(True)\n"
+        "            self._marks.delete(hashed(run_id))\n",
         "test_journal.py::test_a_deletion_that_is_cut_short",
-    ),
-    _mutant(
-        "a draft that was taken stays beside the database, under a new mark",
-        "stores/_marks.py",
-        "file.marks + _NO_DRAFT if taken else file.marks, 0)",
-        "file.marks, 0)",
-        "test_stores.py::test_what_was_put_beside_the_database_is_there_once",
-    ),
-    _mutant(
-        "a draft that was taken stays beside the database, where there is no mark",
-        "stores/_folder_store.py",
-        "            elif taken:\n                self._marks.taken(hashed(run_id))\n",
-        "",
-        "test_stores.py::test_what_was_put_beside_the_database_is_there_once",
-    ),
-    _mutant(
-        "a second draft takes the place of the first, which no transaction has taken",
-        "stores/_folder_store.py",
-        "before is not None and before.put.keys() != batch.put.keys()",
-        "False",
-        "test_stores.py::test_what_was_put_beside_the_database_makes_room_for_no_other",
     ),
     _mutant(
         "tasks wait for ever for a write that failed in another thread",
@@ -497,13 +475,6 @@ _LATER = [  # drawn after the others were guarded
         "test_resume_inside.py::test_a_child_that_failed_as_the_process_died",
     ),
     _mutant(
-        "what an object beside the database was to delete stays if it is replaced",
-        "stores/_folder_store.py",
-        "batch._replace(delete=(*before.delete, *batch.delete))",
-        "batch",
-        "test_stores.py::test_a_later_form_of_an_object_deletes_what_the_first_did",
-    ),
-    _mutant(
         "what a failed attempt of a node changed inside the memory stays",
         "graph/_visits.py",
         "memory = self._memory(token, copied(token.memory))",
@@ -511,18 +482,39 @@ _LATER = [  # drawn after the others were guarded
         "test_graph.py::test_retries_roll_back_what_was_changed_inside",
     ),
     _mutant(
-        "an object that an earlier owner left beside the database comes back",
-        "stores/_folder_store.py",
-        "if draft is None or draft.epoch != epoch_of(rows.lease(run_id)):",
-        "if draft is None:",
-        "test_stores.py::test_what_was_put_beside_the_database_outlives_its_owner",
+        "the log of a process is not flushed",
+        "stores/_process_log.py",
+        "            number = self._number\n            flush(self._descriptor)\n",
+        "            number = self._number\n",
+        "test_power_cut.py::test_a_power_cut_while_a_log_changes_hands",
+    ),
+    _mutant(
+        "the name of a log is not flushed",
+        "stores/_process_log.py",
+        "                sync(folder)\n                sync(os.path.dirname(folder))\n",
+        "",
+        "test_power_cut.py::test_a_power_cut_while_a_log_changes_hands",
+    ),
+    _mutant(
+        "an owner goes on with a log that was fenced",
+        "stores/_process_log.py",
+        "there.st_mode & _WRITABLE and there.st_nlink",
+        "there.st_nlink",
+        "test_process_log.py::test_a_fenced_writer",
+    ),
+    _mutant(
+        "an owner goes on with a log that was deleted",
+        "stores/_process_log.py",
+        "there.st_mode & _WRITABLE and there.st_nlink",
+        "there.st_mode & _WRITABLE",
+        "test_logs.py::test_a_log_that_somebody_deletes",
     ),
     _mutant(
         "an object beside the database is lost with its owner",
         "stores/_folder_store.py",
         "                rows.put_object(run_id, draft.name, draft.data)\n",
         "                pass\n",
-        "test_stores.py::test_what_was_put_beside_the_database_outlives_its_owner",
+        "test_logs.py::test_a_draft_of_an_older_version",
     ),
 ]
 

@@ -3,8 +3,8 @@
  * Preloaded (LD_PRELOAD).  With POWER_TALLY every operation that is about to be made is noted there,
  * a line each ("w path"), and with POWER_KILL=N the process is killed before the N-th of them.
  * With POWER_LOG an operation is logged there, once it was made and worked, as a record:
- *   1 byte   what: w(rite) t(runcate) s(ync) c(reate) u(nlink) r(ename)
- *   8 bytes  offset, or size after truncation
+ *   1 byte   what: w(rite) t(runcate) s(ync) c(reate) u(nlink) r(ename) l(ink) m(ode)
+ *   8 bytes  offset, or size after truncation, or the new mode
  *   4 bytes  length of the path, 4 bytes length of the data (of a rename: the new path)
  *   path, data
  */
@@ -204,5 +204,20 @@ int link(const char *from, const char *to) {
     full(from, old);
     full(to, new);
     if (done == 0 && watched(old)) put('l', 0, old, new, strlen(new));
+    return done;
+}
+int chmod(const char *path, mode_t mode) {
+    char whole[PATH_MAX];
+    before_path('m', path);
+    int done = REAL(chmod)(path, mode);
+    full(path, whole);
+    if (done == 0 && watched(whole)) put('m', mode, whole, "", 0);
+    return done;
+}
+int fchmod(int fd, mode_t mode) {
+    char path[PATH_MAX];
+    before_fd('m', fd);
+    int done = REAL(fchmod)(fd, mode);
+    if (done == 0 && path_of(fd, path)) put('m', mode, path, "", 0);
     return done;
 }

@@ -11,6 +11,7 @@ import os
 import signal
 import sqlite3
 import sys
+import tempfile
 import traceback
 
 import stepwise
@@ -66,7 +67,8 @@ def agent(count):
 
 # -- a disk that fails ---------------------------------------------------------------------------
 
-real = {name: getattr(os, name) for name in ("write", "pwrite", "fsync", "open", "makedirs")}
+OPERATIONS = ("pwrite", "fsync", "fdatasync", "open", "makedirs", "unlink", "chmod")
+real = {name: getattr(os, name) for name in ("write", *OPERATIONS)}
 SQLITE = {
     errno.ENOSPC: (13, "database or disk is full"),
     errno.EIO: (10, "disk I/O error"),
@@ -113,7 +115,7 @@ class Failing(sqlite3.Connection):
 
 
 def let_the_disk_fail():
-    for name in ("pwrite", "fsync", "open", "makedirs"):
+    for name in OPERATIONS:
         setattr(os, name, failing(name))
     connect = sqlite3.connect
     sqlite3.connect = lambda *args, **kwargs: connect(*args, factory=Failing, **kwargs)
@@ -150,6 +152,7 @@ def start():
     if "blind" in ORDER:
         blind(ORDER["blind"])
     if "at" in ORDER:
+        tempfile.gettempdir()  # a store in a test asks for it, and Python tries it by writing
         let_the_disk_fail()
     said = attempt()
     if ORDER.get("retry") and "result" not in said:  # a call of what has completed is a new run

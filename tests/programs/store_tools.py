@@ -66,6 +66,11 @@ def files(folder, pattern="*"):
     return sorted(path for path in folder.rglob(pattern) if path.is_file())
 
 
+def log_files(folder):
+    """The logs of processes in a store."""
+    return [path for path in files(folder) if "logs" in path.parent.name and path.name != "locks"]
+
+
 def use_all_of(store):
     """Call every method; what makes no sense may raise an error of ours, and no other."""
     for read in (

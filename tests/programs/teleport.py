@@ -228,8 +228,8 @@ def main():
     if os.environ.get("FORGETFUL"):  # the negative control
         keep = _frames.WorkflowFrame._state_of
 
-        def forgetting(frame, values, point):
-            kept = keep(frame, values, point)
+        def forgetting(frame, values, point, number):
+            kept = keep(frame, values, point, number)
             plain = [name for name in kept if name[0] != "@" and name not in frame.around.arguments]
             return {name: kept[name] for name in kept if name not in plain[-1:]}
 

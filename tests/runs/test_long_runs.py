@@ -104,7 +104,7 @@ def same(run, *, steps=30):
     short.course.taken = whole.course.taken
     assert short.course.saved == pytest.approx(whole.course.saved)
     short.course.saved = whole.course.saved
-    assert short.course == whole.course
+    assert vars(short.course) == vars(whole.course)
     return short
 
 

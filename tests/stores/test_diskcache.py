@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 
 import diskcache
 import pytest
+from diskcache import core
 from store_tools import ME, edit, pages_written, pragma, records, step_of, use_all_of
 
-from stepwise.stores import Batch, Head
+from stepwise.stores import Batch, Head, disk
 from stepwise.stores.disk import DiskStore
 
 
@@ -76,6 +79,31 @@ def test_diskcache_opens_a_store(begun, folder):
     assert pages_written(store, step_of(store, epoch, 1500)) < 6
     made = "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' OR name = 'Cache_expire_time'"
     assert edit(store, made) == [(0,)]
+
+
+def test_a_made_store_opens_without_diskcache(begun):
+    """A store in good order opens without diskcache; a changed one is repaired by it."""
+    store, epoch = begun
+    store.write("run", epoch, records(1))
+    store.close()
+    code = f"""
+import sys
+from stepwise.stores.disk import DiskStore
+store = DiskStore({str(store.path)!r})
+assert [data for _, data in store.read("run")] == [b"1"]
+assert ("diskcache" in sys.modules) == (len(sys.argv) > 1)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    edit(store, "UPDATE Settings SET value = 10 WHERE key = 'cull_limit'")
+    subprocess.run([sys.executable, "-c", code, "loaded"], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_settings_are_all_of_diskcache():
+    """The store names each setting of a cache, its metadata and its modes as diskcache does."""
+    assert disk._SETTINGS.keys() == core.DEFAULT_SETTINGS.keys()
+    assert core.METADATA.keys() == disk._METADATA
+    assert (core.MODE_RAW, core.MODE_BINARY) == (disk.MODE_RAW, disk.MODE_BINARY)
 
 
 # -- tampered rows -------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from pickled import Account, Model, Plain, Point, double
 
 from examples import sweep
 from stepwise import errors
-from stepwise._values import codec
+from stepwise._values import codec, pickling
 from stepwise._values.codec import (
     Encoded,
     decode,
@@ -82,6 +82,15 @@ values = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+@sweep
+@given(atoms | st.sampled_from([2**5000, "x" * 20_000, b"x" * 20_000, "\ud800" * 9_000]))
+def test_atoms_are_pickled_as_by_a_pickler_of_ours(atom):
+    """A single text, number or bytes takes a shorter way to the same bytes."""
+    sink = io.BytesIO()
+    pickling._Plain(sink, pickling.PROTOCOL).dump(atom)
+    assert bytes(pickling.dump_plain(atom)) == sink.getvalue()
 
 
 @sweep

@@ -1,0 +1,36 @@
+"""What a step may take of the processor: counted, so that no busy machine decides."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+
+import instructions
+
+# Thousands of instructions in user mode, by the version of Python: some 5 % above what was counted.
+# `python benchmarks/instructions.py --quick` counts them.  A change that takes more has to say what
+# for; one that takes less brings the ceiling down with it.
+CEILINGS = {
+    (3, 11): {
+        "memory: a step": 785,
+        "sqlite: a step": 1015,
+        "disk: a step": 975,
+        "disk: a step, a checkpoint every 1,000": 560,
+        "disk: a side effect": 1460,
+        "disk: an asynchronous step": 1015,
+        "disk: a node of a graph": 1760,
+    },
+}
+
+
+def test_a_step_takes_no_more_instructions_than_its_ceiling():
+    """Each kind of step stays below its ceiling: what it costs is never raised unnoticed."""
+    if instructions.why_not():
+        pytest.skip(instructions.why_not())
+    if sys.version_info[:2] not in CEILINGS:
+        pytest.skip(f"instructions were not counted with Python {sys.version.split()[0]} yet")
+    ceilings = CEILINGS[sys.version_info[:2]]
+    counted = instructions.instructions(ceilings, instructions.QUICK)
+    assert {kind: round(each) for kind, each in counted.items() if each > ceilings[kind]} == {}

@@ -1,0 +1,498 @@
+"""The straight way of a plain call writes what the general way writes: every byte of every batch.
+
+Random programs are executed both ways, with one clock that only the bodies of steps move.  What the
+store is given, the events and the results have to be equal, also when a program is cut off and
+resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import stepwise
+from stepwise import NotRecordableError, RunStopped, StoreError, step, tool, workflow
+from stepwise._calls import plain
+from stepwise.stores.memory import MemoryStore
+
+
+class Recorder(MemoryStore):
+    """A store that keeps all batches, and fails at one of them."""
+
+    def __init__(self, fails_at=0):
+        super().__init__()
+        self.batches = []
+        self.fails_at = fails_at
+
+    def write(self, run_id, epoch, batch):
+        """Write a batch, unless it is the one to fail at."""
+        records = tuple((number, bytes(data)) for number, data in batch.records)
+        put = {name: bytes(data) for name, data in batch.put.items()}
+        self.batches.append((run_id, epoch, batch._replace(records=records, put=put)))
+        if len(self.batches) == self.fails_at:
+            raise StoreError("no answer")
+        super().write(run_id, epoch, batch)
+
+
+class Clock:
+    """The time, which passes in the bodies of steps only."""
+
+    def __init__(self):
+        self.now = 1_700_000_000.0
+        self.interrupted = False
+        self.flaked = 0
+
+    def __call__(self):
+        return self.now
+
+
+class World:
+    """What the bodies of steps act on."""
+
+    clock: ClassVar[Clock] = Clock()
+
+
+@dataclasses.dataclass
+class Point:
+    """A value of a class of the user."""
+
+    x: int
+    label: str = ""
+
+
+@step
+def echo(value):
+    """A plain step, which takes a moment."""
+    World.clock.now += 0.03
+    return value
+
+
+@step
+def named(value, scale=2, *, note="none"):
+    """A step with defaults."""
+    World.clock.now += 0.02
+    return [value] * scale, note
+
+
+@step
+def many(first, *others, **more):
+    """A step with arguments of any number."""
+    return first, others, more
+
+
+@step(retries=2, backoff=0.0)
+def steady(value: int) -> int:
+    """A step that may be retried, and need not be."""
+    return value
+
+
+@step(retries=2, backoff=0.0)
+def flaky(value):
+    """A step that fails every other time."""
+    World.clock.flaked += 1
+    if World.clock.flaked % 2:
+        raise ValueError(value)
+    return value
+
+
+@step
+def failing(value):
+    """A step that fails."""
+    World.clock.now += 0.01
+    raise ValueError(f"no {value!r}")
+
+
+@step
+def grow(items, value):
+    """A step that changes its argument."""
+    items.append(value)
+    return len(items)
+
+
+@step
+def lock(value):
+    """A step whose value cannot be recorded."""
+    return threading.Lock()
+
+
+@step(key=("value",), ignore=("trace",), redact=("word",))
+def chosen(value, trace=None, word=""):
+    """A step with a key, and with arguments that do not count or are not shown."""
+    return value
+
+
+@step
+def within(value):
+    """A step that calls others."""
+    return [echo(value), named(value, note="within")]
+
+
+@tool(side_effect=True)
+def send(value):
+    """A side effect."""
+    World.clock.now += 0.04
+    return value
+
+
+@step
+def cut(value):
+    """A step that is interrupted the first time."""
+    if not World.clock.interrupted:
+        World.clock.interrupted = True
+        raise KeyboardInterrupt
+    return value
+
+
+@step
+def slow(value):
+    """A step that takes longer than the time after which the inbox is looked at."""
+    World.clock.now += 0.7
+    return value
+
+
+@step
+def awaited(value):
+    """A plain function that returns a coroutine."""
+
+    async def rest():
+        return value
+
+    return rest()
+
+
+class Desk:
+    """An instance with a step, whose attribute the step changes."""
+
+    def __init__(self):
+        self.notes = []
+
+    @step
+    def note(self, value):
+        """A method."""
+        self.notes.append(value)
+        return len(self.notes)
+
+
+def helper(value):
+    """A function of the user that calls a step."""
+    return echo(value)
+
+
+def make(number):
+    """Give steps of one name, as a factory does."""
+
+    @step
+    def made(value):
+        return number, value
+
+    return made
+
+
+def refused(function, value):
+    """Call what raises; give the text of the exception."""
+    try:
+        return function(value)
+    except (ValueError, NotRecordableError) as error:
+        return str(error)
+
+
+def act(kind, value, kept, desk):
+    """Calls that are not plain, and some that are, by way of a helper."""
+    if kind == "method":
+        return desk.note(value)
+    if kind == "helper":
+        return helper(value)
+    if kind == "made":
+        return make(1)(value), make(2)(value)
+    if kind == "coroutine":
+        awaited(value).close()
+        return None
+    return grow(kept, value)
+
+
+@workflow(name="program")
+def program(script):
+    """A loop over any of the calls."""
+    kept, desk, last = [], Desk(), None
+    for kind, value in script:
+        if kind == "echo":
+            last = echo(value)
+        elif kind == "named":
+            last = named(value, 3, note="here")
+        elif kind == "default":
+            last = named(value=value)
+        elif kind == "many":
+            last = many(value, 1, 2, word=value)
+        elif kind == "steady":
+            last = steady(value)
+        elif kind == "flaky":
+            last = flaky(value)
+        elif kind == "chosen":
+            last = chosen(value, trace=kind, word="secret")
+        elif kind == "within":
+            last = within(value)
+        elif kind == "send":
+            last = send(value)
+        elif kind == "cut":
+            last = cut(value)
+        elif kind == "slow":
+            last = slow(value)
+        elif kind == "failing":
+            try:
+                last = failing(value)
+            except ValueError as error:
+                last = echo(str(error))
+        elif kind == "unhandled":
+            try:
+                failing(value)
+            except ValueError:
+                last = None
+        elif kind == "lock":
+            last = refused(lock, value)
+        elif kind == "two":
+            last = [echo(value), steady(1), [each * 2 for each in (echo(1), echo(2))]]
+        else:
+            last = act(kind, value, kept, desk)
+        kept.append(last)
+    return kept
+
+
+@workflow(name="counting")
+def counting(count, word):
+    """Few small variables, and a global that is read."""
+    total, text = 0, ""
+    for number in range(count):
+        total += steady(number)
+        text = echo(word)
+    while total > 0:
+        total -= 1 + len(named(text, 1)[0])
+    return total, text
+
+
+@workflow(name="plainly")
+def plainly(script):
+    """A loop whose every call is plain, as most are."""
+    last = None
+    for value in script:
+        last = echo(value)
+    return last
+
+
+@step
+async def aecho(value):
+    """A coroutine function, which lets others run."""
+    World.clock.now += 0.03
+    await asyncio.sleep(0)
+    return value
+
+
+@step(retries=1, backoff=0.0)
+async def aflaky(value):
+    """A coroutine function that fails every other time."""
+    World.clock.flaked += 1
+    if World.clock.flaked % 2:
+        raise ValueError(value)
+    return value
+
+
+@step
+async def agrow(items, value):
+    """A coroutine function that changes its argument, and calls a step."""
+    items.append(await aecho(value))
+    return len(items)
+
+
+@step(timeout=100.0)
+async def alimited(value):
+    """A coroutine function with a timeout."""
+    return value
+
+
+async def ahelper(value):
+    """A coroutine function of the user that calls steps of both kinds."""
+    return await aecho(value), echo(value)
+
+
+@workflow(name="aprogram")
+async def aprogram(script):
+    """A loop over coroutine functions, alone and side by side."""
+    kept, last = [], None
+    for kind, value in script:
+        if kind == "aecho":
+            last = await aecho(value)
+        elif kind == "echo":
+            last = echo(value)
+        elif kind == "aflaky":
+            last = await aflaky(value)
+        elif kind == "agrow":
+            last = await agrow(kept, value)
+        elif kind == "alimited":
+            last = await alimited(value)
+        elif kind == "ahelper":
+            last = await ahelper(value)
+        elif kind == "awaited":
+            last = await awaited(value)
+        elif kind == "cut":
+            last = cut(value)
+        elif kind == "failing":
+            try:
+                last = failing(value)
+            except ValueError as error:
+                last = await aecho(str(error))
+        else:
+            last = await asyncio.gather(*[aecho(each) for each in range(3)], ahelper(value))
+        kept.append(last)
+    return kept
+
+
+AKINDS = (
+    *("aecho", "echo", "aflaky", "agrow", "alimited", "ahelper", "awaited", "cut", "failing"),
+    "gather",
+)
+KINDS = (
+    *("echo", "named", "default", "many", "steady", "flaky", "chosen", "within", "send", "cut"),
+    *("slow", "failing", "unhandled", "lock", "two", "method", "helper", "made", "coroutine"),
+    "grow",
+)
+ATOMS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(max_size=300),
+    st.binary(max_size=1500),
+    st.just(b"large" * 30_000),
+    st.dates().map(lambda date: dt.datetime(date.year, date.month, date.day)),  # noqa: DTZ001
+)
+VALUES = st.one_of(
+    ATOMS,
+    st.lists(ATOMS, max_size=3),
+    st.dictionaries(st.text(max_size=5), ATOMS, max_size=3),
+    st.tuples(st.integers(), st.text(max_size=5)),
+    st.frozensets(st.integers(), max_size=3),
+    st.builds(Point, st.integers(), st.text(max_size=5)),
+)
+SCRIPTS = st.lists(st.tuples(st.sampled_from(KINDS), VALUES), min_size=1, max_size=8)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "checkpoint_every": st.sampled_from([1, 1, 2, 100]),
+        "durability": st.sampled_from(["fsync", "os"]),
+        "retention": st.sampled_from(["latest_only", "prune_old", "all"]),
+    }
+)
+
+
+def no_call(*_):
+    """Leave every call to the general way."""
+
+
+def executed(begin, function, arguments, options, *, fails_at=0, listens=True):
+    """Execute a program, again until it is not cut off any more.
+
+    Args:
+        begin: stands in for what decides whether a call is plain.
+
+    Returns:
+        the batches that the store was given, the events, and how the attempts ended.
+    """
+    store, events, endings = Recorder(fails_at), [], []
+    World.clock = Clock()
+    with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
+        patched.setattr(plain, "_begin", begin)
+        for name in ("time", "monotonic", "perf_counter"):
+            patched.setattr(time, name, World.clock)
+        if listens:
+            stack.callback(stepwise.on_event(events.append))
+        for _ in range(4):
+            try:
+                run = function.options(store=store, run_id="run", **options)
+                value = run(*arguments)
+                if function is aprogram:
+                    value = asyncio.run(value)
+                endings.append(repr(value))
+                break
+            except (ValueError, RunStopped, KeyboardInterrupt, NotRecordableError) as error:
+                endings.append(repr(error))
+    # The moment of an event is that of the machine's clock.
+    return store.batches, [repr(dataclasses.replace(each, at=0.0)) for each in events], endings
+
+
+def check(function, arguments, options, **cut):
+    """Execute a program both ways, and compare; give the number of calls that were plain."""
+    taken, take_off = [], plain._take_off
+
+    def counted(*given):
+        taken.append(True)
+        return take_off(*given)
+
+    general = executed(no_call, function, arguments, options, **cut)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plain, "_take_off", counted)
+        straight = executed(plain._begin, function, arguments, options, **cut)
+    assert straight[2] == general[2]
+    assert straight[1] == general[1]
+    assert len(straight[0]) == len(general[0])
+    for one, other in zip(straight[0], general[0], strict=True):
+        assert one == other
+    return sum(taken)
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@pytest.mark.filterwarnings("ignore:coroutine")
+@given(SCRIPTS, OPTIONS, st.booleans(), st.booleans())
+def test_random_programs_are_recorded_alike(script, options, frozen, listens):
+    """Each way gives the store the same bytes, tells the same events and returns the same."""
+    arguments = (tuple(script) if frozen else script,)
+    check(program, arguments, options, listens=listens)
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@pytest.mark.filterwarnings("ignore:coroutine")
+@given(SCRIPTS, OPTIONS, st.integers(2, 20))
+def test_a_program_that_is_cut_off_is_resumed_alike(script, options, fails_at):
+    """After a failure of the store, each way resumes at the same place with the same records."""
+    check(program, (tuple(script),), options, fails_at=fails_at)
+
+
+@given(st.integers(0, 5), st.text(max_size=40), OPTIONS, st.integers(0, 25))
+@example(3, "word", {"checkpoint_every": 1}, 0)
+def test_small_programs_are_recorded_alike(count, word, options, fails_at):
+    """So it is where a checkpoint holds a few small variables, and every call is plain."""
+    assert check(counting, (count, word), options, fails_at=fails_at) or not count
+
+
+@given(st.lists(VALUES, min_size=1, max_size=4).map(tuple), OPTIONS)
+def test_calls_are_plain_with_any_value(script, options):
+    """A call by the workflow's own code is plain, whatever it is given and returns."""
+    assert check(plainly, (script,), options) == len(script)
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@pytest.mark.parametrize("name", ["preview", "_is_usual", "_UNCHANGING"])
+def test_the_comparison_sees_a_difference(monkeypatch, name):
+    """Were a record made otherwise, or a call plain that is not, the comparison would fail."""
+    otherwise = {"preview": str, "_is_usual": lambda *_, **__: True, "_UNCHANGING": {list, int}}
+    monkeypatch.setattr(plain, name, otherwise[name])
+    script = (("echo", "text"), ("within", 1), ("failing", 2), ("grow", 3))
+    with pytest.raises(AssertionError):
+        check(program, (script,), {"checkpoint_every": 1})
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@given(
+    st.lists(st.tuples(st.sampled_from(AKINDS), VALUES), min_size=1, max_size=6).map(tuple),
+    OPTIONS,
+    st.integers(0, 20),
+)
+def test_coroutine_functions_are_recorded_alike(script, options, fails_at):
+    """An asynchronous program is recorded alike, also where it is cut off and resumed."""
+    check(aprogram, (script,), options, fails_at=fails_at)

@@ -1,0 +1,225 @@
+"""A watch over objects holds exactly as long as none of them was changed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepwise._values import trees
+from stepwise._values.trees import Watch, walk
+
+
+class Text(str):
+    """Equal to a plain text, and another type."""
+
+    __slots__ = ()
+
+
+class Strange:
+    """Equal to anything, and not to be asked."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("the user's code was called")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class Note:
+    """An instance of a class of the user's."""
+
+    text: Any
+    more: Any = None
+
+
+def slowly(nodes: list[Any]) -> list[Any]:
+    """Everything that nodes hold, by the identity of the objects, in order."""
+    found: list[Any] = []
+    for node in nodes:
+        held = node if type(node) in (list, dict, set, tuple) else vars(node)
+        if type(held) is dict:
+            found.append([(type(key), key, id(value)) for key, value in held.items()])
+        else:
+            found.append([id(each) for each in held])
+    return found
+
+
+def nodes_of(value: Any) -> list[Any]:
+    tree = walk(value)
+    assert tree is not None
+    return list(tree.nodes)
+
+
+ATOMS = [None, True, 1, 1.0, 0.0, -0.0, "a", "b", "user", "1", b"1", 10**20, float("nan")]
+KEYS = ["role", "content", "name", "n", "a", "tool_calls"]
+
+values = st.recursive(
+    st.sampled_from(ATOMS),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*KEYS, *KEYS, 1, 2.5]), inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.sets(st.sampled_from(KEYS), max_size=3)
+        | st.builds(Note, inner, inner)
+    ),
+    max_leaves=25,
+)
+
+
+def containers(nodes: list[Any]) -> list[Any]:
+    return [each for each in nodes if type(each) in (list, dict, set) or isinstance(each, Note)]
+
+
+def edit(node: Any, how: int, atom: Any, key: str) -> None:
+    """Change a container in one of many ways, or not at all."""
+    held = vars(node) if isinstance(node, Note) else node
+    if type(held) is list:
+        _edit_list(held, how, atom)
+    elif type(held) is dict:
+        _edit_dict(held, how, atom, key)
+    else:
+        held ^= {key}
+
+
+def _edit_list(held: list[Any], how: int, atom: Any) -> None:
+    if how % 4 == 0:
+        held.append(atom)
+    elif held and how % 4 == 1:
+        held[how % len(held)] = atom
+    elif held and how % 4 == 2:
+        held.pop(how % len(held))
+    else:
+        held.reverse()
+
+
+def _edit_dict(held: dict[Any, Any], how: int, atom: Any, key: str) -> None:
+    names = list(held)
+    name = names[how % len(names)] if names else key
+    if how % 6 == 0:
+        held[key] = atom
+    elif how % 6 == 1:
+        held.pop(name, None)
+    elif how % 6 == 2 and names:  # the same values in the same order under another key
+        items = [(key if each == name else each, held[each]) for each in names]
+        held.clear()
+        held.update(items)
+    elif how % 6 == 3 and names:  # the same items in another order
+        held[name] = held.pop(name)
+    elif how % 6 == 4 and len(names) > 1:  # the same values in the same order, keys exchanged
+        items = list(zip([*names[1:], names[0]], held.values(), strict=True))
+        held.clear()
+        held.update(items)
+    elif names and type(name) is str:  # an equal key of another type
+        items = [(Text(each) if each is name else each, held[each]) for each in names]
+        held.clear()
+        held.update(items)
+
+
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 1000), st.integers(0, 1000), st.sampled_from(ATOMS), st.sampled_from(KEYS)
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=300)
+@given(
+    value=st.lists(values, min_size=1, max_size=6),
+    edits=edits,
+    apart=st.booleans(),
+    block=st.sampled_from([1, 2, 5, 2000]),
+)
+def test_a_watch_notices_every_change(value, edits, apart, block):
+    """A watch holds if and only if every object holds what it held, in its order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trees, "_BLOCK", block)
+        _check_watch(value, edits, apart=apart)
+
+
+def _check_watch(value: list[Any], edits: list[Any], *, apart: bool) -> None:
+    nodes = nodes_of(value)
+    watch = Watch(nodes)
+    if apart:  # the same, put together from several
+        watch = Watch()
+        for node in nodes:
+            watch.extend(Watch([node]))
+    before = slowly(nodes)
+    assert watch.holds()
+    mutable = containers(nodes)
+    for where, how, atom, key in edits:
+        edit(mutable[where % len(mutable)], how, atom, key)
+    now = slowly(nodes)
+    assert watch.holds() == (now == before)
+
+
+@settings(max_examples=200)
+@given(value=st.lists(values, min_size=2, max_size=6), places=st.tuples(*[st.integers(0, 99)] * 2))
+def test_what_moves_between_containers_is_noticed(value, places):
+    """Items that move from one container to another, all in all the same, are a change."""
+    nodes = nodes_of(value)
+    watch, before = Watch(nodes), slowly(nodes)
+    lists = [each for each in nodes if type(each) is list]
+    dicts = [each for each in nodes if type(each) is dict and each]
+    here, there = (lists[place % len(lists)] for place in places)
+    if here:
+        there.insert(0, here.pop())
+    if len(dicts) > 1:
+        one, other = (dicts[place % len(dicts)] for place in places)
+        if one:
+            key, held = one.popitem()
+            items = [(key, held), *other.items()]
+            other.clear()
+            other.update(items)
+    assert watch.holds() == (slowly(nodes) == before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda each: each.update(content=1),  # for True
+        lambda each: each.update(content=Strange()),
+        lambda each: each.update(n=Strange()),
+        lambda each: each.update({Text("x"): Strange()}),
+        lambda each: each.clear(),
+    ],
+)
+def test_nothing_of_the_users_is_called(change):
+    """To see whether anything changed, no method of a user's class is called."""
+    messages = [{"role": "user", "content": True, "n": n} for n in range(100)]
+    watch = Watch([messages, *messages])
+    change(messages[50])
+    assert not watch.holds()
+
+
+def test_values_that_change_places_are_noticed():
+    """Two keys that exchange their values, and their places, leave the values in their order."""
+    message = {"role": "user", "content": "hello", "calls": []}
+    watch = Watch([message])
+    role, content, calls = message.pop("role"), message.pop("content"), message.pop("calls")
+    message.update(content=role, role=content, calls=calls)
+    assert list(message.values()) == ["user", "hello", []]
+    assert not watch.holds()
+
+
+def test_keys_of_equal_values_that_change_places_are_noticed():
+    """Where two values are equal, an exchange of their keys is noticed, too."""
+    message = {"a": None, "b": None}
+    watch = Watch([message])
+    message["a"] = message.pop("a")
+    assert list(message) == ["b", "a"]
+    assert not watch.holds()
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="looks into CPython's containers")
+def test_the_keys_of_messages_are_told_by_their_copies():
+    """Messages are of the kind whose keys are proved in the cheap way."""
+    nodes = nodes_of([{"role": "user", "content": "hello", "tool_calls": [{"id": "1"}]}])
+    block = Watch(nodes)._open
+    assert len(block._told) == 2
+    assert block._dicts == []
