@@ -86,7 +86,7 @@ def closes_generator(task: Any) -> bool:
 
 def loop_of(task: Any) -> Any:
     """Return the event loop of a task."""
-    return _asyncio.futures._get_loop(task)
+    return loaded().futures._get_loop(task)
 
 
 def context_of(task: Any) -> contextvars.Context | None:
@@ -106,9 +106,10 @@ def references() -> AbstractSet[TaskReference]:
     Only to be read, and at once.  It is asyncio's own set where there is one: ``all_tasks()`` asks
     every task of the process in Python, which takes 200 us with 130 of them, at each call.
     """
-    tasks = _asyncio.tasks
+    asyncio = loaded()
+    tasks = asyncio.tasks
     if sys.version_info >= (3, 14):  # the interpreter keeps tasks in a list, and reads it in C
-        return set(map(weakref.ref, _asyncio.all_tasks()))
+        return set(map(weakref.ref, asyncio.all_tasks()))
     if sys.version_info < (3, 12):
         every: set[TaskReference] = tasks._all_tasks.data
         return every
