@@ -77,6 +77,13 @@ class FolderLogs:
         """Delete our log at the end of the process, if the database lacks nothing."""
         self.own.close_if_empty()
 
+    def leave(self) -> None:
+        """Leave our log to whoever has the folder, which is no more in its place."""
+        if self.own.is_open:
+            self._locks().release(self.name)
+        with self.own.mutex:
+            self.forget()
+
     def forget(self) -> None:
         """In a forked child: the parent's log is not ours."""
         self.own.abandon()

@@ -253,8 +253,9 @@ class FolderStore(abc.ABC):
             self._leases().keep()
         if self._logs.own.failed:
             self._settled()
-        in_rows = [each for each in wanted if not self._fits(each)]
-        in_log = wanted if not in_rows else [each for each in wanted if self._fits(each)]
+        in_rows, in_log = list[_Wanted](), list[_Wanted]()
+        for each in wanted:  # asked once: a release, or a log that fails, changes the answer
+            (in_log if self._fits(each) else in_rows).append(each)
         if in_rows:
             self._write_rows(self._opened(), in_rows)
         if in_log:
@@ -625,6 +626,8 @@ class FolderStore(abc.ABC):
                 return self._rows
             rows, self._rows = self._rows, None
             self._close(rows)
+            if current:
+                self._logs.leave()  # it went with the folder
             if self._leases().busy:
                 raise StoreError(
                     f"the store {self.path} was deleted or replaced while a run was using it",

@@ -352,6 +352,43 @@ def test_a_run_that_is_released_before_its_frame_is_written(store, monkeypatch):
     assert 3 in dict(store.read("a"))
 
 
+def test_a_log_that_fails_while_batches_are_sorted(store, monkeypatch):
+    """Of several batches, those that the log no longer takes go into the database."""
+    one, two = begin(store, "a", "b")
+    fits = store._fits
+
+    def failing(wanted):
+        fitting = fits(wanted)
+        if wanted[0] == "b":
+            store._logs.own.failed = True  # a third run's checkpoint met a full disk
+        return fitting
+
+    monkeypatch.setattr(store, "_fits", failing)
+    head = Head("b", "w", False, b"head")
+    batches = ("a", one, Batch(((3, b"3"),))), ("b", two, Batch(((3, b"3"),), head=head))
+    assert store.write_all(batches) == [None, None]
+    monkeypatch.setattr(store, "_fits", fits)
+    assert dict(store.read("a"))[3] == dict(store.read("b"))[3] == b"3"
+
+
+def test_a_folder_that_is_moved_away(store):
+    """What is written after the folder was moved lies in the new one, for other processes, too."""
+    (epoch,) = begin(store, "a")
+    store.write("a", epoch, Batch(((3, b"old"),)))
+    store.release("a", epoch)
+    os.rename(store.path, f"{store.path} elsewhere")
+    (epoch,) = begin(store, "a")
+    for number in (3, 4):
+        store.write("a", epoch, Batch(((number, b"new"),)))
+    other = type(store)(store.path)
+    assert dict(other.read("a")) == dict(store.read("a"))
+    assert dict(other.read("a"))[3] == b"new"
+    other.close()
+    moved = type(store)(f"{store.path} elsewhere")
+    assert dict(moved.read("a"))[3] == b"old"
+    moved.close()
+
+
 def test_a_late_write_of_a_run_that_was_acquired_again(store, monkeypatch):
     """A write that is overtaken by a release and an acquisition is refused, not lost."""
     (epoch,) = begin(store, "a")
