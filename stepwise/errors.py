@@ -320,7 +320,7 @@ class StreamChangedError(StepwiseError):
 
 
 class WaitTimeoutError(StepwiseError, TimeoutError):
-    """What the run waited for did not come in time.
+    """The message or answer that the run waited for did not come in time.
 
     Cause: `wait_for(..., timeout=...)` or `approve(..., timeout=...)` waited as long as it was to
     wait, over all attempts of the run, and nobody sent or answered anything.

@@ -55,7 +55,7 @@ class Steered(Protocol):
 
 
 class Steering:
-    """What is asked of one run in progress, and what its workflow has been told of that.
+    """The requests to one run in progress, and how much of them its workflow has been told.
 
     Attributes:
         asked: the error with which the run is to end; ``None`` while it may go on.

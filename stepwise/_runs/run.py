@@ -187,7 +187,7 @@ class Run:
 
     @property
     def waits(self) -> list[PendingWait]:
-        """What it waits for, its child runs included, while it is suspended."""
+        """Return what it waits for, its child runs included, while it is suspended."""
         return pending(self._facts())
 
     @property
@@ -217,7 +217,7 @@ class Run:
 
     @property
     def spent(self) -> Spent:
-        """What it has spent over all of its attempts, with its child runs.
+        """Return what it has spent over all of its attempts, with its child runs.
 
         Steps that the journal answered count once, failed attempts count, and so do steps that were
         forgotten or undone since: the money is gone.
@@ -249,7 +249,7 @@ class Run:
 
     @property
     def inbox(self) -> list[InboxMessage]:
-        """What was sent to it, in the order in which it came, and what became of each message."""
+        """Return what was sent to it, in the order in which it came, and what became of each."""
         return messages_of(self.store, self._seal, self._facts())
 
     @property

@@ -298,7 +298,7 @@ _IDLE = 1.0  # seconds after which a writer's thread ends: stores come and go
 
 
 class _Turn:
-    """What a writer writes for one group, which it leads.
+    """The work of a writer for one group, which it leads.
 
     Attributes:
         shares: of the group; nobody else writes to its journal until they are done.

@@ -15,7 +15,7 @@ generation: so frames that were taken in, that belong to a deleted run, or that 
 which a power cut undid, count no more, whatever becomes of the file.
 
 The file is written over from its beginning once all of it was taken in.  It is zeroed ahead, since
-a file that grows makes each flush commit the file system's own journal (twice the time).
+a file that grows makes each flush commit the file system's own journal.
 
 *Fencing.*  Who takes over a run whose lease names the log of another process first takes away the
 owner's right to write the file, and then reads it.  The writer looks at the mode after each write,
@@ -71,7 +71,7 @@ class LoggedBatch(NamedTuple):
 
 
 class Tail:
-    """What the database lacks of a run: the batches in their order."""
+    """The batches of a run that the database lacks, in their order."""
 
     __slots__ = ("batches", "epoch", "generation")
 
@@ -356,7 +356,7 @@ class LogReader:
         return {run_id for run_id, _, _ in self._tails}
 
     def tail(self, run_id: str, epoch: int, generation: int) -> Tail | None:
-        """What the database lacks of a run, if it holds the run in that generation."""
+        """Return what the database lacks of a run, if it holds the run in that generation."""
         return self._tails.get((run_id, epoch, generation))
 
     def look(self) -> None:

@@ -32,7 +32,6 @@ __all__ = [
     "pack",
     "pack_lease",
     "put_batch",
-    "put_objects",
     "unpack",
     "unpack_of",
     "with_log",
@@ -126,14 +125,14 @@ def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
     for number, data in batch.records:
         rows.put_record(run_id, number, data)
     if batch.put or batch.delete:
-        put_objects(rows, run_id, batch)
+        _put_objects(rows, run_id, batch)
     if batch.prune:
         rows.prune(run_id, batch.prune)
     if batch.head is not None:
         rows.put_head(batch.head)
 
 
-def put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
+def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     """Write and delete the objects of a batch."""
     old = list(batch.delete)
     for name, data in batch.put.items():
