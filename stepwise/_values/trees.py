@@ -158,7 +158,10 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
         left -= len(inside)
         if left < 0:
             return False
-        if set(map(type, inside)) == _TEXT:  # most are
+        kinds = set(map(type, inside))
+        if kinds <= NUMBERS:
+            continue
+        if kinds == _TEXT:  # most are
             size += sum(map(len, inside))
         else:
             for value in inside:
