@@ -4,6 +4,7 @@ import contextlib
 import dis
 import functools
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from stepwise.stores import Batch, Head, _folder_store, _process_log
 from stepwise.stores._folder_logs import FolderLogs
 from stepwise.stores._locks import close_lock_files, lock_file
 from stepwise.stores._process_log import ProcessLog
+from stepwise.stores._rows import Transaction, pack_lease
 
 LIMIT = 2000  # bytes: of a log, instead of 1 MiB; a third of them in a batch
 RUNS = ("a", "b", "c")
@@ -453,6 +455,56 @@ def test_strange_things_among_the_logs(store):
     Path(store._logs._folder, "folder").mkdir(parents=True)
     begin(store, "a")
     assert "folder" in logs(store)
+
+
+@pytest.mark.parametrize("generation", [-1, -(10**30), 1 << 64, 1 << 63, 1.5, True, None, "2", []])
+def test_a_lease_with_a_damaged_generation(store, generation):
+    """The next transaction of a run mends a damaged number in the row of its lease."""
+    (epoch,) = begin(store, "a")
+    with Transaction(store._rows, durable=True):
+        row = store._rows.lease("a")
+        fields = json.loads(row[24:]) | {"generation": generation}
+        store._rows.put_lease("a", row[:24] + json.dumps(fields).encode())
+    store.write("a", epoch, Batch(((3, b"3"),), prune=1))
+    for number in (4, 5):
+        store.write("a", epoch, Batch(((number, b"%d" % number),)))
+        store.write("a", epoch, Batch(put={"checkpoint": b"%d" % number}, durable=False))
+    assert store._logs.own.tails["a"].generation == store._held["a"].generation
+    store.release("a", epoch)
+    other = type(store)(store.path)
+    epoch = other.acquire("a", ME)
+    other.write("a", epoch, Batch(((6, b"6"),), head=Head("a", "w", False, b"")))
+    assert list(dict(other.read("a"))) == [2, 3, 4, 5, 6]
+    assert other.get("a", "checkpoint") == b"5"
+    other.close()
+
+
+def test_a_foreign_file_among_the_logs(store):
+    """What another program keeps in the folder of logs stays as it is."""
+    folder = Path(store._logs._folder)
+    folder.mkdir(parents=True)
+    names = ["notes.txt", "0123456789abcdeF", "0123456789abcdef0", ".nfs000000000001"]
+    for name in names:
+        (folder / name).write_text(name)
+        (folder / name).chmod(0o640)
+    begin(store, "a")
+    for name in names:
+        assert (folder / name).read_text() == name
+        assert (folder / name).stat().st_mode & 0o777 == 0o640
+
+
+def test_a_lease_that_names_a_foreign_file(store):
+    """A damaged row of a lease leads to no file that is not a log."""
+    (epoch,) = begin(store, "a")
+    locks = Path(store._logs._folder, "locks")
+    with Transaction(store._rows, durable=True):
+        store._rows.put_lease("a", pack_lease(epoch, ME, "locks", 1))
+    store.release("a", epoch)
+    other = type(store)(store.path)
+    other.acquire("a", ME)
+    assert locks.exists()
+    assert locks.stat().st_mode & 0o200
+    other.close()
 
 
 def test_an_interrupted_flush(store, monkeypatch):
