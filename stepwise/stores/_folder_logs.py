@@ -22,7 +22,7 @@ def _new_name() -> str:
 
 def _is_name(name: str) -> bool:
     """Return whether a log may have that name: what else lies in the folder is left alone."""
-    return len(name) == 16 and _DIGITS.issuperset(name)  # noqa: PLR2004
+    return len(name) == 16 and _DIGITS.issuperset(name)
 
 
 class HeldRun:

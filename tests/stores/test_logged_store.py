@@ -523,6 +523,47 @@ def test_an_interrupted_flush(store, monkeypatch):
     assert not store._logs.own.tails
 
 
+@pytest.fixture
+def full(store, monkeypatch):
+    """A function of the system that finds the disk full, and so does the database."""
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    @contextlib.contextmanager
+    def finds(name):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fails)
+            patch.setattr(store._rows, "commit", fails)
+            yield
+
+    return finds
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fdatasync"])
+def test_a_full_disk_and_readers(store, full, name):
+    """While the disk is full, its process reads what was acknowledged, and nothing else."""
+    one, two = begin(store, "a", "b")
+    store.write("a", one, Batch(((3, b"3"),)))
+    store.write("a", one, Batch(put={"checkpoint": b"3"}, durable=False))
+    with full(name):
+        with pytest.raises(StoreError, match="No space"):
+            store.write("b", two, Batch(((3, b"3"),)))
+        assert dict(store.read("a"))[3] == b"3"
+        assert (store.get("a", "checkpoint"), store.names("a")) == (b"3", ["checkpoint"])
+        if name == "pwrite":
+            assert list(dict(store.read("b"))) == [1, 2]
+        else:  # perhaps it is on the disk
+            with pytest.raises(StoreError, match="No space"):
+                list(store.read("b"))
+    other = type(store)(store.path)
+    assert list(dict(other.read("a"))) == list(dict(store.read("a"))) == [1, 2, 3]
+    assert list(dict(other.read("b"))) == list(dict(store.read("b")))
+    store.write("a", one, Batch(((4, b"4"),)))
+    store.write("b", two, Batch(((4, b"4"),)))
+    other.close()
+
+
 def test_a_failed_commit_and_a_full_log(store, small, monkeypatch):
     """A run whose last commit failed is not taken for one whose row names the log."""
     one, two = begin(store, "a", "b")
