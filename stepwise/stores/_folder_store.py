@@ -42,6 +42,7 @@ from stepwise.stores._rows import (
     owner_of,
     pack_lease,
     put_batch,
+    put_missing,
     with_log,
 )
 from stepwise.stores.base import Batch, Head, Owner
@@ -404,7 +405,7 @@ class FolderStore(abc.ABC):
         """Write the tail of a run into the database, in a transaction that also says so."""
         tail = self._own_tail(run_id, row)
         if tail is not None:
-            _put_tail(rows, run_id, tail)
+            put_missing(rows, run_id, tail.as_batch())
 
     def _take_in_all(self) -> None:
         """Take in the tails of all runs in our log, durably; needs the log's mutex."""
@@ -429,10 +430,9 @@ class FolderStore(abc.ABC):
                 log, generation = log_of(row)
                 tail = reader.tail(run_id, epoch_of(row), generation)
                 if row is not None and log == name and tail is not None:
-                    _put_tail(rows, run_id, tail)
+                    put_missing(rows, run_id, tail.as_batch())
                     rows.put_lease(run_id, with_log(row, ""))
-        self._commits += 1
-        self._flushed = self._commits
+        self._committed((), (), durable=True)
         self._logs.delete(name)
 
     # -- drafts: how objects waited for the next transaction before there was a log ----------------
@@ -663,14 +663,6 @@ class FolderStore(abc.ABC):
             return
         with guarded(self._database).end():
             rows.close()
-
-
-def _put_tail(rows: Rows, run_id: str, tail: Tail) -> None:
-    """Write what the database lacks of a run."""
-    batch = tail.as_batch()
-    there = set(rows.names(run_id, "")) if batch.delete else ()
-    # Most objects that a tail deletes were written in it, too, and have never been anywhere else.
-    put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
 
 
 # -- fork ----------------------------------------------------------------------------------------

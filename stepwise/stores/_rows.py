@@ -32,6 +32,7 @@ __all__ = [
     "pack",
     "pack_lease",
     "put_batch",
+    "put_missing",
     "unpack",
     "unpack_of",
     "with_log",
@@ -130,6 +131,13 @@ def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
         rows.prune(run_id, batch.prune)
     if batch.head is not None:
         rows.put_head(batch.head)
+
+
+def put_missing(rows: Rows, run_id: str, batch: Batch) -> None:
+    """Write what a log holds and the database lacks of a run."""
+    there = set(rows.names(run_id, "")) if batch.delete else ()
+    # Most objects that it deletes were written in it, too, and have never been anywhere else.
+    put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
 
 
 def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
