@@ -38,6 +38,7 @@ from stepwise._values.buffers import Data
 from stepwise._values.instances import attributes, by_name
 from stepwise._values.pickling import PROTOCOL, Reducers, dump
 from stepwise._values.preview import error_text
+from stepwise._values.reducers import iterator_at
 from stepwise._values.trees import ITERATORS, few
 
 __all__ = [
@@ -253,6 +254,8 @@ def _put_together(parts: tuple[Any, ...]) -> Any:
     if len(parts) == _BOUNDS:
         return iter(range(*parts))
     iterated, taken = parts
+    if type(iterated) is list:
+        return iterator_at(iterated, taken)
     iterator: Any = iter(iterated)
     iterator.__setstate__(taken)
     return iterator

@@ -32,6 +32,7 @@ __all__ = [
     "pack",
     "pack_lease",
     "put_batch",
+    "put_missing",
     "unpack",
     "unpack_of",
     "with_log",
@@ -132,6 +133,13 @@ def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
         rows.put_head(batch.head)
 
 
+def put_missing(rows: Rows, run_id: str, batch: Batch) -> None:
+    """Write what a log holds and the database lacks of a run."""
+    there = set(rows.names(run_id, "")) if batch.delete else ()
+    # Most objects that it deletes were written in it, too, and have never been anywhere else.
+    put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
+
+
 def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     """Write and delete the objects of a batch."""
     old = list(batch.delete)
@@ -151,6 +159,7 @@ def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
 # -- encodings of a row --------------------------------------------------------------------------
 
 _EPOCH = 24  # bytes: its check sum, and itself
+_MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for it
 
 
 @functools.lru_cache(maxsize=256)
@@ -187,7 +196,8 @@ def log_of(row: bytes | None) -> tuple[str, int]:
         log, generation = fields.get("log", ""), fields.get("generation", 0)
     except (ValueError, AttributeError):
         return "", 0  # a damaged row: what is lost, the marks tell
-    return (log, generation) if type(log) is str and type(generation) is int else ("", 0)
+    counted = type(generation) is int and 0 <= generation < _MOST_GENERATIONS
+    return (log, generation) if type(log) is str and counted else ("", 0)
 
 
 def with_log(row: bytes, log: str) -> bytes:
