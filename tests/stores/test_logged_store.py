@@ -557,7 +557,7 @@ def test_a_file_system_without_permissions(store, kind, folder, monkeypatch):
 
 
 def test_a_row_that_names_another_file(store, tmp_path):
-    """Whatever name of a log a changed row has, no file outside of the folder of logs is touched."""
+    """Whatever log a changed row names, no file outside of the folder of logs is touched."""
     (epoch,) = begin(store, "a")
     store.close()
     victim = tmp_path / "victim"
@@ -568,6 +568,74 @@ def test_a_row_that_names_another_file(store, tmp_path):
     assert store.acquire("a", ME) == epoch + 1
     assert victim.read_bytes() == b"mine"
     assert victim.stat().st_mode & 0o200
+
+
+def test_a_taker_that_had_looked_before(store, kind, folder):
+    """Who takes a run over finds what was written since it last looked, too."""
+    (epoch,) = begin(store, "a")
+    other = kind(folder)
+    for number in (3, 4):
+        store.write("a", epoch, Batch(((number, b"x"),)))
+        assert number in dict(other.read("a"))
+    store.write("a", epoch, Batch(((5, b"x"),)))
+    store.release("a", epoch)
+    other.acquire("a", ME)
+    assert [*dict(other.read("a"))] == [1, 2, 3, 4, 5]
+    other.close()
+
+
+def test_an_owner_that_deletes_its_log_before_the_taker_does(store, kind, folder, monkeypatch):
+    """An owner whose log is taken goes on in another one, and hinders nobody by tidying up."""
+    one, two = begin(store, "a", "b")
+    store.write("a", one, Batch(((3, b"3"),)))
+    store.release("a", one)
+    name, other, take = store._logs.name, kind(folder), FolderLogs.take
+
+    def overtaken(self, name):
+        monkeypatch.undo()
+        taken = take(self, name)
+        store.write("b", two, Batch(((3, b"3"),)))
+        return taken
+
+    monkeypatch.setattr(FolderLogs, "take", overtaken)
+    other.acquire("a", ME)
+    assert name not in logs(store)
+    assert [*dict(other.read("a"))] == [*dict(other.read("b"))] == [1, 2, 3]
+    other.close()
+
+
+def test_an_owner_without_its_lock_that_writes_during_a_takeover(store, kind, folder, monkeypatch):
+    """What it had acknowledged before the new epoch began is there in the new one."""
+    epoch = store.acquire("a", ME)
+    store.write("a", epoch, Batch(((1, b"1"),)))
+    Path(folder, "leases").unlink()
+    lock_file(store._lock_path)._held.clear()
+    other, transaction = kind(folder), _folder_store.Transaction
+
+    def overtaken(*args, **kwargs):
+        monkeypatch.undo()
+        for number in (2, 3, 4):
+            store.write("a", epoch, Batch(((number, b"x"),)))
+        return transaction(*args, **kwargs)
+
+    monkeypatch.setattr(_folder_store, "Transaction", overtaken)
+    assert other.acquire("a", ME) == epoch + 1
+    assert [*dict(other.read("a"))] == [1, 2, 3, 4]
+    with pytest.raises(LeaseLostError):
+        store.write("a", epoch, Batch(((5, b"5"),)))
+    other.close()
+
+
+def test_a_large_object_beside_small_records(store):
+    """What is large is not written into the log, whatever part of a batch it is."""
+    (epoch,) = begin(store, "a")
+    folder = Path(store._logs._folder)
+    for number, large in ((3, bytes(300_000)), (5, bytes(3_000_000))):
+        store.write("a", epoch, Batch(((number, b"x"),), {f"c/{number}": large}))
+        store.write("a", epoch, Batch(((number + 1, large),)))
+        assert store.get("a", f"c/{number}") == large
+        assert sum((folder / name).stat().st_size for name in logs(store)) < 1 << 16
+    assert [*dict(store.read("a"))] == [*range(1, 7)]
 
 
 def test_a_run_that_is_acquired_again_leaves_the_log(store):

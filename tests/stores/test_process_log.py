@@ -309,6 +309,26 @@ def test_a_frame_that_is_being_written(written, path, monkeypatch):
     assert looked(reader) == tails(written.frames) == contents(path)
 
 
+def test_frames_that_are_written_behind_the_reader(written, path, monkeypatch):
+    """A reader that was too early for one frame, and then for another one, misses neither."""
+    beginning, calls, whole = _process_log._beginning, itertools.count(), written.data()
+
+    def early(file):
+        call = next(calls)
+        data = bytearray(whole)
+        if call in (0, 2):  # a read follows, in which a frame is not there yet
+            start, end, *_ = written.frames[call]
+            data[start:end] = bytes(end - start)
+        path.write_bytes(data)
+        return beginning(file)
+
+    monkeypatch.setattr(_process_log, "_beginning", early)
+    reader = LogReader(str(path))
+    reader.look()
+    assert next(calls) > 4
+    assert looked(reader) == tails(written.frames)
+
+
 # -- frames that are none --------------------------------------------------------------------------
 
 
