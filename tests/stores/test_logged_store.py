@@ -650,6 +650,7 @@ def test_a_run_that_is_acquired_again_leaves_the_log(store):
     with pytest.raises(LeaseLostError):
         store.write("a", epoch - 1, Batch(((4, b"4"),)))
     store.release("a", epoch - 1)  # too late: it is another owner's by now
+    assert store.owner("a") is not None
     store.write("a", epoch, Batch(((4, b"4"),)))
     assert [*dict(store.read("a"))] == [1, 2, 3, 4]
 
