@@ -29,16 +29,18 @@ class HeldRun:
     """A run whose lease is held here.
 
     Attributes:
+        key: the name of its file of marks.
         log: the name of the log that the row of its lease has; empty while that is not known.
         generation: the one in that row.
         commit: which of our commits wrote that row.
         steady: the last batch had no head, so that more of the kind will follow.
     """
 
-    __slots__ = ("commit", "epoch", "generation", "log", "steady")
+    __slots__ = ("commit", "epoch", "generation", "key", "log", "steady")
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch, self.log, self.generation, self.commit = epoch, "", 0, 0
+    def __init__(self, epoch: int, key: str) -> None:
+        self.epoch, self.key = epoch, key
+        self.log, self.generation, self.commit = "", 0, 0
         self.steady = False
 
     def would_log(self, batch: Batch) -> bool:
