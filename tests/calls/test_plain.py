@@ -391,7 +391,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def no_call(*_):
+def no_call(*_, **__):
     """Leave every call to the general way."""
 
 
