@@ -25,12 +25,10 @@ import types
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 from stepwise import _wire
 from stepwise._checkpoints.chunks import Reader
-from stepwise._checkpoints.exceptions import raised_form
 from stepwise._checkpoints.resources import made_by
 from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
 from stepwise._values import secrets
@@ -145,6 +143,8 @@ class _FrameReducers(Reducers):
             form: Any = _argument, (name, _class_of(obj)), self.content(name, obj)
             return (*form, None, None, _refill)
         if isinstance(obj, BaseException):
+            from stepwise._checkpoints.exceptions import raised_form  # on use: few are variables
+
             return raised_form(obj)
         return self.resource(obj, cls)
 
@@ -400,7 +400,7 @@ def load_values(
         Exception: whatever unpickling or ``named`` raises; nothing was changed then.
     """
     before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
-    token = _restoring.set(replace(around, arguments=dict(around.arguments)))
+    token = _restoring.set(around.holding(dict(around.arguments)))
     try:
         buffers = reader.buffers() if reader is not None else None
         loading = unpickler(io.BytesIO(data), buffers=buffers)

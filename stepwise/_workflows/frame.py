@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from operator import itemgetter
 from types import CodeType
 from typing import Any
@@ -440,7 +439,8 @@ class WorkflowFrame(Frame):
             f"it holds the secret {name!r}, which is stored nowhere; name it in secret= of the "
             "workflow, too, whose call then gives it again"
         )
-        alone = replace(self.around, references=None, arguments={})
+        alone = self.around.holding({})
+        alone.references = None
         found = {n: v for n, v in values.items() if secrets.found_in(dump_values({n: v}, alone))}
         raise UnpicklableError({n: (v, why) for n, v in (found or {"": None}).items()})
 
@@ -558,7 +558,8 @@ class WorkflowFrame(Frame):
 
     def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
         """Return the variable that takes most of a checkpoint, and its bytes; 0 for none."""
-        whole, found = replace(self.around, references=None, arguments={}), ("", 0)
+        whole, found = self.around.holding({}), ("", 0)
+        whole.references = None
         for name, value in values.items():
             with contextlib.suppress(UnpicklableError):  # the object was released
                 found = max(
