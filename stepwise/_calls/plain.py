@@ -174,6 +174,7 @@ def _perform(begun: _PlainCall) -> Result | Unfinished:
         if (
             result.error is None
             and not hasattr(type(result.value), "__await__")
+            and not active.secrets  # no step within the body was given one
             and active.unwinding.is_quiet  # no step within the body has failed
             and (watch is None or not watch.changed())
             and _is_recorded(begun, inner, result.value)
@@ -212,6 +213,7 @@ async def _aperform(begun: _PlainCall) -> Result:
         if (
             result.error is None
             and not many(active)
+            and not active.secrets  # no step within the body was given one
             and active.unwinding.is_quiet  # an attempt of a node that failed, and is retried
             and (watch is None or not watch.changed())
             and _is_recorded(begun, inner, result.value)

@@ -23,6 +23,7 @@ import stepwise
 from stepwise import NotRecordableError, RunStopped, StoreError, step, tool, workflow
 from stepwise._calls import plain
 from stepwise.stores.memory import MemoryStore
+from stepwise.testing import fresh_store
 
 
 class Recorder(MemoryStore):
@@ -474,6 +475,51 @@ def test_small_programs_are_recorded_alike(count, word, options, fails_at):
 def test_calls_are_plain_with_any_value(script, options):
     """A call by the workflow's own code is plain, whatever it is given and returns."""
     assert check(plainly, (script,), options) == len(script)
+
+
+@step(secret=("key",))
+def ask(key):
+    """A step that is given a secret."""
+    return len(key)
+
+
+@step
+def login(key_file):
+    """A step that learns a secret, and returns a text with it."""
+    key = f"sk-{key_file}-0123456789"
+    return [f"{ask(key)} {key}"]
+
+
+@step
+async def alogin(key_file):
+    """A coroutine function that learns a secret, and returns a text with it."""
+    key = f"sk-{key_file}-0123456789"
+    return [f"{ask(key)} {key}"]
+
+
+@workflow
+def secretly(key_file):
+    """A program whose second step learns a secret."""
+    return [echo(key_file), login(key_file), echo(key_file)]
+
+
+@workflow
+async def asecretly(key_file):
+    """The same with a coroutine function."""
+    return [await aecho(key_file), await alogin(key_file), await aecho(key_file)]
+
+
+@pytest.mark.parametrize("function", [secretly, asecretly])
+def test_a_secret_that_a_step_learns(function):
+    """A result that holds a secret which its step was the first to know is shown without it."""
+    assert check(function, ("file",), {"checkpoint_every": 1}) > 0
+    with fresh_store():
+        done = function("file")
+        if asyncio.iscoroutine(done):
+            asyncio.run(done)
+        (run,) = stepwise.runs()
+        shown = [each.preview for each in run.steps]
+    assert not [each for each in shown if "sk-" in each]
 
 
 @pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
