@@ -417,7 +417,7 @@ def executed(begin, function, arguments, options, *, fails_at=0, listens=True):
             try:
                 run = function.options(store=store, run_id="run", **options)
                 value = run(*arguments)
-                if function is aprogram:
+                if asyncio.iscoroutine(value):
                     value = asyncio.run(value)
                 endings.append(repr(value))
                 break
