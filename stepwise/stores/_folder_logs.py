@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 
+from stepwise._runtime.group_commit import Share
 from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores._process_log import LogReader, ProcessLog, fence
 from stepwise.stores.base import Batch
 
-__all__ = ["FolderLogs", "HeldRun"]
+__all__ = ["FolderLogs", "HeldRun", "RunWrites", "Wanted"]
+
+Wanted = tuple[str, int, Batch]  # run id, epoch, batch
 
 _DIGITS = frozenset("0123456789abcdef")
 _LOCKS = "locks"  # a file among the logs: the kernel knows by it whose process is alive
@@ -25,20 +28,32 @@ def _is_name(name: str) -> bool:
     return len(name) == 16 and _DIGITS.issuperset(name)
 
 
+class RunWrites(Share):
+    """A run's writes that wait for the writes of others."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+
 class HeldRun:
     """A run whose lease is held here.
 
     Attributes:
+        key: the name of its file of marks.
         log: the name of the log that the row of its lease has; empty while that is not known.
         generation: the one in that row.
         commit: which of our commits wrote that row.
         steady: the last batch had no head, so that more of the kind will follow.
     """
 
-    __slots__ = ("commit", "epoch", "generation", "log", "steady")
+    __slots__ = ("commit", "epoch", "generation", "key", "log", "steady")
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch, self.log, self.generation, self.commit = epoch, "", 0, 0
+    def __init__(self, epoch: int, key: str) -> None:
+        self.epoch, self.key = epoch, key
+        self.log, self.generation, self.commit = "", 0, 0
         self.steady = False
 
     def would_log(self, batch: Batch) -> bool:

@@ -13,7 +13,6 @@ import abc
 import contextlib
 import errno
 import functools
-import itertools
 import os
 import sqlite3
 import threading
@@ -22,11 +21,12 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._runtime.group_commit import Group, Share, for_several
+from stepwise._runtime.forks import cached
+from stepwise._runtime.group_commit import Group, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
-from stepwise.stores._folder_logs import FolderLogs, HeldRun
+from stepwise.stores._folder_logs import FolderLogs, HeldRun, RunWrites, Wanted
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import Draft, Marks
 from stepwise.stores._process_log import LARGEST_BATCH, LogTakenError, Tail, weight
@@ -37,12 +37,13 @@ from stepwise.stores._rows import (
     Transaction,
     epoch_of,
     hashed,
+    in_pages,
     lease_front,
     log_of,
     owner_of,
     pack_lease,
     put_batch,
-    put_missing,
+    put_tail,
     with_log,
 )
 from stepwise.stores.base import Batch, Head, Owner
@@ -52,9 +53,7 @@ __all__ = ["FolderStore"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
 _NEWEST_PAGES = (100, 1000, 10_000)  # heads: each page of them may begin with a look at all keys
-_WEIGHT = 4_000_000  # bytes in a page of large records
 _TRIES = 100  # looks at a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
 
@@ -81,19 +80,6 @@ def _locked(
                 raise stopped("the store was used", error, path=self.path) from error
 
     return alone
-
-
-_Wanted = tuple[str, int, Batch]  # run id, epoch, batch
-
-
-class _RunWrites(Share):
-    """A run's writes that wait for the writes of others."""
-
-    __slots__ = ("wanted",)
-
-    def __init__(self, wanted: _Wanted) -> None:
-        super().__init__()
-        self.wanted = wanted
 
 
 class FolderStore(abc.ABC):
@@ -127,7 +113,7 @@ class FolderStore(abc.ABC):
         self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
         self._logs = FolderLogs(os.path.join(self.path, self._logged))
         self._log_end = weakref.finalize(self, self._logs.end)
-        self._group = Group[_RunWrites](self.path)
+        self._group = Group[RunWrites](self.path)
         _stores.add(self)
         _watch_forks()
 
@@ -140,14 +126,14 @@ class FolderStore(abc.ABC):
     @_locked
     def acquire(self, run_id: str, owner: Owner) -> int:
         self._opened_to_write()
-        if not self._leases().acquire(run_id):
+        if not self._leases.acquire(run_id):
             raise RunOwnedError(run_id=run_id, owner=self._owner_by_name(run_id))
         try:
             rows = self._settled()
             while not self._take_over(rows, run_id, owner):
                 pass
         except BaseException:
-            self._leases().release(run_id)
+            self._leases.release(run_id)
             raise
         return self._held[run_id].epoch
 
@@ -175,7 +161,7 @@ class FolderStore(abc.ABC):
         self._commits += 1
         if draft is not None:
             self._marks.taken(hashed(run_id))
-        self._held[run_id] = HeldRun(epoch)
+        self._held[run_id] = HeldRun(epoch, hashed(run_id))
         return True
 
     def release(self, run_id: str, epoch: int) -> None:
@@ -184,14 +170,14 @@ class FolderStore(abc.ABC):
         if held is not None and held.epoch == epoch:
             self._held.pop(run_id, None)  # what the database lacks of it stays in the log
             self._marks.close(hashed(run_id))
-            self._leases().release(run_id)
+            self._leases.release(run_id)
 
     @_locked
     def owner(self, run_id: str) -> Owner | None:
         return self._owner(run_id) if self._exists() else None
 
     def _owner(self, run_id: str) -> Owner | None:
-        pid = self._leases().holder(run_id)
+        pid = self._leases.holder(run_id)
         if pid is None:
             return None
         host = os.uname().nodename
@@ -212,6 +198,7 @@ class FolderStore(abc.ABC):
             time.sleep(_PAUSE)
         return self._owner(run_id)
 
+    @cached
     def _leases(self) -> LockFile:
         return lock_file(self._lock_path)
 
@@ -219,19 +206,62 @@ class FolderStore(abc.ABC):
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         wanted = run_id, epoch, batch
-        if not batch.durable and self._write_beside(wanted):
-            return
-        if len(self._held) <= 1:  # nobody else writes here
-            self._write(wanted)
+        alone = len(self._held) <= 1  # nobody else writes here
+        if alone or not batch.durable:
+            written: bool | None = self._write_straight(wanted)
         else:
-            self._group.write(_RunWrites(wanted), self._write_together)
+            written = self._group.at_once(self._write_straight, wanted)
+        if not written and alone:
+            self._write(wanted)
+        elif not written:
+            self._group.write(RunWrites(wanted), self._write_together)
+
+    def _write_straight(self, wanted: Wanted) -> bool:
+        """Write a batch into the log, unless anything is unusual; return whether it is written.
+
+        So is nearly every batch written: :meth:`_write` for one of which all questions have the
+        usual answers.
+        """
+        self._refuse_inside()
+        try:
+            if not wanted[2].durable:  # it need not wait until another run has flushed
+                return self._log(wanted)
+            with self._lock:
+                self._leases.keep()
+                return self._log(wanted)
+        except (LogTakenError, StoreError):
+            return False  # the other way finds out more
+        except OSError as error:
+            raise store_error(self.path, error) from error
+        except MemoryError as error:
+            raise stopped("the store was used", error, path=self.path) from error
+
+    def _log(self, wanted: Wanted) -> bool:
+        """Write a batch into the log; return false if it does not go there."""
+        run_id, epoch, batch = wanted
+        log = self._logs.own
+        try:
+            with log.mutex:
+                held = self._fitting(wanted)
+                if held is None or not log.add(run_id, epoch, held.generation, batch):
+                    return False
+            if batch.durable:
+                log.flush()
+            elif self._held.get(run_id) is not held:
+                return False  # released meanwhile: perhaps it was taken over without this
+        except BaseException:
+            log.fail((wanted,))  # nobody may read what was to be durable before it is
+            raise
+        if batch.mark:
+            self._marks.mark(held.key, batch.mark)
+        return True
 
     @for_several(write)
-    def write_all(self, wanted: Sequence[_Wanted]) -> Sequence[BaseException | None]:
+    def write_all(self, wanted: Sequence[Wanted]) -> Sequence[BaseException | None]:
         """Write a batch for each of several runs; return what came of each instead."""
-        return self._group.write_all([_RunWrites(each) for each in wanted], self._write_together)
+        return self._group.write_all([RunWrites(each) for each in wanted], self._write_together)
 
-    def _write_together(self, waiting: list[_RunWrites]) -> None:
+    def _write_together(self, waiting: list[RunWrites]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
         if len(waiting) > 1:
             with contextlib.suppress(StoreError, LeaseLostError):
@@ -246,15 +276,15 @@ class FolderStore(abc.ABC):
         self._write(waiting[0].wanted)
 
     @_locked
-    def _write(self, *wanted: _Wanted) -> None:
+    def _write(self, *wanted: Wanted) -> None:
         try:
-            self._leases().keep()
+            self._leases.keep()
         except StoreError:
             self._opened()  # says more if the folder is gone, or makes it anew
-            self._leases().keep()
+            self._leases.keep()
         if self._logs.own.failed:
             self._settled()
-        in_rows, in_log = list[_Wanted](), list[_Wanted]()
+        in_rows, in_log = list[Wanted](), list[Wanted]()
         for each in wanted:  # asked once: a release, or a log that fails, changes the answer
             (in_log if self._fits(each) else in_rows).append(each)
         if in_rows:
@@ -268,47 +298,31 @@ class FolderStore(abc.ABC):
             if batch.mark:
                 self._marks.mark(hashed(run_id), batch.mark)
 
-    def _fits(self, wanted: _Wanted) -> bool:
-        """Return whether a batch goes into the log.
+    def _fits(self, wanted: Wanted) -> bool:
+        return self._fitting(wanted) is not None
+
+    def _fitting(self, wanted: Wanted) -> HeldRun | None:
+        """Return the run of a batch if this goes into the log.
 
         A durable one does not, as long as a power cut could undo the commit that gave the run its
         epoch and generation.
         """
         run_id, epoch, batch = wanted
         held = self._held.get(run_id)
-        return (
-            held is not None
-            and held.epoch == epoch
-            and held.log == self._logs.name
-            and not self._logs.own.failed
-            and (held.commit <= self._flushed or not batch.durable)
-            and batch.head is None
-            and not batch.prune
-            and weight(batch) <= LARGEST_BATCH
-        )
+        if (
+            held is None
+            or held.epoch != epoch
+            or held.log != self._logs.name
+            or self._logs.own.failed
+            or (batch.durable and held.commit > self._flushed)
+            or batch.head is not None
+            or batch.prune
+            or weight(batch) > LARGEST_BATCH
+        ):
+            return None
+        return held
 
-    def _write_beside(self, wanted: _Wanted) -> bool:
-        """Write what need not be durable without waiting for another run's flush, if possible."""
-        run_id, epoch, batch = wanted
-        self._refuse_inside()
-        with self._logs.own.mutex:
-            held = self._held.get(run_id)
-            if held is None or not self._fits(wanted):
-                return False
-            try:
-                if not self._logs.own.add(run_id, epoch, held.generation, batch):
-                    return False
-                if self._held.get(run_id) is not held:
-                    return False  # released meanwhile: perhaps it was taken over without this
-                if batch.mark:
-                    self._marks.mark(hashed(run_id), batch.mark)
-            except LogTakenError:
-                return False
-            except OSError as error:
-                raise store_error(self.path, error) from error
-        return True
-
-    def _write_log(self, wanted: Sequence[_Wanted]) -> None:
+    def _write_log(self, wanted: Sequence[Wanted]) -> None:
         durable = False
         try:
             for run_id, epoch, batch in wanted:
@@ -320,16 +334,17 @@ class FolderStore(abc.ABC):
             if durable:
                 self._logs.own.flush()
         except BaseException:  # nobody may read what was to be durable before it is
-            self._logs.own.fail((run_id, batch) for run_id, _, batch in wanted if batch.durable)
+            self._logs.own.fail(wanted)
             raise
 
     def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
-        held = self._held.get(run_id)
-        if held is None:  # released meanwhile
-            raise LogTakenError
-        return self._logs.own.add(run_id, epoch, held.generation, batch)
+        with self._logs.own.mutex:
+            held = self._held.get(run_id)
+            if held is None:  # released meanwhile
+                raise LogTakenError
+            return self._logs.own.add(run_id, epoch, held.generation, batch)
 
-    def _write_rows(self, rows: Rows, wanted: Sequence[_Wanted]) -> None:
+    def _write_rows(self, rows: Rows, wanted: Sequence[Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
         held = self._held
         logged = {run for run, _, batch in wanted if run in held and held[run].would_log(batch)}
@@ -405,7 +420,7 @@ class FolderStore(abc.ABC):
         """Write the tail of a run into the database, in a transaction that also says so."""
         tail = self._own_tail(run_id, row)
         if tail is not None:
-            put_missing(rows, run_id, tail.as_batch())
+            put_tail(rows, run_id, tail.as_batch())
 
     def _take_in_all(self) -> None:
         """Take in the tails of all runs in our log, durably; needs the log's mutex."""
@@ -430,7 +445,7 @@ class FolderStore(abc.ABC):
                 log, generation = log_of(row)
                 tail = reader.tail(run_id, epoch_of(row), generation)
                 if row is not None and log == name and tail is not None:
-                    put_missing(rows, run_id, tail.as_batch())
+                    put_tail(rows, run_id, tail.as_batch())
                     rows.put_lease(run_id, with_log(row, ""))
         self._committed((), (), durable=True)
         self._logs.delete(name)
@@ -545,17 +560,7 @@ class FolderStore(abc.ABC):
 
     def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
         """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
-        cursor: Any = None
-        for size in itertools.chain(_NEWEST_PAGES, itertools.repeat(_NEWEST_PAGES[-1])):
-            found = self._page(
-                lambda rows, *page: rows.newest_heads(unfinished, *page), cursor, size
-            )
-            for _, head in found:
-                if head is not None:
-                    yield head
-            if len(found) < size:
-                return
-            cursor = found[-1][0]
+        return self._all(lambda rows, *page: rows.newest_heads(unfinished, *page), _NEWEST_PAGES)
 
     @_locked
     def count_heads(self) -> int:
@@ -594,21 +599,9 @@ class FolderStore(abc.ABC):
         """Return the database's free space to the disk; return the number of bytes."""
         return self._opened_to_write().compact() if self._exists() else 0
 
-    def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
+    def _all(self, page: Callable[[Rows, Any, int], Page[R]], *sizes: Any) -> Iterator[R]:
         """Row by row, read page by page; nothing stays open between two pages."""
-        cursor: Any = None
-        most = _PAGE
-        for wanted in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
-            size = min(wanted, most)
-            found = self._page(page, cursor, size)
-            for _, item in found:
-                if item is not None:
-                    yield item
-            if len(found) < size:
-                return
-            cursor = found[-1][0]
-            weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
-            most = max(1, min(_PAGE, _WEIGHT * len(found) // max(1, weight)))
+        return in_pages(lambda cursor, size: self._page(page, cursor, size), *sizes)
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
@@ -637,7 +630,7 @@ class FolderStore(abc.ABC):
             self._close(rows)
             if current:
                 self._logs.leave()  # it went with the folder
-            if self._leases().busy:
+            if self._leases.busy:
                 raise StoreError(
                     f"the store {self.path} was deleted or replaced while a run was using it",
                     path=self.path,

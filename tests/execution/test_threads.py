@@ -14,7 +14,6 @@ from outside import Log
 
 import stepwise
 from stepwise import (
-    LeaseLostError,
     OutsideRunError,
     RunBusyError,
     UnrecordedCallWarning,
