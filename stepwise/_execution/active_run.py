@@ -40,7 +40,7 @@ from stepwise._runtime.messages import Once
 from stepwise._values import codec, list_digest
 from stepwise._values.buffers import Data
 from stepwise._values.secrets import Secrets
-from stepwise.errors import OutsideRunError, RunStopped
+from stepwise.errors import LeaseLostError, OutsideRunError, RunStopped
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
@@ -282,7 +282,8 @@ class ActiveRun:
         for run in self.lineage():
             run.stopped = run.stopped or error
             run.flows.change()
-        return error
+        # In a forked child, what it has been stopped with says more than that it has no lease.
+        return error if self.pid == os.getpid() or self.stopped is None else self.stopped
 
     def ring(self) -> None:
         """Have the calls that wait, in this run and in those that it calls, look around."""
@@ -613,3 +614,18 @@ class ActiveRun:
         self._locator.close()
         self.steering.close()
         self.lease.release()
+
+
+def _in_child() -> None:
+    """Let the copies of runs in a forked child write nothing: the parent executes them."""
+    for run in list(live_runs):
+        run.journal.disown()
+        run.stopped = run.stopped or LeaseLostError(
+            f"this is a forked process of run {run.run_id!r}, which only the process that started "
+            "it can record: what it does is no part of the run",
+            run_id=run.run_id,
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
