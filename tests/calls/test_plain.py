@@ -25,6 +25,10 @@ from stepwise._calls import plain
 from stepwise.stores.memory import MemoryStore
 
 
+# Several large values in one example are a long text for Hypothesis, which says so.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
+
 class Recorder(MemoryStore):
     """A store that keeps all batches, and fails at one of them."""
 
@@ -438,6 +442,8 @@ def check(function, arguments, options, **cut):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plain, "_take_off", counted)
         straight = executed(plain._begin, function, arguments, options, **cut)
+    if straight[0] != general[0]:  # the first execution in a process may share other texts
+        general = executed(no_call, function, arguments, options, **cut)
     assert straight[2] == general[2]
     assert straight[1] == general[1]
     assert len(straight[0]) == len(general[0])
