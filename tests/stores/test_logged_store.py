@@ -4,6 +4,7 @@ import contextlib
 import dis
 import functools
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from stepwise.stores import Batch, Head, _folder_store, _process_log
 from stepwise.stores._folder_logs import FolderLogs
 from stepwise.stores._locks import close_lock_files, lock_file
 from stepwise.stores._process_log import ProcessLog
+from stepwise.stores._rows import Transaction, pack_lease
 
 LIMIT = 2000  # bytes: of a log, instead of 1 MiB; a third of them in a batch
 RUNS = ("a", "b", "c")
@@ -457,6 +459,56 @@ def test_strange_things_among_the_logs(store):
     assert "folder" in logs(store)
 
 
+@pytest.mark.parametrize("generation", [-1, -(10**30), 1 << 64, 1 << 63, 1.5, True, None, "2", []])
+def test_a_lease_with_a_damaged_generation(store, generation):
+    """The next transaction of a run mends a damaged number in the row of its lease."""
+    (epoch,) = begin(store, "a")
+    with Transaction(store._rows, durable=True):
+        row = store._rows.lease("a")
+        fields = json.loads(row[24:]) | {"generation": generation}
+        store._rows.put_lease("a", row[:24] + json.dumps(fields).encode())
+    store.write("a", epoch, Batch(((3, b"3"),), prune=1))
+    for number in (4, 5):
+        store.write("a", epoch, Batch(((number, b"%d" % number),)))
+        store.write("a", epoch, Batch(put={"checkpoint": b"%d" % number}, durable=False))
+    assert store._logs.own.tails["a"].generation == store._held["a"].generation
+    store.release("a", epoch)
+    other = type(store)(store.path)
+    epoch = other.acquire("a", ME)
+    other.write("a", epoch, Batch(((6, b"6"),), head=Head("a", "w", False, b"")))
+    assert list(dict(other.read("a"))) == [2, 3, 4, 5, 6]
+    assert other.get("a", "checkpoint") == b"5"
+    other.close()
+
+
+def test_a_foreign_file_among_the_logs(store):
+    """What another program keeps in the folder of logs stays as it is."""
+    folder = Path(store._logs._folder)
+    folder.mkdir(parents=True)
+    names = ["notes.txt", "0123456789abcdeF", "0123456789abcdef0", ".nfs000000000001"]
+    for name in names:
+        (folder / name).write_text(name)
+        (folder / name).chmod(0o640)
+    begin(store, "a")
+    for name in names:
+        assert (folder / name).read_text() == name
+        assert (folder / name).stat().st_mode & 0o777 == 0o640
+
+
+def test_a_lease_that_names_a_foreign_file(store):
+    """A damaged row of a lease leads to no file that is not a log."""
+    (epoch,) = begin(store, "a")
+    locks = Path(store._logs._folder, "locks")
+    with Transaction(store._rows, durable=True):
+        store._rows.put_lease("a", pack_lease(epoch, ME, "locks", 1))
+    store.release("a", epoch)
+    other = type(store)(store.path)
+    other.acquire("a", ME)
+    assert locks.exists()
+    assert locks.stat().st_mode & 0o200
+    other.close()
+
+
 def test_an_interrupted_flush(store, monkeypatch):
     """What is read after an interrupted flush is on the disk: the log was taken in before."""
     (epoch,) = begin(store, "a")
@@ -471,6 +523,47 @@ def test_an_interrupted_flush(store, monkeypatch):
     assert 3 in dict(store.read("a"))
     assert store._logs.name != name
     assert not store._logs.own.tails
+
+
+@pytest.fixture
+def full(store, monkeypatch):
+    """A function of the system that finds the disk full, and so does the database."""
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    @contextlib.contextmanager
+    def finds(name):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fails)
+            patch.setattr(store._rows, "commit", fails)
+            yield
+
+    return finds
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fdatasync"])
+def test_a_full_disk_and_readers(store, full, name):
+    """While the disk is full, its process reads what was acknowledged, and nothing else."""
+    one, two = begin(store, "a", "b")
+    store.write("a", one, Batch(((3, b"3"),)))
+    store.write("a", one, Batch(put={"checkpoint": b"3"}, durable=False))
+    with full(name):
+        with pytest.raises(StoreError, match="No space"):
+            store.write("b", two, Batch(((3, b"3"),)))
+        assert dict(store.read("a"))[3] == b"3"
+        assert (store.get("a", "checkpoint"), store.names("a")) == (b"3", ["checkpoint"])
+        if name == "pwrite":
+            assert list(dict(store.read("b"))) == [1, 2]
+        else:  # perhaps it is on the disk
+            with pytest.raises(StoreError, match="No space"):
+                list(store.read("b"))
+    other = type(store)(store.path)
+    assert list(dict(other.read("a"))) == list(dict(store.read("a"))) == [1, 2, 3]
+    assert list(dict(other.read("b"))) == list(dict(store.read("b")))
+    store.write("a", one, Batch(((4, b"4"),)))
+    store.write("b", two, Batch(((4, b"4"),)))
+    other.close()
 
 
 def test_a_failed_commit_and_a_full_log(store, small, monkeypatch):
