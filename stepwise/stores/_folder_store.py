@@ -262,8 +262,8 @@ class FolderStore(abc.ABC):
                 log.flush()
             elif self._held.get(run_id) is not held:
                 return False  # released meanwhile: perhaps it was taken over without this
-        except BaseException:
-            log.failed = True  # nobody may read what was to be durable before it is
+        except BaseException:  # nobody may read what was to be durable before it is
+            log.fail([(run_id, batch)] if batch.durable else ())
             raise
         if batch.mark:
             self._marks.mark(held.key, batch.mark)

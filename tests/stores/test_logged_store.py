@@ -509,7 +509,16 @@ def test_a_lease_that_names_a_foreign_file(store):
     other.close()
 
 
-def test_an_interrupted_flush(store, monkeypatch):
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda store: 3 in dict(store.read("a")),
+        lambda store: store.get("a", "c/3") == b"3",
+        lambda store: store.names("a") == ["c/3"],
+    ],
+    ids=["read", "get", "names"],
+)
+def test_an_interrupted_flush(store, monkeypatch, look):
     """What is read after an interrupted flush is on the disk: the log was taken in before."""
     (epoch,) = begin(store, "a")
     name = store._logs.name
@@ -519,8 +528,8 @@ def test_an_interrupted_flush(store, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ProcessLog, "flush", interrupted)
-        store.write("a", epoch, Batch(((3, b"3"),)))
-    assert 3 in dict(store.read("a"))
+        store.write("a", epoch, Batch(((3, b"3"),), {"c/3": b"3"}))
+    assert look(store)
     assert store._logs.name != name
     assert not store._logs.own.tails
 
