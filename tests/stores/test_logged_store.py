@@ -624,6 +624,42 @@ def test_a_run_that_is_begun_again_while_its_old_frames_are_kept(store):
     assert [*dict(store.read("a"))] == [*range(1, 9)]
 
 
+def test_one_durable_batch_of_several(store, monkeypatch):
+    """Batches that are written together are flushed once, whichever of them has to last."""
+    one, two = begin(store, "a", "b")
+    flushed, fdatasync = [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: (flushed.append(file), fdatasync(file)))
+    wanted = [("a", one, Batch(((3, b"3"),))), ("b", two, Batch(((3, b"3"),), durable=False))]
+    for number, each in enumerate((wanted, wanted[::-1]), 1):
+        assert store.write_all(each) == [None, None]
+        assert len(flushed) == number
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_marks_of_what_lies_in_the_log(store, durable):
+    """A batch that goes into the log moves the mark of its run, also if it need not last."""
+    (epoch,) = begin(store, "a")
+    for number in (3, 4):
+        mark = b"%d" % number * 40
+        store.write("a", epoch, Batch(((number, b"x"),), mark=mark, durable=durable))
+        assert store.marks("a")[-1].startswith(mark)
+
+
+def test_a_store_that_is_closed_on_a_full_disk(store, kind, folder, monkeypatch):
+    """What the database cannot take in at the end stays in the log, where others find it."""
+    (epoch,) = begin(store, "a")
+    store.write("a", epoch, Batch(((3, b"3"),)))
+
+    def fails():
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(store._rows, "commit", fails)
+    store.close()
+    other = kind(folder)
+    assert [*dict(other.read("a"))] == [1, 2, 3]
+    other.close()
+
+
 def writable(store):
     """Whether each of the logs is still its owner's."""
     folder = Path(store._logs._folder)
