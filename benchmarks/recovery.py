@@ -7,8 +7,8 @@ imports stepwise.  It is compared with two things:
 - a bare Python, with nothing imported but sqlite3, that reads one row of 1 KB from a plain SQLite
   database of as many;
 - the same program with plain SQLite, as in ``peers/``: it keeps its results in a database, and
-  reads them back one by one.  Both import what directs the workloads (asyncio, tempfile and more), as
-  most programs import something; that is in both figures.  Counted in instructions, too.
+  reads them back one by one.  Both import what directs the workloads (asyncio, tempfile and
+  more), as most programs import something; that is in both figures.  Counted in instructions, too.
 
 The Python of all of them is that of an ordinary installation (``common.interpreter``).  Then the
 fallback, where a run is replayed from the top by its journal: the code above the step was edited.
