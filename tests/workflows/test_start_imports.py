@@ -50,8 +50,8 @@ OURS = {
         "options retries settings store_urls thread_context tracebacks tracing"
     ),
     "_values": (
-        "buffers class_contents codec data digest digest_atoms hidden_arguments instances "
-        "list_digest message_fields moments pickling preview reducers secrets sentinels trees"
+        "addresses buffers class_contents codec data dict_watch digest digest_atoms "
+        "hidden_arguments instances list_digest message_fields moments pickling preview reducers secrets sentinels trees"
     ),
     "_wire": "",
     "_workflows": (
