@@ -137,6 +137,11 @@ class References:
     def __bool__(self) -> bool:
         return bool(self._known)
 
+    @property
+    def are_none(self) -> bool:
+        """True if neither the variables to be written nor the last checkpoint refer to anything."""
+        return self._is_empty and not self._last.all_chunks
+
     # -- before the variables are pickled --------------------------------------------------------
 
     def prepare(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:

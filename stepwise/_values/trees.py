@@ -24,7 +24,18 @@ from stepwise._values.addresses import same
 from stepwise._values.dict_watch import DictWatch, ShownWatch
 from stepwise._values.instances import Kind, kind_of
 
-__all__ = ["ITERATORS", "LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "walk"]
+__all__ = [
+    "ITERATORS",
+    "LARGE_LEAF",
+    "NUMBERS",
+    "SHRINKING",
+    "Tree",
+    "Watch",
+    "changes",
+    "few",
+    "is_overtaken",
+    "walk",
+]
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
@@ -137,6 +148,9 @@ _FEW = 40  # objects
 _LITTLE = 2048  # characters or bytes in all of them
 _ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
 ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
+_BACKWARDS: type = type(reversed([]))
+SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
+"""Iterators over what can become shorter meanwhile."""
 
 
 def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
@@ -155,7 +169,10 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
         left -= len(inside)
         if left < 0:
             return False
-        if set(map(type, inside)) == _TEXT:  # most are
+        kinds = set(map(type, inside))
+        if kinds <= NUMBERS:
+            continue
+        if kinds == _TEXT:  # most are
             size += sum(map(len, inside))
         else:
             for value in inside:
@@ -182,9 +199,20 @@ def _held_by(value: Any, cls: type, *, iterators: bool) -> Collection[Any] | Non
     if cls in _CONTAINERS:
         held: Collection[Any] = value
         return held
-    if cls is range or (iterators and cls in ITERATORS):
+    if cls is range or (iterators and cls in ITERATORS and not is_overtaken(value)):
         return gc.get_referents(value)
     return None
+
+
+def is_overtaken(iterator: Any) -> bool:
+    """Return whether a list has become shorter than an iterator over it has come.
+
+    Pickled as usual, it would be restored at the end of the list, and give what is added there.
+    """
+    if type(iterator) not in SHRINKING:
+        return False
+    _, (iterated,), *place = iterator.__reduce__()  # no place: it has ended
+    return bool(place) and place[0] > len(iterated) - (type(iterator) is _BACKWARDS)
 
 
 def _shows_dict(instance: Any) -> bool:
