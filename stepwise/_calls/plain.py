@@ -4,8 +4,8 @@ Almost every call is plain: the workflow's code, outside of any step, calls a fu
 options that change what a call does, in a run of which nothing is asked, where no record could
 answer the call and no failure is being handled.  Then the questions that ``perform`` asks always
 have the same answers, and this module does what remains, in the same order: number the call,
-execute the body, seal and write the outcome.  The records are the same to the byte, and so are the
-events.
+announce it if it is a side effect, execute the body, seal and write the outcome.  The records are
+the same to the byte, and so are the events.
 
 Whether a call is plain is decided here, before anything is done.  Where its *end* is not plain (it
 raised, returned an awaitable, changed an argument, cannot be recorded), ``perform`` continues at
@@ -21,14 +21,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stepwise._calls.driver import Result, Unfinished, drive_on, start
+from stepwise._calls.driver import Core, Result, Unfinished, drive_on, start
 from stepwise._calls.perform import Performance, land
 from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_variable
 from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import Watches
+from stepwise._identity.identity import idempotency_key
 from stepwise._identity.parts import FUNCTION
 from stepwise._journal.counters import apart, counted_as
-from stepwise._journal.records import Call, Outcome
+from stepwise._journal.records import Call, Intent, Outcome
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import tracing
 from stepwise._runtime.facts import NamedTuple
@@ -36,7 +37,7 @@ from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._values.preview import preview
 from stepwise.errors import NotRecordableError
 
-__all__ = ["acall", "call", "hosted"]
+__all__ = ["acall", "call"]
 
 _CALLER = 4  # frames up from _begin(): call(), Step.__call__, the decorated function, its caller
 _UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
@@ -47,11 +48,13 @@ class _PlainCall(NamedTuple):
     """A plain call that has a number.
 
     Args:
+        inner: the scope of its body.
         step, scope, bound, args, kwargs: as of :class:`Performance`.
     """
 
     call: Call
     origin: Origin
+    inner: Scope
     step: Any
     scope: Scope
     bound: Mapping[str, Any]
@@ -63,29 +66,82 @@ class _PlainCall(NamedTuple):
         identity = Identity(self.call.digest, {**self.call.parts})
         return Performance(self.step, self.scope, identity, self.bound, self.args, self.kwargs)
 
+    def after_body(self, watch: Watches | None) -> Core:
+        """Return the core that continues the call, whose body was executed."""
+        watch = watch or self.step.watch(self.bound)
+        return self.rest().after_body(self.call, self.origin, watch, self.inner)
+
 
 def call(
     step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Result | Unfinished | None:
     """Make a call if it is plain; return its result, or ``None`` if ``perform`` has to make it."""
     begun = _begin(step, scope, args, kwargs)
-    return _perform(begun) if begun is not None else None
+    if begun is None:
+        return None
+    goes_on = False
+    try:
+        watch = _take_off(begun)
+        function = step.body(begun.call)
+        token = scope_variable.set(begun.inner)
+        try:
+            result = Result(function(*args, **kwargs))
+        except BaseException as error:  # raised by the step's wrapper
+            result = Result(error=error)
+        finally:
+            scope_variable.reset(token)
+        if not hasattr(type(result.value), "__await__") and _is_recorded(begun, watch, result):
+            return result
+        goes_on = True
+    except MemoryError as error:  # ours: an error of the body is in its result
+        raise begun.rest().out_of_memory(error) from error
+    finally:
+        if not goes_on:  # else that is done when the call has ended
+            _land(begun)
+    return drive_on(begun.after_body(watch), result)
 
 
 async def acall(
-    step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    step: Any,
+    scope: Scope,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    hosted: bool = False,
 ) -> Result | None:
-    """Await a call of a coroutine function if it is plain; as :func:`call` otherwise."""
-    begun = _begin(step, scope, args, kwargs)
-    return await _aperform(begun) if begun is not None else None
+    """Await a call of a coroutine function if it is plain; as :func:`call` otherwise.
 
+    Args:
+        hosted: a host makes it, a graph for example, in a branch of its own.
+    """
+    from stepwise._calls.async_driver import aresume, many  # a synchronous program lacks asyncio
 
-async def hosted(
-    step: Any, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Result | None:
-    """Await a call that a host makes, a graph for example, in a branch of its own; as `acall`."""
-    begun = _begin(step, scope, args, kwargs, hosted=True)
-    return await _aperform(begun) if begun is not None else None
+    if step.effect and many(scope.run):
+        return None  # its announcement shares a flush
+    begun = _begin(step, scope, args, kwargs, hosted=hosted)
+    if begun is None:
+        return None
+    goes_on = False
+    try:
+        watch = _take_off(begun)
+        function = step.body(begun.call)
+        token = scope_variable.set(begun.inner)
+        try:
+            result = Result(await function(*args, **kwargs))
+        except BaseException as error:  # raised by the step's wrapper
+            result = Result(error=error)
+        finally:
+            scope_variable.reset(token)
+        if not many(scope.run) and _is_recorded(begun, watch, result):
+            return result
+        goes_on = True
+    except MemoryError as error:
+        raise begun.rest().out_of_memory(error) from error
+    finally:
+        if not goes_on:
+            _land(begun)
+    core = begun.after_body(watch)
+    return await aresume(core, start(core), result)
 
 
 def _begin(
@@ -103,9 +159,9 @@ def _begin(
     active = scope.run
     if not step.is_plain or step.has_siblings or not _is_usual(active, scope, hosted=hosted):
         return None
-    if args and step.binds(args[0]):
+    if (args and step.binds(args[0])) or (step.effect and not _may_announce(active, step)):
         return None
-    parameters, name = step.parameters, step.name
+    parameters, name, effect = step.parameters, step.name, step.effect
     bound = parameters.bind(args, kwargs)
     try:
         digest, parts = parameters.identify(bound, (args, kwargs), one_module=True)
@@ -114,18 +170,20 @@ def _begin(
     if step.qualname != name:
         parts[FUNCTION] = step.qualname
     shown = step.hiding.shown(bound, active.secrets)
-    site = active.direct_site(sys._getframe(_CALLER)) if not hosted else ""
-    origin = Origin(site) if site else active.origin_of_plain(helped=not hosted)
-    branch, journal = scope.branch, active.journal
-    ordinal = active.ordinals.of_call(counted_as(name, branch))
+    origin = active.direct_origin(sys._getframe(_CALLER), effect=effect) if not hosted else None
+    origin = origin or active.origin_of_plain(effect=effect, helped=not hosted)
+    branch, journal, undone = scope.branch, active.journal, active.facts.undone
+    counted = counted_as(name, branch)
+    ordinal = active.ordinals.of_call(counted)
+    key = idempotency_key(active.run_id, counted, digest, ordinal, undone) if effect else ""
     began = time.time()
-    made = Call(
-        *(journal.next_call(), name, step.module, digest, ordinal, "", None, "", origin.site),
-        *(shown, False, "", "", began, branch, 0, parts),
-    )
+    facts = (journal.next_call(), name, step.module, digest, ordinal, "", None, origin.place)
+    more = (origin.site, shown, effect, key, "", began, branch, 0, parts, 0)
+    made = tuple.__new__(Call, facts + more)  # the constructor is a Python function
     if active.pool.taken:
-        made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
-    return _PlainCall(made, origin, step, scope, bound, args, kwargs)
+        made = apart(made, active.run_id, undone, active.pool.taken)
+    inner = Scope(active, made, (*scope.around, made.number), 1, [], branch)
+    return _PlainCall(made, origin, inner, step, scope, bound, args, kwargs)
 
 
 def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
@@ -154,94 +212,45 @@ def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
     )
 
 
-def _perform(begun: _PlainCall) -> Result | Unfinished:
-    """Execute the body of a call, and record that it returned; see :meth:`Performance.conduct`."""
-    call, origin, step, scope, bound, args, kwargs = begun
-    active, number = scope.run, call.number
-    inner = Scope(active, call, (*scope.around, number), 1, [], scope.branch)
-    unusual = False
-    active.in_flight[number] = threading.get_ident()
-    try:
-        watch = _take_off(active, call, step, bound)
-        function = step.body(call)
-        token = scope_variable.set(inner)
-        try:
-            result = Result(function(*args, **kwargs))
-        except BaseException as error:  # raised by the step's wrapper
-            result = Result(error=error)
-        finally:
-            scope_variable.reset(token)
-        if (
-            result.error is None
-            and not hasattr(type(result.value), "__await__")
-            and active.unwinding.is_quiet  # no step within the body has failed
-            and (watch is None or not watch.changed())
-            and _is_recorded(begun, inner, result.value)
-        ):
-            return result
-        unusual = True
-    except MemoryError as error:
-        raise begun.rest().out_of_memory(error) from error
-    finally:
-        if not unusual:  # else that is done when the call has ended
-            active.flows.done(number)
-            land(active, number)
-    core = begun.rest().after_body(call, origin, watch or step.watch(bound), inner)
-    return drive_on(core, result)
+def _may_announce(active: ActiveRun, step: Any) -> bool:
+    """Return whether nothing has to be settled or said before a side effect."""
+    return (
+        step.looked_for_caches
+        and step.compensate is None
+        and not active.journal.unknown_effects
+        and not active.facts.restored
+    )
 
 
-async def _aperform(begun: _PlainCall) -> Result:
-    """Await the body of a call, and record that it returned; see :func:`_perform`."""
-    from stepwise._calls.async_driver import aresume, many  # a synchronous program lacks asyncio
+def _take_off(begun: _PlainCall) -> Watches | None:
+    """Announce a side effect, and tell that the body begins.
 
-    call, origin, step, scope, bound, args, kwargs = begun
-    active, number = scope.run, call.number
-    inner = Scope(active, call, (*scope.around, number), 1, [], scope.branch)
-    unusual = False
-    active.in_flight[number] = threading.get_ident()
-    try:
-        watch = _take_off(active, call, step, bound)
-        function = step.body(call)
-        token = scope_variable.set(inner)
-        try:
-            result = Result(await function(*args, **kwargs))
-        except BaseException as error:  # raised by the step's wrapper
-            result = Result(error=error)
-        finally:
-            scope_variable.reset(token)
-        if (
-            result.error is None
-            and not many(active)
-            and active.unwinding.is_quiet  # an attempt of a node that failed, and is retried
-            and (watch is None or not watch.changed())
-            and _is_recorded(begun, inner, result.value)
-        ):
-            return result
-        unusual = True
-    except MemoryError as error:
-        raise begun.rest().out_of_memory(error) from error
-    finally:
-        if not unusual:
-            active.flows.done(number)
-            land(active, number)
-    core = begun.rest().after_body(call, origin, watch or step.watch(bound), inner)
-    return await aresume(core, start(core), result)
-
-
-def _take_off(active: ActiveRun, call: Call, step: Any, bound: Mapping[str, Any]) -> Watches | None:
-    """Tell that a body begins; return what watches its arguments, if they can change."""
+    Returns:
+        what watches the arguments, if they can change.
+    """
+    call, active, step, bound = begun.call, begun.scope.run, begun.step, begun.bound
+    active.in_flight[call.number] = threading.get_ident()
+    if call.effect:
+        active.write((Intent(call), b""))
     active.tell("step_started", call)
     active.flows.begin(call.number)
     return None if _UNCHANGING.issuperset(map(type, bound.values())) else step.watch(bound)
 
 
-def _is_recorded(begun: _PlainCall, inner: Scope, value: Any) -> bool:
-    """Record a call that returned; return False if its value cannot be recorded.
+def _is_recorded(begun: _PlainCall, watch: Watches | None, result: Result) -> bool:
+    """Record a call that returned; return False if its end is not plain.
 
     As ``outcome`` and ``record_outcome`` do it for other calls.
     """
-    call, origin, step, scope, *_ = begun
-    active, account = scope.run, scope.run.account
+    call, origin, inner, step, scope, *_ = begun
+    active, account, value = scope.run, scope.run.account, result.value
+    if (
+        result.error is not None
+        or not active.unwinding.is_quiet  # a step within the body has failed
+        or active.secrets  # one within it was given some
+        or (watch is not None and watch.changed())
+    ):
+        return False
     looked = active.look(scope, value)
     try:
         payload, form = active.codec.encode(
@@ -258,3 +267,10 @@ def _is_recorded(begun: _PlainCall, inner: Scope, value: Any) -> bool:
     (number,) = active.write((record, payload))
     active.recorded(scope, number, record, looked=looked, helper=origin.helper)
     return True
+
+
+def _land(begun: _PlainCall) -> None:
+    """Note that a call is over."""
+    active, number = begun.scope.run, begun.call.number
+    active.flows.done(number)
+    land(active, number)

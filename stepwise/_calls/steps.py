@@ -124,7 +124,7 @@ class Step(Performer):
         )
         self.hiding = self.parameters.hiding
         self._bindings: dict[type, bool] = {}
-        self._looked_for_caches = False
+        self.looked_for_caches = False
         self._make_known()
 
     @cached
@@ -231,8 +231,8 @@ class Step(Performer):
         """
         if self.name.endswith("<lambda>"):
             self._check_only(scope.run)
-        if self.effect and not self._looked_for_caches:
-            self._looked_for_caches = True
+        if self.effect and not self.looked_for_caches:
+            self.looked_for_caches = True
             warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
         bound = self.parameters.bind(args, kwargs)
         if instance is None and args and self.binds(args[0]):
@@ -289,7 +289,7 @@ class Step(Performer):
         """True if no option of it asks for more than to call the function and to record it."""
         return (
             type(self) is Step
-            and not (self.effect or self.approve or self.hiding.secret)
+            and not (self.approve or self.hiding.secret)
             and self.timeout is None
             and not self._captures
             and not self.name.endswith("<lambda>")

@@ -350,13 +350,17 @@ class ActiveRun:
             identity.parts,
         ), origin
 
-    def direct_site(self, frame: FrameType) -> str:
-        """Return ``file:line`` of a frame of the workflow's own code; empty for another frame."""
-        return self._locator.direct_site(frame)
+    def direct_origin(self, frame: FrameType, *, effect: bool) -> Origin | None:
+        """Return the place of a plain call by the workflow's own code; ``None`` if it is another's.
 
-    def origin_of_plain(self, *, helped: bool) -> Origin:
+        Args:
+            frame: of the caller.
+        """
+        return self._locator.direct_origin(frame, effect=effect)
+
+    def origin_of_plain(self, *, effect: bool, helped: bool) -> Origin:
         """Return the place of a plain call that a function of the user makes, or a host."""
-        return self._locator.origin(effect=False, helped=helped, plain=True)
+        return self._locator.origin(effect=effect, helped=helped, plain=True)
 
     def match(
         self,

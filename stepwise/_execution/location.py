@@ -73,13 +73,15 @@ class _Spot(NamedTuple):
         code: that it is part of, held so that no other gets its id.
         site: ``file:line``.
         place: the workflow's statement, if it is part of one.
-        path: that of the statement, and the position of the call in it.
+        origin: of a call that the workflow's own code makes here; without its place.
+        origin_of_effect: with it: the path of the statement, and the position of the call in it.
     """
 
     code: CodeType
     site: str
     place: Place | None
-    path: str
+    origin: Origin
+    origin_of_effect: Origin
 
 
 class Locator:
@@ -123,21 +125,29 @@ class Locator:
             return Origin(site, helper=helper)
         if caller is not frame:
             return Origin(site, spot.place.path, helper=helper)
-        return Origin(site, spot.path, spot.place.once and not mapped, helper)
+        path, once = spot.origin_of_effect.place, spot.place.once
+        return Origin(site, path, once and not mapped, helper)
 
-    def direct_site(self, frame: FrameType) -> str:
-        """Return the site of a plain call that the workflow's own code makes; else an empty text.
+    def direct_origin(self, frame: FrameType, *, effect: bool) -> Origin | None:
+        """Return the place of a plain call that the workflow's own code makes; else ``None``.
 
         The same as :meth:`origin` says of it, without looking for the caller.
 
         Args:
             frame: of the caller.
+            effect: its place is asked for too.
         """
         if frame.f_code is not self._code:
-            return ""
+            return None
         if self._is_users is None:
             self._is_users = _above_sdks(frame) is frame
-        return self._spot(frame).site if self._is_users else ""
+        if not self._is_users:
+            return None
+        spot = self._spot(frame)
+        if not effect:
+            return spot.origin
+        self._frame = frame
+        return spot.origin_of_effect
 
     def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
         """The workflow's frame, and the user's function through which it makes a call.
@@ -172,9 +182,12 @@ class Locator:
             place = None
             if code is self._code and self._points is not None and line is not None:
                 place = self._points.at(line)
-            path = f"{place.path}@{line - place.line}:{_column(frame)}" if place is not None else ""
-            spot = _Spot(code, f"{file_name(code.co_filename)}:{line}", place, path)
-            self._spots[here] = spot
+            site = f"{file_name(code.co_filename)}:{line}"
+            origin = whole = Origin(site)
+            if place is not None:
+                path = f"{place.path}@{line - place.line}:{_column(frame)}"
+                whole = Origin(site, path, place.once)
+            spot = self._spots[here] = _Spot(code, site, place, origin, whole)
         return spot
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ from stepwise._journal.header_text import record_text
 from stepwise._journal.heads import read_head, seal_head
 from stepwise._journal.projection import effects_seen, given_up
 from stepwise._journal.records import ANNOUNCES, Entry, Record, RunFacts
-from stepwise._journal.run_facts import derive_facts
 from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
 from stepwise._journal.spending import sums_after
 from stepwise._runtime.group_commit import Group, Share
@@ -452,4 +451,6 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
     facts = read_head(store, seal, run_id)
     if facts is not None:
         return facts
+    from stepwise._journal.run_facts import derive_facts  # on use: heads are rarely damaged
+
     return derive_facts(run_id, read_entries(store, seal, run_id))

@@ -343,7 +343,7 @@ async def call(
     assert scope is not None
     scope = scope._replace(branch=branch) if branch else scope
     if step.awaits and instance is None and not only_recorded:
-        ending = await plain.hosted(step, scope, args, kwargs)
+        ending = await plain.acall(step, scope, args, kwargs, hosted=True)
         if ending is not None:
             return ending.unwrap()
     core = step.core(scope, args, kwargs, instance)

@@ -11,8 +11,18 @@ from stepwise.stores.base import Batch
 
 __all__ = ["FolderLogs", "HeldRun"]
 
+_DIGITS = frozenset("0123456789abcdef")
 _LOCKS = "locks"  # a file among the logs: the kernel knows by it whose process is alive
 _MOST_READERS = 8  # logs of other processes whose contents are kept
+
+
+def _new_name() -> str:
+    return os.urandom(8).hex()
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a log may have that name: what else lies in the folder is left alone."""
+    return len(name) == 16 and _DIGITS.issuperset(name)
 
 
 class HeldRun:
@@ -66,7 +76,7 @@ class FolderLogs:
         self.own.close()
         if self.name and os.path.isdir(self._folder):
             self._locks().release(self.name)
-        self.name = os.urandom(8).hex()
+        self.name = _new_name()
         self.own = ProcessLog(self._path(self.name))
 
     def open(self) -> None:
@@ -89,18 +99,18 @@ class FolderLogs:
     def forget(self) -> None:
         """In a forked child: the parent's log is not ours."""
         self.own.abandon()
-        self.name = os.urandom(8).hex()
+        self.name = _new_name()
         self.own = ProcessLog(self._path(self.name))
 
     # -- of other processes ----------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
         """Return whether there is a log of that name."""
-        return bool(name) and os.path.exists(self._path(name))
+        return _is_name(name) and os.path.exists(self._path(name))
 
     def dead(self) -> list[str]:
         """The names of logs whose processes are gone."""
-        names = [name for name in os.listdir(self._folder) if name not in (_LOCKS, self.name)]
+        names = [name for name in os.listdir(self._folder) if _is_name(name) and name != self.name]
         return [name for name in names if self._locks().holder(name) is None]
 
     def read(self, name: str) -> LogReader:

@@ -346,8 +346,8 @@ class FolderStore(abc.ABC):
                 durable = durable or batch.durable
             if durable:
                 self._logs.own.flush()
-        except BaseException:
-            self._logs.own.failed = True  # nobody may read what was to be durable before it is
+        except BaseException:  # nobody may read what was to be durable before it is
+            self._logs.own.fail((run_id, batch) for run_id, _, batch in wanted if batch.durable)
             raise
 
     def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
@@ -413,6 +413,15 @@ class FolderStore(abc.ABC):
                 self._logs.begin()
         return rows
 
+    def _settled_to_read(self, run_id: str) -> Rows:
+        """As :meth:`_settled`; on a full disk, the memory has what a log that failed holds."""
+        try:
+            return self._settled()
+        except (sqlite3.Error, OSError):
+            if run_id in self._logs.own.unsure:
+                raise
+            return self._opened()
+
     def _own_tail(self, run_id: str, row: bytes | None) -> Tail | None:
         """Return what the database lacks of a run according to the row of its lease."""
         tail = self._logs.own.tails.get(run_id)
@@ -451,8 +460,7 @@ class FolderStore(abc.ABC):
                 if row is not None and log == name and tail is not None:
                     put_tail(rows, run_id, tail.as_batch())
                     rows.put_lease(run_id, with_log(row, ""))
-        self._commits += 1
-        self._flushed = self._commits
+        self._committed((), (), durable=True)
         self._logs.delete(name)
 
     # -- drafts: how objects waited for the next transaction before there was a log ----------------
@@ -495,7 +503,7 @@ class FolderStore(abc.ABC):
     @_locked
     def _has_log(self, run_id: str) -> bool:
         """Return whether the database may lack something of a run."""
-        return self._exists() and bool(log_of(self._settled().lease(run_id))[0])
+        return self._exists() and bool(log_of(self._settled_to_read(run_id).lease(run_id))[0])
 
     @_locked
     def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
@@ -540,7 +548,7 @@ class FolderStore(abc.ABC):
     def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
         """Look at a run in the database together with what this lacks of it."""
         for _ in range(_TRIES):
-            rows = self._settled()
+            rows = self._settled_to_read(run_id)
             row = rows.lease(run_id)
             name, generation = log_of(row)
             tail = self._own_tail(run_id, row)

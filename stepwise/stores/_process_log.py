@@ -33,6 +33,7 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
 from io import FileIO
 
 from stepwise._runtime.facts import NamedTuple
@@ -106,6 +107,7 @@ class ProcessLog:
         tails: by run.
         mutex: reentrant, since a finalizer may enter anywhere.
         failed: a write or a flush was cut off, or the log was taken: it takes nothing any more.
+        unsure: the runs with a batch in it that was to be durable, and perhaps is not.
     """
 
     def __init__(self, path: str) -> None:
@@ -113,6 +115,7 @@ class ProcessLog:
         self.tails: dict[str, Tail] = {}
         self.mutex = threading.RLock()
         self.failed = False
+        self.unsure: set[str] = set()
         self._pid = os.getpid()
         self._seed = _seed(path)
         self._descriptor = -1
@@ -165,6 +168,14 @@ class ProcessLog:
             self.failed = True
             raise
         return True
+
+    def fail(self, runs: Iterable[tuple[str, Batch]]) -> None:
+        """Take nothing any more; those batches were not acknowledged, though some may be here."""
+        self.failed = True
+        for run_id, batch in runs:
+            tail = self.tails.get(run_id)
+            if tail is not None and any(each is batch for each in tail.batches):
+                self.unsure.add(run_id)
 
     def flush(self) -> None:
         """Make durable what was added.

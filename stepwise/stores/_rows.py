@@ -188,6 +188,7 @@ def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
 # -- encodings of a row --------------------------------------------------------------------------
 
 _EPOCH = 24  # bytes: its check sum, and itself
+_MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for it
 
 
 @functools.lru_cache(maxsize=256)
@@ -224,7 +225,8 @@ def log_of(row: bytes | None) -> tuple[str, int]:
         log, generation = fields.get("log", ""), fields.get("generation", 0)
     except (ValueError, AttributeError):
         return "", 0  # a damaged row: what is lost, the marks tell
-    return (log, generation) if type(log) is str and type(generation) is int else ("", 0)
+    counted = type(generation) is int and 0 <= generation < _MOST_GENERATIONS
+    return (log, generation) if type(log) is str and counted else ("", 0)
 
 
 def with_log(row: bytes, log: str) -> bytes:

@@ -89,7 +89,7 @@ class CrashWatch:
                 key = outcome.call.key or key_of(active.run_id, outcome.call)
                 self._pass(outcome.call, "recorded", key, outcome.status)
 
-        def not_plain(*_: object) -> None:
+        def not_plain(*_: object, **__: object) -> None:
             """The straight way passes neither of these two."""
 
         with (

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
+import itertools
 import threading
 import time
 from typing import ClassVar
@@ -20,8 +21,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stepwise
-from stepwise import NotRecordableError, RunStopped, StoreError, step, tool, workflow
+from stepwise import (
+    NotRecordableError,
+    RunStopped,
+    StoreError,
+    current_step,
+    step,
+    tool,
+    workflow,
+)
 from stepwise._calls import plain
+from stepwise._journal.journal import read_entries, seal_for
+from stepwise._matching import subjects
 from stepwise.stores.memory import MemoryStore
 
 
@@ -143,6 +154,53 @@ def send(value):
     return value
 
 
+@tool(side_effect=True, fails_cleanly=ValueError, retries=1, backoff=0.0)
+def flaky_send(value):
+    """A side effect that proves every other time that it did not happen."""
+    World.clock.flaked += 1
+    if World.clock.flaked % 2:
+        raise ValueError(value)
+    return current_step().idempotency_key
+
+
+@tool(side_effect=True, idempotent=True, in_doubt="retry")
+def keyed_send(value):
+    """A side effect that may be repeated, with steps inside, and is interrupted the first time."""
+    return cut(value), send(value), current_step().idempotency_key
+
+
+@tool(side_effect=True, in_doubt="skip")
+def failing_send(value):
+    """A side effect of which nobody knows whether it happened."""
+    raise ValueError(value)
+
+
+@tool(side_effect=True, in_doubt=lambda _: stepwise.Landed(1))
+def grow_send(items, value):
+    """A side effect that changes its argument, and whose value cannot always be recorded."""
+    items.append(value)
+    return value if len(items) % 2 else threading.Lock()
+
+
+@tool(side_effect=True, compensate=lambda call: None)
+def undone_send(value):
+    """A side effect whose arguments are recorded, to undo it."""
+    return value
+
+
+@step(secret=("token",))
+def login(token):
+    """A step that is given a secret."""
+    return 1
+
+
+@step
+def leak(value):
+    """A step that returns the secret of another."""
+    login("secret of " + "a step")
+    return "the secret of a step"
+
+
 @step
 def cut(value):
     """A step that is interrupted the first time."""
@@ -205,6 +263,20 @@ def refused(function, value):
         return str(error)
 
 
+def helped_send(value):
+    """A function of the user that makes a side effect."""
+    return send(value)
+
+
+SENDS = {
+    "flaky send": flaky_send,
+    "keyed send": keyed_send,
+    "failing send": failing_send,
+    "undone send": undone_send,
+    "helped send": helped_send,
+}
+
+
 def act(kind, value, kept, desk):
     """Calls that are not plain, and some that are, by way of a helper."""
     if kind == "method":
@@ -213,6 +285,12 @@ def act(kind, value, kept, desk):
         return helper(value)
     if kind == "made":
         return make(1)(value), make(2)(value)
+    if kind in SENDS:
+        return refused(SENDS[kind], value)
+    if kind == "sends":
+        return refused(lambda value: grow_send(kept, value), value)
+    if kind == "leak":
+        return leak(value)
     if kind == "coroutine":
         awaited(value).close()
         return None
@@ -287,6 +365,15 @@ def plainly(script):
     return last
 
 
+@workflow(name="sending")
+def sending(script):
+    """A loop whose every call is a side effect."""
+    last = None
+    for value in script:
+        last = send(value)
+    return last
+
+
 @step
 async def aecho(value):
     """A coroutine function, which lets others run."""
@@ -311,6 +398,16 @@ async def agrow(items, value):
     return len(items)
 
 
+@tool(side_effect=True, fails_cleanly=ValueError, in_doubt="retry")
+async def asend(value):
+    """A side effect that lets others run, and fails every other time."""
+    await aecho(value)
+    World.clock.flaked += 1
+    if World.clock.flaked % 2:
+        raise ValueError(value)
+    return cut(value)
+
+
 @step(timeout=100.0)
 async def alimited(value):
     """A coroutine function with a timeout."""
@@ -333,6 +430,11 @@ async def aprogram(script):
             last = echo(value)
         elif kind == "aflaky":
             last = await aflaky(value)
+        elif kind == "asend":
+            with contextlib.suppress(ValueError):
+                last = await asend(value)
+        elif kind == "asends":
+            last = await asyncio.gather(*map(asend, range(2)), return_exceptions=True)
         elif kind == "agrow":
             last = await agrow(kept, value)
         elif kind == "alimited":
@@ -356,12 +458,12 @@ async def aprogram(script):
 
 AKINDS = (
     *("aecho", "echo", "aflaky", "agrow", "alimited", "ahelper", "awaited", "cut", "failing"),
-    "gather",
+    *("gather", "asend", "asends"),
 )
 KINDS = (
     *("echo", "named", "default", "many", "steady", "flaky", "chosen", "within", "send", "cut"),
     *("slow", "failing", "unhandled", "lock", "two", "method", "helper", "made", "coroutine"),
-    "grow",
+    *("grow", "leak", "sends", *SENDS),
 )
 ATOMS = st.one_of(
     st.none(),
@@ -391,27 +493,38 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def no_call(*_):
+def no_call(*_, **__):
     """Leave every call to the general way."""
 
 
-def executed(begin, function, arguments, options, *, fails_at=0, listens=True):
+def executed(begin, function, arguments, options, *, fails_at=0, listens=True, interrupted_at=0):
     """Execute a program, again until it is not cut off any more.
 
     Args:
         begin: stands in for what decides whether a call is plain.
+        interrupted_at: before the body of this call, counted from 1, Ctrl-C is pressed.
 
     Returns:
         the batches that the store was given, the events, and how the attempts ended.
     """
     store, events, endings = Recorder(fails_at), [], []
     World.clock = Clock()
+    subjects._left.clear()  # what the process knows of runs of that id that did not complete
+
+    started = itertools.count(1)
+
+    def interrupting(event):
+        if event.kind == "step_started" and next(started) == interrupted_at:
+            raise KeyboardInterrupt
+
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
         patched.setattr(plain, "_begin", begin)
         for name in ("time", "monotonic", "perf_counter"):
             patched.setattr(time, name, World.clock)
         if listens:
             stack.callback(stepwise.on_event(events.append))
+        if interrupted_at:
+            stack.callback(stepwise.on_event(interrupting))
         for _ in range(4):
             try:
                 run = function.options(store=store, run_id="run", **options)
@@ -476,13 +589,82 @@ def test_calls_are_plain_with_any_value(script, options):
     assert check(plainly, (script,), options) == len(script)
 
 
+@given(st.lists(VALUES, min_size=1, max_size=4).map(tuple), OPTIONS, st.integers(0, 20))
+@example((1, 2, 3), {}, 4)
+def test_side_effects_are_plain(script, options, fails_at):
+    """A side effect takes the straight way too, also where the store fails in the middle of it."""
+    send.__stepwise_step__.looked_for_caches = True  # the first call of a process looks for some
+    taken = check(sending, (script,), options, fails_at=fails_at)
+    assert taken == len(script) or fails_at
+
+
+def test_a_side_effect_is_announced_before_its_body_and_recorded_after_it():
+    """When the body begins, its announcement is flushed; the outcome follows, flushed as well."""
+    store = Recorder()
+
+    @tool(side_effect=True)
+    def look():
+        return batches(store)
+
+    @workflow
+    def looking():
+        return [look() for _ in range(2)], look(), look()
+
+    found = looking.options(store=store, run_id="run", checkpoint_every=100)()
+    for seen in (*found[0], *found[1:]):
+        assert seen[-1] == ("Intent", True)
+    assert batches(store)[-2:] == [("Outcome", True), ("Ended", True)]
+
+
+def test_a_secret_given_within_a_body_is_not_shown():
+    """What a step returns is masked, though its run knew no secret when the call began."""
+
+    @workflow
+    def leaking():
+        return leak(1)
+
+    leaking.options(store="memory:leaks", run_id="run")()
+    shown = [each.preview for each in stepwise.get_run("run", store="memory:leaks").steps]
+    assert shown == ["'the <secret>'", "1"]
+
+
+def batches(store):
+    """The kind of the last record of each batch so far, and whether the batch was flushed."""
+    kinds = [
+        type(each.record).__name__ for each in read_entries(store, seal_for(store), "run", None)
+    ]
+    return [
+        (kinds[batch.records[-1][0] - 1], batch.durable)
+        for _, _, batch in store.batches
+        if batch.records
+    ]
+
+
 @pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
-@pytest.mark.parametrize("name", ["preview", "_is_usual", "_UNCHANGING"])
+@pytest.mark.filterwarnings("ignore:coroutine")
+@given(SCRIPTS, OPTIONS, st.integers(1, 10))
+@example([("send", 1), ("keyed send", 2)], {}, 2)
+def test_ctrl_c_before_a_body_is_met_alike(script, options, interrupted_at):
+    """A side effect that was announced and not made is in doubt, a step is made again."""
+    check(program, (tuple(script),), options, interrupted_at=interrupted_at)
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@pytest.mark.parametrize(
+    "name", ["preview", "_is_usual", "_UNCHANGING", "idempotency_key", "_may_announce"]
+)
 def test_the_comparison_sees_a_difference(monkeypatch, name):
     """Were a record made otherwise, or a call plain that is not, the comparison would fail."""
-    otherwise = {"preview": str, "_is_usual": lambda *_, **__: True, "_UNCHANGING": {list, int}}
+    otherwise = {
+        "preview": str,
+        "_is_usual": lambda *_, **__: True,
+        "_UNCHANGING": {list, int},
+        "idempotency_key": lambda *_: "another",
+        "_may_announce": lambda *_: True,
+    }
     monkeypatch.setattr(plain, name, otherwise[name])
-    script = (("echo", "text"), ("within", 1), ("failing", 2), ("grow", 3))
+    sends = [("send", 4), ("undone send", 5)] * 2
+    script = (("echo", "text"), ("within", 1), ("failing", 2), ("grow", 3), *sends)
     with pytest.raises(AssertionError):
         check(program, (script,), {"checkpoint_every": 1})
 

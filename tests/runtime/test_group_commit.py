@@ -413,7 +413,7 @@ def hasty(operation):
     return Result(1)
 _adrive._write = None
 _adrive.many = lambda run: False
-plain._begin = lambda *_: None  # a plain call is written without the driver
+plain._begin = lambda *_, **__: None  # a plain call is written without the driver
 _adrive.write = _drive.write = hasty
 """
 
