@@ -205,23 +205,23 @@ def drive_on(core: Core, done: Result | None = None) -> Result | Unfinished:
     Args:
         done: the result of its first operation, if there is one already.
     """
-    unfinished = None
+    goes_on = False
     try:
         operation = next(core)
         while True:
             if type(operation) is Cancelled and operation.awaited:
-                unfinished = Unfinished(core, operation)
-                return unfinished
+                goes_on = True
+                return Unfinished(core, operation)
             done = done or run(operation)
             if type(operation) is Attempt and hasattr(type(done.value), "__await__"):
-                unfinished = Unfinished(core, operation, done.value)
-                return unfinished
+                goes_on = True
+                return Unfinished(core, operation, done.value)
             operation, done = core.send(done), None
     except StopIteration as stop:
         result: Result = stop.value
         return result
     finally:
-        if unfinished is None:
+        if not goes_on:
             core.close()
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any, Literal
 
-from stepwise._checkpoints.chunks import Needs, Reader, Vault, chunk_name, digest_of
+from stepwise._checkpoints.chunks import NO_NEEDS, Needs, Reader, Vault, chunk_name, digest_of
 from stepwise._checkpoints.references import References
 from stepwise._checkpoints.stored_values import KnownValues
 from stepwise._journal.header_text import (
@@ -49,8 +49,11 @@ Retention = Literal["latest_only", "prune_old", "all"]
 PREFIX = "checkpoint/"
 _READS_FILES = "+"  # so that it stands beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
+_THIS_PYTHON = quoted(PYTHON)
+_FLAGS = {(a, b): f"{truth_text(a)},{truth_text(b)}" for a in (True, False) for b in (True, False)}
 _NEEDS_NOTHING: Mapping[str, Any] = {}
 _NO_USAGE: Mapping[str, float] = {}
+_NO_CHUNKS: Mapping[int, Data] = {}
 _NONE_TAKEN: Mapping[str, Sequence[int]] = {}
 
 
@@ -139,10 +142,22 @@ def header_text(state: State) -> str:
     ) = state  # fmt: skip
     if not isfinite(at + seconds):
         return to_json(state._asdict())
-    return (
+    start = (
         f"{_place_text(position, line, file, prefix, *visited)}"
         f'"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
-        f'"children":{list_text(children)},"journal":{_journal_text(journal)},'
+    )
+    if not (
+        children or unused or arguments or needs or changed or objects or usage or taken or told
+        or before is not None or python is not PYTHON
+    ):  # mostly  # fmt: skip
+        return (
+            f'{start}"children":[],"journal":{_journal_text(journal)},"unused":[],"arguments":{{}},'
+            f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{{}},"changed":[],"state":[],'
+            f'"serial":{serial},"before":null,"seconds":{seconds!r},"usage":{{}},"taken":{{}},'
+            '"told":false}'
+        )
+    return (
+        f'{start}"children":{list_text(children)},"journal":{_journal_text(journal)},'
         f'"unused":{list_text(unused)},"arguments":{mapping_text(arguments)},'
         f'"python":{quoted(python)},"at":{at!r},"needs":{mapping_text(needs)},'
         f'"changed":{list_text(changed)},"state":{list_text(objects)},"serial":{serial},'
@@ -156,10 +171,8 @@ def _journal_text(journal: Sequence[Any]) -> str:
     usd, tokens, steps, seconds, at_least, is_open = sums[0] if sums else NO_SUMS
     if not sums or not isfinite(usd + tokens + seconds):  # an earlier version kept no sums
         return to_json(journal)
-    return (
-        f'[{last},"{link}",{effects},[{usd!r},{tokens!r},{steps},{seconds!r},'
-        f"{truth_text(at_least)},{truth_text(is_open)}]]"
-    )
+    flags = _FLAGS[bool(at_least), bool(is_open)]
+    return f'[{last},"{link}",{effects},[{usd!r},{tokens!r},{steps},{seconds!r},{flags}]]'
 
 
 @lru_cache(256)
@@ -258,7 +271,7 @@ class Checkpoints:
             reads_files: it holds only as long as files are what they were: the one before the loop
                 that reads them is kept as long as it.
         """
-        needs, chunks = references.needs()
+        needs, chunks = (NO_NEEDS, _NO_CHUNKS) if references.are_none else references.needs()
         if reads_files:
             state = state._replace(before="")
         name = _name(state)
@@ -280,7 +293,8 @@ class Checkpoints:
             head=after if prunes else None,
         )
         self._names, self._refused = kept, []
-        references.stored(needs)
+        if not references.are_none:
+            references.stored(needs)
         return after
 
     def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
@@ -416,9 +430,12 @@ class _Chunks:
         return self._last
 
     def read(self, kept: Iterable[str]) -> dict[str, Needs]:
-        """Return the needs of each of these checkpoints, by name."""
+        """Return the needs of those of these checkpoints that need something, by name."""
         if self._needs is None:
-            self._needs = {each: self._vault.needs(each) for each in kept}
+            needed = {each: self._vault.needs(each) for each in kept}
+            self._needs = {
+                name: each for name, each in needed.items() if each.all_chunks or each.lowest
+            }
             self._spare.update(self._vault.numbers())
         return self._needs
 
@@ -433,10 +450,13 @@ class _Chunks:
         known = self._needs
         if known is None:
             known = self.read(each for each in kept if each != name)
+        if not (known or needs.all_chunks or needs.lowest or self._spare):
+            return []  # mostly
         for each in [*known]:
             if each == name or each not in kept:
                 self._spare.update(known.pop(each).all_chunks)
-        known[name] = needs
+        if needs.all_chunks or needs.lowest:
+            known[name] = needs
         if not self._tracks:
             self._needs = None
         if not self._spare:

@@ -100,6 +100,7 @@ class Needs(NamedTuple):
         return cls(**packed, links=header["links"], lowest=header["lowest"])
 
 
+NO_NEEDS = Needs()
 _PACKED = ("records", "chunks", "all_chunks", "buffers")
 
 

@@ -18,9 +18,10 @@ from typing import Any
 from stepwise._checkpoints.chunks import Needs, StoredValue, digest_of
 from stepwise._checkpoints.resources import ids_of_made
 from stepwise._checkpoints.stored_values import Indices, KnownValues
+from stepwise._values.addresses import same
 from stepwise._values.buffers import Data, Pieces, stable
 from stepwise._values.list_digest import held
-from stepwise._values.trees import few, same
+from stepwise._values.trees import few
 
 __all__ = ["HEAVY", "References"]
 
@@ -135,6 +136,11 @@ class References:
 
     def __bool__(self) -> bool:
         return bool(self._known)
+
+    @property
+    def are_none(self) -> bool:
+        """True if neither the variables to be written nor the last checkpoint refer to anything."""
+        return self._is_empty and not self._last.all_chunks
 
     # -- before the variables are pickled --------------------------------------------------------
 

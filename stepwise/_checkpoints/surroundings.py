@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from stepwise._checkpoints.references import References
@@ -32,7 +32,6 @@ class HasSerials(Protocol):
         """Register loaded objects with their serial numbers."""
 
 
-@dataclass(eq=False, repr=False)
 class Surroundings:
     """The objects that the variables of one frame may refer to.
 
@@ -50,21 +49,38 @@ class Surroundings:
         secret: the secrets of the call by name; they are none of the arguments.
     """
 
-    cells: dict[str, types.CellType] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    namespace: Mapping[str, Any] = field(default_factory=dict)
-    kept: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    assigned: dict[str, Any] = field(default_factory=dict)
-    references: References | None = None
-    subjects: HasSerials | None = None
-    function: Callable[..., Any] | None = None
-    secret: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        cells: dict[str, types.CellType] | None = None,
+        arguments: dict[str, Any] | None = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        function: Callable[..., Any] | None = None,
+        secret: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.cells = {} if cells is None else cells
+        self.arguments = {} if arguments is None else arguments
+        self.namespace = {} if namespace is None else namespace
+        self.kept: dict[str, tuple[Any, str]] = {}
+        self.assigned: dict[str, Any] = {}
+        self.references: References | None = None
+        self.subjects: HasSerials | None = None
+        self.function = function
+        self.secret = {} if secret is None else secret
+        self._set_secrets_apart()
 
-    def __post_init__(self) -> None:
+    def _set_secrets_apart(self) -> None:
         for name, value in self.secret.items():
             self.arguments.pop(name, None)
             if name.startswith("self."):
                 self.kept[name] = value, "it is a secret"
+
+    def holding(self, arguments: dict[str, Any]) -> Surroundings:
+        """Return a copy with other arguments; it shares everything else."""
+        other = copy.copy(self)
+        other.arguments = arguments
+        other._set_secrets_apart()
+        return other
 
     @property
     def annotated(self) -> dict[str, Any]:
@@ -127,7 +143,7 @@ class Surroundings:
         """Return a copy that keeps only arguments of the same name and kind."""
         held = self.arguments.items()
         found = {name: value for name, value in held if kinds.get(name) == _kind(value)}
-        return replace(self, arguments=found)
+        return self.holding(found)
 
 
 _MISSING = object()

@@ -25,12 +25,10 @@ import types
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 from stepwise import _wire
 from stepwise._checkpoints.chunks import Reader
-from stepwise._checkpoints.exceptions import raised_form
 from stepwise._checkpoints.resources import made_by
 from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
 from stepwise._values import secrets
@@ -38,6 +36,7 @@ from stepwise._values.buffers import Data
 from stepwise._values.instances import attributes, by_name
 from stepwise._values.pickling import PROTOCOL, Reducers, dump
 from stepwise._values.preview import error_text
+from stepwise._values.reducers import iterator_at
 from stepwise._values.trees import ITERATORS, few
 
 __all__ = [
@@ -52,6 +51,7 @@ __all__ = [
 
 
 _BOUNDS = 3  # of a range: start, stop, step
+_LINKED = frozenset(COLLECTIONS)
 
 
 class UnpicklableError(Exception):
@@ -143,6 +143,8 @@ class _FrameReducers(Reducers):
             form: Any = _argument, (name, _class_of(obj)), self.content(name, obj)
             return (*form, None, None, _refill)
         if isinstance(obj, BaseException):
+            from stepwise._checkpoints.exceptions import raised_form  # on use: few are variables
+
             return raised_form(obj)
         return self.resource(obj, cls)
 
@@ -211,13 +213,24 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
     """
     if around.arguments or around.secret:
         return None
-    found = {name: value for name, value in values.items() if type(value) in ITERATORS}
-    if found and len(set(map(id, found.values()))) == len(found):  # none has two names
-        rest = {name: value for name, value in values.items() if name not in found}
-        iterators = {name: _taken_apart(value) for name, value in found.items()}
-        if few([*rest.values(), *iterators.values()], iterators=False):
-            links = _links(rest, around.namespace)
-            return pickle.dumps((rest, [], links, [], iterators), PROTOCOL)
+    if ITERATORS.isdisjoint(map(type, values.values())):
+        if not few(values.values()):
+            return None
+        return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
+    rest, iterators = dict[str, Any](), dict[str, tuple[Any, ...]]()
+    met, held = set[int](), list[Any]()
+    for name, value in values.items():
+        if type(value) in ITERATORS:
+            parts = iterators[name] = _taken_apart(value)
+            met.add(id(value))
+            if len(parts) != _BOUNDS:
+                held.append(parts)
+        else:
+            rest[name] = value
+            held.append(value)
+    if len(met) == len(iterators) and few(held, iterators=False):  # none has two names
+        links = _links(rest, around.namespace)
+        return pickle.dumps((rest, [], links, [], iterators), PROTOCOL)
     if not few(values.values()):
         return None
     return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
@@ -241,6 +254,8 @@ def _put_together(parts: tuple[Any, ...]) -> Any:
     if len(parts) == _BOUNDS:
         return iter(range(*parts))
     iterated, taken = parts
+    if type(iterated) is list:
+        return iterator_at(iterated, taken)
     iterator: Any = iter(iterated)
     iterator.__setstate__(taken)
     return iterator
@@ -313,9 +328,9 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
     """Variables that hold a container which a global names as well."""
-    held = {id(value) for value in values.values() if type(value) in COLLECTIONS}
-    if not held:
+    if _LINKED.isdisjoint(map(type, values.values())):
         return {}
+    held = {id(value) for value in values.values() if type(value) in COLLECTIONS}
     if held.isdisjoint(map(id, namespace.values())):
         return {}
     names = {id(value): name for name, value in namespace.items() if id(value) in held}
@@ -385,7 +400,7 @@ def load_values(
         Exception: whatever unpickling or ``named`` raises; nothing was changed then.
     """
     before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
-    token = _restoring.set(replace(around, arguments=dict(around.arguments)))
+    token = _restoring.set(around.holding(dict(around.arguments)))
     try:
         buffers = reader.buffers() if reader is not None else None
         loading = unpickler(io.BytesIO(data), buffers=buffers)

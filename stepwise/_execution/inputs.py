@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from stepwise._checkpoints.surroundings import Surroundings
@@ -98,7 +97,7 @@ def record_inputs(
             data, lost = b"", {name: why for name, (_, why) in error.culprits.items()}
             less = not lost.keys().isdisjoint(around.arguments)
             left = {name: held for name, held in around.arguments.items() if name not in lost}
-            around = replace(around, arguments=left)
+            around = around.holding(left)
         # Of an instance, an attribute that does not pickle is left out, and so the instance is no
         # input; what else it holds is still needed, to put it back in the process that has it.
         found = {_parameter(name, method): f"{name}: {why}" for name, why in lost.items()}

@@ -176,6 +176,8 @@ def others_may_claim(run: ActiveRun) -> bool:
 
 
 def _others_in_tasks(run: ActiveRun, idle: Container[int] = ()) -> bool:
+    if asyncio_state.current() is None:
+        return False
     main = run.unwinding.main
     return any(id(task) != main and id(task) not in idle for task in _others_of(run))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from stepwise._checkpoints.surroundings import Surroundings
@@ -134,7 +133,7 @@ def _with_subject(around: Surroundings | None, did: Did | None) -> Surroundings 
     if did is None or not did.around.arguments:
         return around
     around = around or Surroundings()
-    return replace(around, arguments={**around.arguments, **did.around.arguments})
+    return around.holding({**around.arguments, **did.around.arguments})
 
 
 _is_first = Once()
@@ -296,7 +295,7 @@ def record_arguments(around: Surroundings) -> Data:
             kept = {n: v for n, v in left.arguments.items() if n not in error.culprits}
             if len(kept) == len(left.arguments):
                 break
-            left = replace(left, arguments=kept)
+            left = left.holding(kept)
     return b""
 
 
@@ -320,7 +319,7 @@ def changed_by(watch: Watches, codec: Codec) -> Surroundings | None:
     if not codec.data_only:  # the value may share an object with any of them
         return around
     held = {name: value for name, value in around.arguments.items() if name in changed}
-    return replace(around, arguments=held)
+    return around.holding(held)
 
 
 class ArgumentWatch:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.waits import Closes, RunInbox, Waits
 from stepwise._journal.records import Call, Cancelling, Record, RunFacts
-from stepwise._journal.run_facts import asked_by
-from stepwise._runtime import asyncio_state, exits
+from stepwise._runtime import asyncio_state
 from stepwise._runtime.clock import End
 from stepwise._runtime.tracebacks import chain
 from stepwise._values.buffers import Data
@@ -150,6 +149,8 @@ class Steering:
             run.inbox.ring()
             for message in _messages(run.inbox):
                 if message.kind == "cancel" and message.number > facts.cancels:
+                    from stepwise._journal.run_facts import asked_by  # on use
+
                     record = Cancelling(message.by, message.note, message.number, time.time())
                     run.facts = facts._replace(
                         cancelling=asked_by(record), cancels=message.number, updated_at=record.at
@@ -282,6 +283,8 @@ def _asked_in(facts: RunFacts) -> RunCancelled:
 
 def cancelled_error(run_id: str, by: str, reason: str, at: float) -> RunCancelled:
     """Return the error that says who cancelled a run, when and why."""
+    from stepwise._runtime import exits  # on use: few runs are cancelled
+
     exits.prepare()
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     return RunCancelled(

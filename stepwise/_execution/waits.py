@@ -85,6 +85,8 @@ class Taken:
 
         Numbers are unique among all names, so it does not matter under which they stand.
         """
+        if not (self._low or self._others):
+            return {}
         found = {name: [low] for name, low in self._low.items()}
         if self._others:
             found[""] = [self._low.get("", 0), *sorted(self._others)]
@@ -175,6 +177,8 @@ class RunInbox:
 
     def kept(self) -> dict[str, list[int]]:
         """Return what a checkpoint keeps of the messages that were taken."""
+        if not self._recent:
+            return self.taken.kept()
         with self._lock:
             for name, numbers in self._recent.items():
                 waiting = self._waiting.get(name)

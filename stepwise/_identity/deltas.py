@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from stepwise._values.trees import same
+from stepwise._values.addresses import same
 
 __all__ = ["MISSING", "WHOLE", "Delta", "applied", "as_data", "copied", "delta"]
 

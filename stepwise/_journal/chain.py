@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from stepwise._journal import records
@@ -33,6 +33,7 @@ __all__ = [
     "is_another_history",
     "is_of_file",
     "mark",
+    "marker",
     "newest_mark",
     "place_of_run",
     "read",
@@ -227,8 +228,19 @@ def foreign(store: Store, run_id: str) -> ConfigurationError:
 
 def mark(seal: Seal, run_id: str, at: Position) -> bytes:
     """The mark for a position."""
-    data = _MARK.pack(at.last, at.effects, (at.link or NO_LINK)[:8])
-    return data + seal.tag(f"mark/{run_id}", data)
+    return marker(seal, run_id)(at)
+
+
+def marker(seal: Seal, run_id: str) -> Callable[[Position], bytes]:
+    """Return what makes the marks of a run."""
+    tag = seal.tagger(f"mark/{run_id}")
+
+    def mark(at: Position) -> bytes:
+        last, link, effects, _ = at
+        data = _MARK.pack(last, effects, link[:8] if link else NO_LINK[:8])
+        return data + tag(data)
+
+    return mark
 
 
 class Mark(NamedTuple):

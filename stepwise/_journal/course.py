@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._journal.projection import CallKey, Projection, call_key
@@ -73,7 +72,6 @@ def _is_over(at: float, entry: Entry) -> bool:
 # -- the run -------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False, repr=False)
 class Course(Projection):
     """The attempts of a run: time, losses, answered steps.
 
@@ -104,30 +102,34 @@ class Course(Projection):
         asleep: the last attempt ended since there was nothing left but to wait.
     """
 
-    born: float = 0.0
-    forked: bool = False
-    started: int = 0
-    command: int = 0
-    resumes: list[list[Any]] = field(default_factory=list)
-    resumed: int = 0
-    at: float = 0.0
-    taken: float = 0.0
-    saved: float = 0.0
-    lost: float = 0.0
-    resumed_from: int | None = None
-    executed: int = 0
-    skipped: int = 0
-    effects: dict[str, int] = field(default_factory=dict)
-    stops: list[int] = field(default_factory=list)
-    stopped: float = 0.0
-    paid: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, float] = field(default_factory=dict)
-    children: dict[str, list[Any]] = field(default_factory=dict)
-    code: str = ""
-    open: bool = False
-    deaths: int = 0
-    stuck: int = 0
-    asleep: bool = False
+    def __init__(self, **facts: Any) -> None:
+        self.born = 0.0
+        self.forked = False
+        self.started = 0
+        self.command = 0
+        self.resumes: list[list[Any]] = []
+        self.resumed = 0
+        self.at = 0.0
+        self.taken = 0.0
+        self.saved = 0.0
+        self.lost = 0.0
+        self.resumed_from: int | None = None
+        self.executed = 0
+        self.skipped = 0
+        self.effects: dict[str, int] = {}
+        self.stops: list[int] = []
+        self.stopped = 0.0
+        self.paid: dict[str, float] = {}
+        self.kept: dict[str, float] = {}
+        self.children: dict[str, list[Any]] = {}
+        self.code = ""
+        self.open = False
+        self.deaths = 0
+        self.stuck = 0
+        self.asleep = False
+        if not facts.keys() <= vars(self).keys():
+            raise TypeError("facts of another version")
+        vars(self).update(facts)
 
     @property
     def begun(self) -> int:

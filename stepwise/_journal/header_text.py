@@ -13,7 +13,7 @@ from json.encoder import encode_basestring as quoted
 from math import isfinite
 from typing import Any
 
-from stepwise._journal.records import Call, Outcome, Record, to_header
+from stepwise._journal.records import Outcome, Record, to_header
 from stepwise._journal.seal import to_json
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "mapping_text",
     "quoted",
     "record_text",
-    "text_of",
     "truth_text",
 ]
 
@@ -38,27 +37,24 @@ def record_text(record: Record) -> str:
 
 def _outcome_text(record: Outcome) -> str:
     (
-        call, status, attempts, clean, inner, preview, traceback, changed,
-        form, at, state, awaited, usage, message, spent,
+        (
+            number, name, module, digest, ordinal, scope, unwinding, place, site, arguments,
+            effect, key, child, began, branch, serial, parts, instead,
+        ),
+        status, attempts, clean, inner, preview, traceback, changed, form, at, state,
+        awaited, usage, message, spent,
     ) = record  # fmt: skip
     return (
-        f'["outcome",{_call_text(call)},"{status}",{attempts},{truth_text(clean)},{list_text(inner)},'
-        f"{quoted(preview)},{text_of(traceback)},{mapping_text(changed)},"
-        f"{'null' if form is None else quoted(form)},{at!r},{list_text(state)},"
-        f"{text_of(awaited)},{mapping_text(usage)},{message},{mapping_text(spent)}]"
-    )
-
-
-def _call_text(call: Call) -> str:
-    (
-        number, name, module, digest, ordinal, scope, unwinding, place, site, arguments,
-        effect, key, child, at, branch, serial, parts, instead,
-    ) = call  # fmt: skip
-    return (
-        f"[{number},{_names_text(name, module)},{quoted(digest)},{ordinal},"
-        f"{_site_text(scope, unwinding, place, site)},{quoted(arguments)},{truth_text(effect)},"
-        f"{text_of(key)},{text_of(child)},{at!r},{text_of(branch)},{serial},"
-        f"{texts_text(parts)},{instead}]"
+        f'["outcome",[{number},{_names_text(name, module)},{quoted(digest)},{ordinal},'
+        f"{_site_text(scope, unwinding, place, site)},{quoted(arguments)},"
+        f"{'true' if effect else 'false'},{quoted(key) if key else _EMPTY},"
+        f"{quoted(child) if child else _EMPTY},{began!r},{quoted(branch) if branch else _EMPTY},"
+        f'{serial},{texts_text(parts)},{instead}],"{status}",{attempts},'
+        f"{'true' if clean else 'false'},{to_json(inner) if inner else '[]'},{quoted(preview)},"
+        f"{quoted(traceback) if traceback else _EMPTY},{to_json(changed) if changed else '{}'},"
+        f"{'null' if form is None else quoted(form)},{at!r},"
+        f"{to_json(state) if state else '[]'},{quoted(awaited) if awaited else _EMPTY},"
+        f"{to_json(usage) if usage else '{}'},{message},{to_json(spent) if spent else '{}'}]"
     )
 
 
@@ -76,11 +72,6 @@ def _site_text(scope: str, unwinding: int | None, place: str, site: str) -> str:
 def truth_text(truth: bool) -> str:
     """Return a truth value."""
     return "true" if truth else "false"
-
-
-def text_of(text: str) -> str:
-    """Return a text that is mostly empty."""
-    return quoted(text) if text else _EMPTY
 
 
 def list_text(items: Sequence[Any]) -> str:

@@ -18,7 +18,7 @@ from stepwise._journal.chain import (
     holds,
     identity,
     is_another_history,
-    mark,
+    marker,
     newest_mark,
     read,
     read_end,
@@ -30,7 +30,6 @@ from stepwise._journal.header_text import record_text
 from stepwise._journal.heads import read_head, seal_head
 from stepwise._journal.projection import effects_seen, given_up
 from stepwise._journal.records import ANNOUNCES, Entry, Record, RunFacts
-from stepwise._journal.run_facts import derive_facts
 from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
 from stepwise._journal.spending import sums_after
 from stepwise._runtime.group_commit import Group, Share
@@ -122,6 +121,7 @@ class Journal:
         self.fsync = fsync
         self._lock = threading.RLock()
         self._group = Group[Records](store.url)
+        self._mark = marker(seal, run_id)
         self._at = self._next = Position()
         self._known = True  # whether _at is the current end of the store's journal
         self._is_first = Once()
@@ -186,7 +186,7 @@ class Journal:
             head: the run's new head.
         """
         with Uninterrupted():
-            numbers = self._group.at_once(self.write, self._write_now, items, durable, head)
+            numbers = self._group.at_once(self._write_now, items, durable, head)
         if numbers is None:  # others write
             share = Records(items, durable=durable, head=head)
             self._group.write(share, self.write)
@@ -262,7 +262,7 @@ class Journal:
     ) -> tuple[str, int, Batch]:
         """Return what the store is to write for sealed records, with which the journal ends."""
         head_row = seal_head(self.seal, head) if head is not None else None
-        marked = mark(self.seal, self.run_id, at) if durable else b""
+        marked = self._mark(at) if durable else b""
         batch = Batch(tuple(sealed), _NO_OBJECTS, (), 0, head_row, marked, durable and self.fsync)
         self._known, self._next = False, at  # until the write has returned
         return self.run_id, self.epoch, batch
@@ -283,16 +283,13 @@ class Journal:
 
     def _sealed(self, at: Position, record: Record, payload: Data) -> tuple[Data, Position]:
         """A record as it follows a position, and the position that it makes."""
-        number = at.last + 1
+        last, before, effects, sums = at
+        number = last + 1
         data, link = self.seal.close(
-            identity(self.run_id, number),
-            record_text(record),
-            payload,
-            at.link or NO_LINK,
-            at.effects,
+            identity(self.run_id, number), record_text(record), payload, before or NO_LINK, effects
         )
-        effects = at.effects + isinstance(record, ANNOUNCES)
-        facts = (number, link, effects, sums_after(at.sums, record))
+        effects += isinstance(record, ANNOUNCES)
+        facts = (number, link, effects, sums_after(sums, record))
         return data, tuple.__new__(Position, facts)  # the constructor is a Python function
 
     def begin_with(
@@ -315,7 +312,7 @@ class Journal:
             tuple(sealed),
             put=put(positions),
             head=seal_head(self.seal, head),
-            mark=mark(self.seal, self.run_id, positions[-1]),
+            mark=self._mark(positions[-1]),
             durable=self.fsync,
         )
         self._known = False
@@ -336,15 +333,9 @@ class Journal:
     ) -> int:
         """Write an object beside the records, and others that are sealed; its size in bytes."""
         data, _ = self.seal.close(f"{name}/{self.run_id}", header, payload)
-        self._put(
-            Batch(
-                put={**(also or {}), name: data},
-                delete=delete,
-                prune=prune,
-                head=seal_head(self.seal, head) if head is not None else None,
-                durable=durable and self.fsync,
-            )
-        )
+        put = {**also, name: data} if also else {name: data}
+        head_row = seal_head(self.seal, head) if head is not None else None
+        self._put(Batch((), put, delete, prune, head_row, b"", durable and self.fsync))
         return len(data)
 
     def drop(self, names: tuple[str, ...]) -> None:
@@ -460,4 +451,6 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
     facts = read_head(store, seal, run_id)
     if facts is not None:
         return facts
+    from stepwise._journal.run_facts import derive_facts  # on use: heads are rarely damaged
+
     return derive_facts(run_id, read_entries(store, seal, run_id))

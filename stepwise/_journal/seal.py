@@ -32,6 +32,7 @@ import json
 import os
 import re
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from stepwise._runtime import settings
@@ -65,7 +66,6 @@ _BACK_AT = _MAC_AT + 32
 _ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
-_FEW = 3  # parts: all but the last are short
 _NONCE = 12  # bytes; random, as NIST SP 800-38D 8.2.2 has it: good for 2**32 records under one key
 # We build the header, which is a tree: no check for cycles is needed.
 to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
@@ -110,6 +110,11 @@ class Seal:
         """Eight bytes that tell keys apart and say nothing about them."""
         return _key_id(self.keys[0])
 
+    @cached
+    def _begun(self) -> hmac.HMAC:
+        """A MAC without data, to be copied: ``hmac.digest`` looks the algorithm up each time."""
+        return _begun_with(self.keys[0])
+
     @property
     def key_ids(self) -> list[bytes]:
         """The ids of all keys that it opens records with."""
@@ -130,14 +135,31 @@ class Seal:
             header: a text is the JSON of one; see ``header_text``.
             digest: the SHA-256 of the payload, if it is known.
         """
+        text = (header if type(header) is str else to_json(header)).encode("utf-8", "surrogatepass")
+        if self.encrypts or digest or type(payload) is not bytes or len(payload) > _SMALL:
+            return self._close(identity, text, payload, previous, effects, digest)
+        # Mostly: few calls of functions, although they copy.
+        front = _FRONT.pack(_MAGIC, FORMAT, 0, effects, self.key_id, previous)
+        back = b"".join((_BACK.pack(len(text)), text, payload))
+        name = identity.encode("utf-8", "surrogatepass")
+        begun = self._begun.copy()
+        begun.update(b"".join((_BACK.pack(len(name)), name, front, back)))
+        mac = begun.digest()
+        return b"".join((front, mac, back)), mac[:16]
+
+    def _close(
+        self,
+        identity: str,
+        text: bytes,
+        payload: Data,
+        previous: bytes,
+        effects: int,
+        digest: bytes,
+    ) -> tuple[Data, bytes]:
+        """Seal what is large, encrypted, in pieces, or digested already."""
         flags = _ENCRYPTED if self.encrypts else _DIGESTED if digest else 0
         front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
-        json_text = header if type(header) is str else to_json(header)
-        text = json_text.encode("utf-8", "surrogatepass")
         back = _BACK.pack(len(text)) + text
-        if not flags and type(payload) is bytes:  # mostly
-            mac = _mac(self.keys[0], identity, front, back, payload)
-            return b"".join((front, mac, back, payload)), mac[:16]
         if self.encrypts:
             associated = _named(identity) + front
             back, payload = _encrypt(self.keys[0], associated, back + bytes(payload)), b""
@@ -200,6 +222,18 @@ class Seal:
         """Return sixteen bytes that only an owner of the key can make for ``data``."""
         return _mac(self.keys[0], identity, data)[:16]
 
+    def tagger(self, identity: str) -> Callable[[bytes], bytes]:
+        """Return what makes the tags of an identity; faster than :meth:`tag`, which it equals."""
+        begun = self._begun.copy()
+        begun.update(_named(identity))
+
+        def tag(data: bytes) -> bytes:
+            mac = begun.copy()
+            mac.update(data)
+            return mac.digest()[:16]
+
+        return tag
+
     def is_tag(self, identity: str, data: bytes, tag: bytes) -> bool:
         """Return whether ``tag`` was made for ``data``, with any of the keys."""
         made = (_mac(key, identity, data)[:16] for key in self.keys)
@@ -207,25 +241,21 @@ class Seal:
 
 
 def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
-    begun = _begun.get(key)
-    if begun is None:
-        begun = _begun[key] = _hmac_of(key)
-    mac = begun.copy()  # hmac.digest looks the algorithm up each time
-    text = identity.encode("utf-8", "surrogatepass")
-    if len(parts) <= _FEW and len(parts[-1]) < _SMALL:  # one call, although it copies
-        mac.update(b"".join((_BACK.pack(len(text)), text, *parts)))
-        return mac.digest()
-    mac.update(_BACK.pack(len(text)) + text)
+    mac = _begun_with(key).copy()
+    mac.update(_named(identity))
     for part in parts:
         mac.update(part)
     return mac.digest()
 
 
-def _hmac_of(key: bytes) -> hmac.HMAC:
+def _begun_with(key: bytes) -> hmac.HMAC:
     """Return a MAC without data: OpenSSL's object, which ``hmac.HMAC`` would wrap in Python."""
-    mac = hmac.new(key, digestmod="sha256")
-    inner: hmac.HMAC | None = getattr(mac, "_hmac", None)  # it has the same methods
-    return inner or mac
+    found = _begun.get(key)
+    if found is None:
+        mac = hmac.new(key, digestmod="sha256")
+        inner: hmac.HMAC | None = getattr(mac, "_hmac", None)  # it has the same methods
+        found = _begun[key] = inner or mac
+    return found
 
 
 def _digested(view: memoryview) -> tuple[memoryview, bytes]:

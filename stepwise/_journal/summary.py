@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepwise._journal.chain import Lost, Position, holds, read, read_entries, read_one, read_start
@@ -57,7 +56,6 @@ class _NotFollowedError(Exception):
     """A record that changes the known state of earlier calls."""
 
 
-@dataclass(eq=False, repr=False)
 class Summary(Projection):
     """Running totals of a run's records, up to one of them.
 
@@ -69,11 +67,19 @@ class Summary(Projection):
             record, and flags; see :class:`.projection.RecordedCall`.
     """
 
-    position: list[Any] = field(default_factory=lambda: [0, "", 0])
-    calls: list[list[int]] = field(default_factory=list)
-    others: dict[int, str] = field(default_factory=dict)
-    unclear: list[list[Any]] = field(default_factory=list)
-    course: Course = field(default_factory=Course)
+    def __init__(
+        self,
+        position: list[Any] | None = None,
+        calls: list[list[int]] | None = None,
+        others: dict[int, str] | None = None,
+        unclear: list[list[Any]] | None = None,
+        course: Course | None = None,
+    ) -> None:
+        self.position: list[Any] = [0, "", 0] if position is None else position
+        self.calls = [] if calls is None else calls
+        self.others = {} if others is None else others
+        self.unclear = [] if unclear is None else unclear
+        self.course = Course() if course is None else course
 
     @property
     def start(self) -> Position:
@@ -182,7 +188,8 @@ class Summary(Projection):
 
     def header(self) -> dict[str, Any]:
         """Return the summary as JSON-able facts."""
-        return {**asdict(self), "others": [*map(list, self.others.items())]}
+        others = [*map(list, self.others.items())]
+        return {**vars(self), "others": others, "course": vars(self.course)}
 
 
 def _from_header(header: dict[str, Any]) -> Summary:

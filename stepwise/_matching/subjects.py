@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import compress
 from operator import is_not
 from typing import Any, Protocol
@@ -510,7 +509,7 @@ class Subjects:
             if part in changed:
                 kept = self._is_kept(identity, recorded, part, value)
                 arguments[part] = copy.copy(value) if kept else value
-        return replace(around, arguments=arguments)
+        return around.holding(arguments)
 
     def _is_kept(self, identity: Identity, recorded: Call, part: str, value: Any) -> bool:
         """Return whether an attempt in this process changed a part that is still changed."""

@@ -11,10 +11,8 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from stepwise._rewrite.ahead import Ahead
 from stepwise._rewrite.frame import enter, visible
 from stepwise._rewrite.made import Made, made_by_calls
 from stepwise._rewrite.points import yields
@@ -32,7 +30,7 @@ from stepwise._rewrite.scope import (
     placed,
 )
 from stepwise._rewrite.source import FunctionNode, Source, capture
-from stepwise._rewrite.transform import Point, Reading, Transformed, With, ask, transform
+from stepwise._rewrite.transform import Transformed, ask, transform
 
 __all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
 
@@ -44,7 +42,6 @@ class UnsupportedError(Exception):
     """This function cannot be rewritten; the message says why."""
 
 
-@dataclass(eq=False, repr=False)
 class Rewritten:
     """A function that can be entered at its points, and the facts about them.
 
@@ -54,18 +51,27 @@ class Rewritten:
         variables: its own variables and those of enclosing functions that it names.
     """
 
-    function: types.FunctionType
-    points: dict[int, Point]
-    blocks: list[str]
-    withs: list[With]
-    loops: dict[str, int]
-    ahead: dict[int, Ahead]
-    heads: dict[str, Ahead]
-    files: dict[str, Reading]
-    made: dict[str, Made]
-    assigned: frozenset[str]
-    stored: frozenset[str]
-    variables: frozenset[str]
+    def __init__(
+        self,
+        function: types.FunctionType,
+        changed: Transformed,
+        made: dict[str, Made],
+        assigned: frozenset[str],
+        stored: frozenset[str],
+        variables: frozenset[str],
+    ) -> None:
+        self.function = function
+        self.points = changed.points
+        self.blocks = changed.blocks
+        self.withs = changed.withs
+        self.loops = changed.loops
+        self.ahead = changed.ahead
+        self.heads = changed.heads
+        self.files = changed.files
+        self.made = made
+        self.assigned = assigned
+        self.stored = stored
+        self.variables = variables
 
     def number(self, position: str) -> int | None:
         """The point at a structural position."""
@@ -134,20 +140,8 @@ def build(
         tuple(cells[name] for name in code.co_freevars),
     )
     _dress(rewritten, function)
-    return Rewritten(
-        rewritten,
-        changed.points,
-        changed.blocks,
-        changed.withs,
-        changed.loops,
-        changed.ahead,
-        changed.heads,
-        changed.files,
-        made,
-        assigned,
-        stored,
-        frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars)),
-    )
+    variables = frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars))
+    return Rewritten(rewritten, changed, made, assigned, stored, variables)
 
 
 def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:

@@ -123,31 +123,21 @@ class Group(Generic[ShareT]):
             finally:
                 self._writing = False
 
-    def at_once(
-        self,
-        write: Callable[[list[ShareT]], None],
-        function: Callable[P, T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T | None:
-        """Call a function as the leader, without a share; ``None`` if another one leads.
+    def at_once(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a function without a share if nobody writes or waits; ``None`` otherwise.
 
-        Called where Ctrl-C is held back.
-
-        Args:
-            write: writes the shares that come meanwhile.
+        Who comes meanwhile leads, and waits for the lock with all who come after it.
         """
-        leads, thread = False, threading.get_ident()
-        try:
-            with self._mutex:
-                if self._leader != _NOBODY:
-                    return None
-                leads = True
-                self._leader = thread
-            return self.alone(function, *args, **kwargs)
-        finally:
-            if leads and self._leader == thread and self._hand_over():
-                self._serve_elsewhere(write)
+        if self._writing or self._leader != _NOBODY:
+            return None
+        with self._lock:
+            if self._writing:  # a signal handler came between
+                raise self.refused()
+            try:
+                self._writing = True
+                return function(*args, **kwargs)
+            finally:
+                self._writing = False
 
     def write(
         self,

@@ -10,6 +10,7 @@ import _signal  # type: ignore[import-not-found]
 import os
 import sys
 import threading
+from _thread import get_ident
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -114,8 +115,22 @@ sigterms = SigtermWatch()
 """The one of this process."""
 
 
+class _MainThread:
+    """Which thread runs signal handlers: in a forked child, the one that forked."""
+
+    def __init__(self) -> None:
+        self.ident = threading.main_thread().ident
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        self.ident = get_ident()
+
+
+_main = _MainThread()
+
+
 def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    return get_ident() == _main.ident
 
 
 class Uninterrupted:
@@ -131,8 +146,8 @@ class Uninterrupted:
 
     def __enter__(self) -> None:
         self._noted = self._installed = False
-        if _in_main_thread() and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-            _signal.signal(_signal.SIGINT, self._note)
+        if get_ident() == _main.ident and _handler_of(_SIGINT) is _INTERRUPTS:
+            _handle(_SIGINT, self._note)
             self._installed = True
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -140,6 +155,10 @@ class Uninterrupted:
 
     def __exit__(self, *exception: object) -> None:
         if self._installed:
-            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+            _handle(_SIGINT, _INTERRUPTS)
             if self._noted:
                 raise KeyboardInterrupt
+
+
+_handler_of, _handle = _signal.getsignal, _signal.signal
+_SIGINT, _INTERRUPTS = _signal.SIGINT, _signal.default_int_handler

@@ -184,7 +184,9 @@ def _timezone(value: dt.timezone) -> bytes:
 
 
 def _range(value: range) -> bytes:
-    content = (len(value), value.start if value else 0, value.step if len(value) > 1 else 0)
+    # Not its len(), which has a limit.
+    items = (value[-1] - value.start) // value.step + 1 if value else 0
+    content = (items, value.start if value else 0, value.step if items > 1 else 0)
     return fold(b"r%d:%d:%d" % content)
 
 

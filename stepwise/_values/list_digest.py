@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
-from stepwise._values.trees import Watch, same, walk
+from stepwise._values.addresses import same
+from stepwise._values.trees import Watch, walk
 
 __all__ = ["LONG", "digest_grown", "forget", "held"]
 

@@ -17,8 +17,8 @@ from typing import Any
 __all__ = ["has_volatile_form", "is_clock", "is_momentary"]
 
 _RANDOM = "1467"  # versions of UUIDs; the others are made of a name, and stay
-_UUID = re.compile(r"(?i)[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_WRITTEN = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d ")
+_UUID = r"(?i)[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # compiled on use
+_WRITTEN = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d "
 """How a text begins that is a time: by ISO 8601, ``time.ctime()``, or as in mails and HTTP."""
 _LENGTHS = (32, 36)  # characters of a UUID's text
 _FORMS = ("%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT")
@@ -41,11 +41,16 @@ def is_momentary(value: object) -> bool:
 
 def has_volatile_form(text: str) -> bool:
     """Return whether a text is a UUID or a time by its form, whenever it was made."""
-    return 16 <= len(text) <= 40 and (_is_uuid(text) or _WRITTEN.match(text) is not None)
+    return 16 <= len(text) <= 40 and (_is_uuid(text) or _of_form(_WRITTEN).match(text) is not None)
+
+
+@functools.cache
+def _of_form(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 def _is_uuid(text: str) -> bool:
-    return len(text) in _LENGTHS and _UUID.fullmatch(text) is not None
+    return len(text) in _LENGTHS and _of_form(_UUID).fullmatch(text) is not None
 
 
 def _is_written(text: str) -> bool:

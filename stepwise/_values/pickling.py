@@ -48,7 +48,7 @@ T = TypeVar("T")
 FindClass = Callable[[str, str], Any]
 
 # Iterators that loops over containers leave among the variables; no reducer applies to them.
-_EMPTY: tuple[Iterable[Any], ...] = (range(0), [], (), {}, set(), "", b"")
+_EMPTY: tuple[Iterable[Any], ...] = (range(0), (), {}, set(), "", b"")
 _PLAIN = frozenset({range, enumerate, reversed, zip, *(type(iter(each)) for each in _EMPTY)})
 _BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))
 

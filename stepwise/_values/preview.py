@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -102,7 +101,9 @@ class _Repr(reprlib.Repr):
 def _shown(cls: type) -> list[str] | None:
     """The fields that the class itself would show; a password is often not one of them."""
     if hasattr(cls, "__dataclass_fields__"):
-        return [f.name for f in dataclasses.fields(cls) if f.repr]
+        from dataclasses import fields  # on use, as everywhere in a start: it costs a fiftieth
+
+        return [f.name for f in fields(cls) if f.repr]
     if hasattr(cls, "__pydantic_validator__"):
         return [name for name, f in getattr(cls, "model_fields", {}).items() if f.repr]
     return list(cls._fields) if issubclass(cls, tuple) and hasattr(cls, "_fields") else None

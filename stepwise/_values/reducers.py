@@ -6,6 +6,8 @@
   (One that can be written of an array that cannot comes back as one that cannot, too.)
 - A view of a dictionary, and an iterator over its values or items: pickle would make a copy, which
   no longer follows the dictionary.
+- An iterator over a list that has become shorter than the iterator has come: pickle would restore
+  it at the end of the list.
 - A match of a regular expression; a generator, a coroutine, a task, a future or a thread that has
   ended.
 - An object that a module holds under a name and that is compared with ``is`` (``sentinels``).
@@ -30,8 +32,9 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
 
 from stepwise._values.sentinels import form_of
+from stepwise._values.trees import SHRINKING, is_overtaken
 
-__all__ = ["Forms"]
+__all__ = ["Forms", "iterator_at"]
 
 _ASYNCIO = ("asyncio.locks", "asyncio.queues")
 _FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
@@ -200,6 +203,25 @@ def _iterating(mapping: dict[Any, Any], way: str, done: int) -> Any:
     return iterator
 
 
+def _list_iterator(iterator: Any) -> Any:
+    if not is_overtaken(iterator):
+        return NotImplemented
+    way, (items,), place = iterator.__reduce__()
+    return iterator_at, (items, place, way is reversed)
+
+
+def iterator_at(items: Any, place: int, backwards: bool = False) -> Any:
+    """Return an iterator over a list at a place, which may be behind the end of the list."""
+    missing = place + 1 - len(items)
+    if missing > 0:  # it takes no place that is not there
+        items.extend(bytes(missing))
+    iterator: Any = reversed(items) if backwards else iter(items)
+    iterator.__setstate__(place)
+    if missing > 0:
+        del items[-missing:]
+    return iterator
+
+
 def _mapping_proxy(proxy: Any) -> Any:
     return types.MappingProxyType, (*gc.get_referents(proxy),)
 
@@ -274,6 +296,7 @@ _ITERATORS = {type(iter(getattr({}, way)())): way for way in ("values", "items")
 _MADE: dict[Any, Any] = {
     **dict.fromkeys(_VIEWS, _dict_view),
     **dict.fromkeys(_ITERATORS, _dict_iterator),
+    **dict.fromkeys(SHRINKING, _list_iterator),
     types.MappingProxyType: _mapping_proxy,
     re.Match: _match,
     threading.Thread: _thread,

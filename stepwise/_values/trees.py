@@ -14,19 +14,28 @@ of another type does not pass.  It is a few calls in C for any number of objects
 
 from __future__ import annotations
 
-import functools
 import gc
-import struct
-import sys
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import is_
 from typing import Any
 
 from stepwise._runtime.facts import NamedTuple
+from stepwise._values.addresses import same
+from stepwise._values.dict_watch import DictWatch, ShownWatch
 from stepwise._values.instances import Kind, kind_of
 
-__all__ = ["ITERATORS", "LARGE_LEAF", "NUMBERS", "Tree", "Watch", "changes", "few", "same", "walk"]
+__all__ = [
+    "ITERATORS",
+    "LARGE_LEAF",
+    "NUMBERS",
+    "SHRINKING",
+    "Tree",
+    "Watch",
+    "changes",
+    "few",
+    "is_overtaken",
+    "walk",
+]
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
@@ -132,7 +141,6 @@ def _is_large(atom: Any) -> bool:
 _CONTAINERS = frozenset({list, dict, tuple})
 _SETS = frozenset({set, frozenset})
 _SIZED = frozenset({list, dict, set})
-_BUILTIN = _CONTAINERS | _SETS
 _UNCHANGING = frozenset({tuple, frozenset})
 _IMMUTABLE = _UNCHANGING | _LEAVES
 _BLOCK = 2000  # objects of a watch that are looked at together
@@ -140,6 +148,9 @@ _FEW = 40  # objects
 _LITTLE = 2048  # characters or bytes in all of them
 _ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
 ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
+_BACKWARDS: type = type(reversed([]))
+SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
+"""Iterators over what can become shorter meanwhile."""
 
 
 def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
@@ -158,7 +169,10 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
         left -= len(inside)
         if left < 0:
             return False
-        if set(map(type, inside)) == _TEXT:  # most are
+        kinds = set(map(type, inside))
+        if kinds <= NUMBERS:
+            continue
+        if kinds == _TEXT:  # most are
             size += sum(map(len, inside))
         else:
             for value in inside:
@@ -185,36 +199,25 @@ def _held_by(value: Any, cls: type, *, iterators: bool) -> Collection[Any] | Non
     if cls in _CONTAINERS:
         held: Collection[Any] = value
         return held
-    if cls is range or (iterators and cls in ITERATORS):
+    if cls is range or (iterators and cls in ITERATORS and not is_overtaken(value)):
         return gc.get_referents(value)
     return None
+
+
+def is_overtaken(iterator: Any) -> bool:
+    """Return whether a list has become shorter than an iterator over it has come.
+
+    Pickled as usual, it would be restored at the end of the list, and give what is added there.
+    """
+    if type(iterator) not in SHRINKING:
+        return False
+    _, (iterated,), *place = iterator.__reduce__()  # no place: it has ended
+    return bool(place) and place[0] > len(iterated) - (type(iterator) is _BACKWARDS)
 
 
 def _shows_dict(instance: Any) -> bool:
     attributes = vars(instance)
     return any(each is attributes for each in gc.get_referents(instance))
-
-
-def _shows(mapping: dict[Any, Any]) -> bool:
-    return len(gc.get_referents(mapping)) == len(mapping)
-
-
-def _tells(mapping: dict[Any, Any]) -> bool:
-    """Return whether a dict has its keys, in their order, if it equals a copy that has its values.
-
-    The values are known to be the same objects in the same order.  So an equal dict has the same
-    number of items, the same keys, and under each an equal value.  As no two values are equal, the
-    keys are in the same order.  (A key that is not exactly a ``str`` makes the garbage collector
-    show the keys as well, and then the values are others.)  Only values whose comparison calls no
-    code of the user's may be in it.
-    """
-    if not _TEXT.issuperset(map(type, mapping)):
-        return False
-    atoms = [each for each in mapping.values() if type(each) in _ATOMS]
-    rest = [each for each in mapping.values() if type(each) not in _ATOMS]
-    return len(set(atoms)) == len(atoms) and (
-        not rest or (len(rest) == 1 and type(rest[0]) in _BUILTIN)
-    )
 
 
 def changes(node: Any) -> bool:
@@ -225,88 +228,44 @@ def changes(node: Any) -> bool:
 class _Block:
     """A snapshot of some mutable objects: lengths, keys and the objects in each slot."""
 
-    __slots__ = (
-        "_arguments",
-        "_containers",
-        "_copies",
-        "_dicts",
-        "_hidden",
-        "_instances",
-        "_owners",
-        "_seen",
-        "_sized",
-        "_told",
-    )
+    __slots__ = ("_attributes", "_dicts", "_instances", "_lengths", "_owners", "_sized")
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
-        self._instances = [each for each in mutable if type(each) not in _SIZED]
-        owners = [each for each in self._instances if type(each).__dictoffset__]
+        instances = [each for each in mutable if type(each) not in _SIZED]
+        owners = [each for each in instances if type(each).__dictoffset__]
         self._owners = [each for each in owners if not _shows_dict(each)]
-        sized = [each for each in mutable if type(each) in _SIZED]
-        sized += map(vars, owners)
-        self._hidden = [each for each in sized if type(each) is dict and not _shows(each)]
-        hidden = set(map(id, self._hidden))
-        self._containers = [each for each in sized if id(each) not in hidden]
-        self._told = [each for each in self._containers if type(each) is dict and _tells(each)]
-        self._copies = list(map(dict, self._told))
-        told = set(map(id, self._told))
-        self._sized = [each for each in sized if id(each) not in told]
-        self._dicts = [each for each in self._sized if type(each) is dict]
-        self._arguments: tuple[Any, ...] | None = None  # the containers
-        self._seen = self._look()
+        self._attributes = [*map(vars, self._owners)]
+        dicts = [each for each in mutable if type(each) is dict]
+        self._dicts = DictWatch([*dicts, *(vars(each) for each in owners)])
+        self._instances = ShownWatch(instances)
+        sized = [each for each in mutable if type(each) in _SIZED and type(each) is not dict]
+        self._sized = ShownWatch(sized)
+        self._lengths = [*map(len, sized)]
 
     @property
     def full(self) -> bool:
         """True if there is no room for another one."""
-        return len(self._containers) + len(self._hidden) + len(self._instances) >= _BLOCK
-
-    def _look(self) -> tuple[list[Any], ...]:
-        return (
-            list(map(len, self._sized)),
-            gc.get_referents(*self._containers),
-            gc.get_referents(*self._instances),
-            list(map(vars, self._owners)),
-            list(chain.from_iterable(self._dicts)),
-            list(chain.from_iterable(map(dict.values, self._hidden))),
-        )
+        return len(self._dicts) + len(self._lengths) + len(self._instances.objects) >= _BLOCK
 
     def extend(self, other: _Block) -> None:
         """Add what another one holds."""
-        for name in _WATCHED:
+        for name in self.__slots__:
             getattr(self, name).extend(getattr(other, name))
-        for mine, its in zip(self._seen, other._seen, strict=True):
-            mine.extend(its)
-        self._arguments = None
 
     def holds(self) -> bool:
-        """Return whether nothing has changed: what :meth:`_look` finds, if there is any of it.
-
-        The order matters: dicts are compared with their copies when the values of all of them are
-        known to be the same objects, so that no code of the user's is called.
-        """
-        lengths, inside, held, attributes, keys, hidden = self._seen
-        if self._arguments is None:
-            self._arguments = tuple(self._containers)
+        """Return whether nothing has changed."""
         return (
-            list(map(len, self._sized)) == lengths
-            and same(gc.get_referents(*self._arguments), inside)
-            and self._told == self._copies
-            and (not self._instances or same(gc.get_referents(*self._instances), held))
-            and (not self._owners or same(list(map(vars, self._owners)), attributes))
-            and (not self._dicts or same(list(chain.from_iterable(self._dicts)), keys))
-            and (
-                not self._hidden
-                or same(list(chain.from_iterable(map(dict.values, self._hidden))), hidden)
-            )
+            [*map(len, self._sized.objects)] == self._lengths
+            and self._sized.holds()
+            and self._instances.holds()
+            and (not self._owners or same([*map(vars, self._owners)], self._attributes))
+            and self._dicts.holds()
         )
 
     def spoil(self) -> None:
         """Let it never hold."""
-        self._seen[0].append(-1)
-
-
-_WATCHED = tuple(name for name in _Block.__slots__ if name not in ("_arguments", "_seen"))
+        self._lengths.append(-1)
 
 
 class Watch:
@@ -316,9 +275,6 @@ class Watch:
     objects as it is long, and never fewer, so that none can stand in the place of another.  Of an
     instance it shows what is in its slots, all of them being set, its ``__dict__`` and at the end
     its class.  What it does not show in this way (a ``__dict__`` in Python 3.13) is asked for.
-
-    The keys of a *told* dict (see :func:`_tells`) are compared through a copy of it, which takes
-    less time than a list of all keys, and proves the length as well.
 
     Many objects are looked at block by block: what is read of a dict for its values is in the
     processor's cache when its keys are read.  All at once takes up to half as long again.
@@ -364,51 +320,3 @@ class Watch:
 
 
 _unchanging = Watch()
-
-
-def same(one: list[Any], other: list[Any]) -> bool:
-    """Return whether two lists hold the very same objects."""
-    if len(one) < _MANY:
-        return len(one) == len(other) and all(map(is_, one, other))
-    if len(one) != len(other):
-        return False
-    if _slowly.left <= 0 or "ctypes" in sys.modules:
-        addresses = _reader_of_addresses()
-        if addresses is not None:
-            return addresses(one) == addresses(other)
-    _slowly.left -= len(one)
-    return all(map(is_, one, other))
-
-
-_MANY = 32
-
-
-class _Slowly:
-    """Return how many objects are still to be compared one by one.
-
-    To read their addresses is several times faster, but needs an import that takes as long as many
-    comparisons: it is made once so many were.
-    """
-
-    left = 50_000
-
-
-_slowly = _Slowly()
-
-
-@functools.cache
-def _reader_of_addresses() -> Callable[[list[Any]], bytes] | None:
-    """Return a function that reads the addresses of a list's items; ``None`` if unavailable."""
-    if sys.implementation.name != "cpython":
-        return None
-    import ctypes  # on use: it takes long to import
-
-    size = ctypes.sizeof(ctypes.c_void_p)
-    place = object.__basicsize__ + size  # address of the pointer to the items, behind their number
-
-    def addresses(items: list[Any]) -> bytes:
-        start = ctypes.c_void_p.from_address(id(items) + place).value
-        return ctypes.string_at(start or 0, size * len(items))
-
-    probe = [object(), "probe", object()]
-    return addresses if addresses(probe) == struct.pack("3P", *map(id, probe)) else None

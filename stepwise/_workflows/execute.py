@@ -22,7 +22,6 @@ from stepwise._journal.records import SUBMITTED, Interrupted, Suspended
 from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.messages import notice, reports, warn
-from stepwise._workflows.cancelling import steered
 from stepwise._workflows.opening import OpenedRun
 from stepwise.errors import (
     BudgetExceeded,
@@ -141,6 +140,8 @@ async def execute_async(opened: OpenedRun) -> Any:
 
 
 async def _inline(opened: OpenedRun) -> Any:
+    from stepwise._workflows.cancelling import steered  # on use: a plain function needs it not
+
     active = opened.active
     active.task = asyncio_state.current()
     active.awaits = True

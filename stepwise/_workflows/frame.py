@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from operator import itemgetter
 from types import CodeType
 from typing import Any
@@ -21,6 +20,7 @@ from stepwise._execution.location import Helper
 from stepwise._execution.other_tasks import others_alive
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._rewrite import Frame, Point, Rewritten, prefix_fingerprint, renamed
+from stepwise._runtime.events import heard
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import file_name, reports
 from stepwise._values.buffers import Data
@@ -290,16 +290,8 @@ class WorkflowFrame(Frame):
             if tells:
                 self.complaints.skipped(point.line)
             return
-        try:
-            payload = self._referring(kept)
-            self._refuse_secrets(kept, payload)
-        except UnpicklableError as error:
-            if tells:
-                self.complaints.unpicklable(error, point.line)
-            return
-        except MemoryError as error:
-            error.with_traceback(None)  # its frames hold values that were pickled so far
-            self.complaints.no_memory(point.line)
+        payload = self._pickled(kept, point, tells=tells)
+        if payload is None:
             return
         self.active.note_handled()
         state = self._state(number)
@@ -309,7 +301,8 @@ class WorkflowFrame(Frame):
         self.active.facts = self.checkpoints.write(
             state, payload, facts, self.references, reads_files=bool(read)
         )
-        self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
+        if heard():
+            self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.due = self.wanted = False
         self.complaints.in_a_row = self.count = 0
         self.entered.update(point.withs, point.loops)
@@ -374,8 +367,8 @@ class WorkflowFrame(Frame):
                 for name in values
                 if (name[0] != "@" or name in point.loops) and name not in again
             ]
-        kept = {name: values[name] for name in names}
-        for name in rewritten.made.keys() & kept.keys():
+        kept = dict(zip(names, map(values.__getitem__, names), strict=True))
+        for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
             anew = remade(name, type(kept[name]), kept, rewritten)
             # Where a global is another one later, an older checkpoint or the journal is needed.
             if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
@@ -409,6 +402,21 @@ class WorkflowFrame(Frame):
             values.get(name) is not value for name, value in culprits.items()
         )
 
+    def _pickled(self, values: dict[str, Any], point: Point, *, tells: bool) -> Data | None:
+        """Return the pickled variables; ``None`` if that cannot be done, which is reported."""
+        try:
+            payload = self._referring(values)
+            if self.active.secrets:
+                self._refuse_secrets(values, payload)
+            return payload
+        except UnpicklableError as error:
+            if tells:
+                self.complaints.unpicklable(error, point.line)
+        except MemoryError as error:
+            error.with_traceback(None)  # its frames hold values that were pickled so far
+            self.complaints.no_memory(point.line)
+        return None
+
     def _referring(self, values: dict[str, Any]) -> Data:
         """Return the variables without values that are stored already or put into chunks now."""
         few = dump_few(values, self.around)
@@ -431,7 +439,8 @@ class WorkflowFrame(Frame):
             f"it holds the secret {name!r}, which is stored nowhere; name it in secret= of the "
             "workflow, too, whose call then gives it again"
         )
-        alone = replace(self.around, references=None, arguments={})
+        alone = self.around.holding({})
+        alone.references = None
         found = {n: v for n, v in values.items() if secrets.found_in(dump_values({n: v}, alone))}
         raise UnpicklableError({n: (v, why) for n, v in (found or {"": None}).items()})
 
@@ -549,7 +558,8 @@ class WorkflowFrame(Frame):
 
     def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
         """Return the variable that takes most of a checkpoint, and its bytes; 0 for none."""
-        whole, found = replace(self.around, references=None, arguments={}), ("", 0)
+        whole, found = self.around.holding({}), ("", 0)
+        whole.references = None
         for name, value in values.items():
             with contextlib.suppress(UnpicklableError):  # the object was released
                 found = max(

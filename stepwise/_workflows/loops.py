@@ -25,9 +25,9 @@ from typing import Any
 
 from stepwise._rewrite import Ahead, Rewritten
 from stepwise._runtime.facts import NamedTuple
+from stepwise._values.addresses import same
 from stepwise._values.digest import digest
 from stepwise._values.preview import error_text
-from stepwise._values.trees import same
 from stepwise.errors import DigestError
 
 __all__ = ["Counted", "FileChangedError", "Skipped", "count", "names_of", "reopened"]

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from stepwise._calls.driver import Core, Result
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, current_scope, live_runs
-from stepwise._execution.inputs import record_inputs
 from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
     encode_changed,
@@ -32,7 +31,6 @@ from stepwise._journal.journal import (
 )
 from stepwise._journal.lease import Lease
 from stepwise._journal.records import RunFacts, Started
-from stepwise._journal.run_facts import facts_at_start
 from stepwise._journal.seal import Seal
 from stepwise._rewrite import Points, Rewritten
 from stepwise._runtime import asyncio_state, tracing
@@ -43,9 +41,7 @@ from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.preview import preview
 from stepwise._values.secrets import Secrets
-from stepwise._workflows.cancelling import cancelled_before, with_doubts
 from stepwise._workflows.definition import Callee
-from stepwise._workflows.other_runs import is_call_of, tell_of_unfinished
 from stepwise.errors import (
     NotRecordableError,
     RunBusyError,
@@ -166,7 +162,7 @@ class OpenedRun:
             active.facts = active.facts._replace(undoing=False)
             if active.facts.status == "cancelled" and not self.call.resumes:
                 store, seal = active.journal.store, active.journal.seal
-                return Result(error=cancelled_before(store, seal, active.facts, says_how=True))
+                return Result(error=_cancelled(store, seal, active.facts, says_how=True))
         return Result()
 
     def undo_after(self) -> Core:
@@ -238,6 +234,8 @@ class OpenedRun:
                 ending.__cause__ = error
             status: Any = "failed"
             if isinstance(ending, RunCancelled):
+                from stepwise._workflows.cancelling import with_doubts  # on use
+
                 status, ending = "cancelled", with_doubts(active, ending)
             active.finish(status, ending, active.codec.encode_error(ending))
         elif isinstance(error, (Exception, *ENDINGS)) and active.begun and not active.interrupted:
@@ -368,12 +366,18 @@ def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     """Raise for a cancelled run, unless it is asked for, or its caller was resumed."""
     if call.parent is None:
         if not (call.resumes or facts.undoing):
-            raise cancelled_before(call.store, seal, facts, says_how=True)
+            raise _cancelled(call.store, seal, facts, says_how=True)
     elif call.parent.steering.unwinds is not None:
-        error: BaseException = cancelled_before(call.store, seal, facts, says_how=False)
+        error: BaseException = _cancelled(call.store, seal, facts, says_how=False)
         if call.parent.task is not None and asyncio_state.current() is not None:
             error = asyncio_state.cancellation()
         raise error
+
+
+def _cancelled(store: Store, seal: Seal, facts: RunFacts, *, says_how: bool) -> RunCancelled:
+    from stepwise._workflows.cancelling import cancelled_before  # on use: few runs are cancelled
+
+    return cancelled_before(store, seal, facts, says_how=says_how)
 
 
 def _has_changed(call: Invocation, recorded: str) -> bool:
@@ -382,6 +386,8 @@ def _has_changed(call: Invocation, recorded: str) -> bool:
 
 
 def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+    from stepwise._workflows.other_runs import is_call_of  # on use: for runs with an explicit id
+
     callee, workflow = call.callee, call.callee.workflow
     is_call = is_call_of(call.store, seal, facts, callee)
     # A list that the instance holds may have grown since; the run id chose everything else.
@@ -461,6 +467,11 @@ def _secrets_of(call: Invocation) -> Secrets:
 def _start(
     call: Invocation, journal: Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
+    # On use: a resume, which a start should not make dearer, needs none of these.
+    from stepwise._execution.inputs import record_inputs
+    from stepwise._journal.run_facts import facts_at_start
+    from stepwise._workflows.other_runs import tell_of_unfinished
+
     parent = call.parent
     callee, workflow = call.callee, call.callee.workflow
     bound, secret = callee.bound, callee.secret

@@ -17,6 +17,8 @@ import itertools
 import types
 from collections import deque
 from collections.abc import Collection, Mapping
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 from stepwise._calls.steps import step_of
@@ -117,7 +119,6 @@ _C_FUNCTIONS = (
 _THEMSELVES = (type, types.ModuleType, types.FunctionType, *_C_FUNCTIONS)
 _RUN_CODE = frozenset({id(exec), id(eval), id(builtins.__import__)})
 _MISSING = object()
-_ANY = object()
 
 
 def outlook(
@@ -149,23 +150,14 @@ class Outlooks:
         self._rewritten = rewritten
         self._namespace = rewritten.function.__globals__
         self._entered = entered
-        self._known: dict[int, tuple[tuple[_Seen, ...], Outlook]] = {}
+        self._known: dict[int, tuple[_Seen, Outlook]] = {}
         self._open: set[int] = set()  # points whose answer depends on more than is remembered
 
     def at(self, number: int, ahead: Ahead, values: Mapping[str, Any]) -> Outlook:
         """Return the outlook at the point of this number."""
         known = self._known.get(number)
-        if known is not None:
-            namespace = self._namespace
-            # Do all names still stand for objects of the same kind as when last seen?
-            for is_local, root, kind, itself, attribute, held in known[0]:
-                value = (values if is_local else namespace).get(root, _MISSING)
-                if type(value) is not kind or (itself is not _ANY and value is not itself):
-                    break
-                if attribute and _attribute(value, attribute) is not held:
-                    break
-            else:
-                return known[1]
+        if known is not None and known[0].still(values, self._namespace):
+            return known[1]
         found = outlook(ahead, values, self._rewritten, self._entered)
         if number not in self._open:
             seen = self._seen(ahead, values)
@@ -176,50 +168,94 @@ class Outlooks:
                 self._open.add(number)
         return found
 
-    def _seen(self, ahead: Ahead, values: Mapping[str, Any]) -> tuple[_Seen, ...] | None:
+    def _seen(self, ahead: Ahead, values: Mapping[str, Any]) -> _Seen | None:
         """Return what an outlook depends on; ``None`` if that is more than names and their kinds.
 
         Nothing that belongs to the run is held: an instance that is held counts as alive.
         """
         if ahead.inner is not None:
             return None
-        look, seen = _Look(values, self._rewritten), []
+        look, seen = _Look(values, self._rewritten), _Seen()
         for dotted in ahead.called | ahead.used:
             root, *attributes = dotted.split(".")
             is_local = root in values or look.is_local(root)
             value = (values if is_local else self._namespace).get(root, _MISSING)
-            cls, itself, attribute, held = type(value), _ANY, "", None
+            cls = type(value)
             if issubclass(cls, (types.MethodType, functools.partial)) or len(attributes) > 1:
                 return None
-            if value is _MISSING or issubclass(cls, _THEMSELVES):
-                itself = value
-            if is_local and isinstance(itself, (type, types.FunctionType)):
+            itself = value is _MISSING or issubclass(cls, _THEMSELVES)
+            if is_local and itself and isinstance(value, (type, types.FunctionType)):
                 return None
+            held = _attribute(value, attributes[0]) if attributes else None
+            if attributes and (
+                type(held) is not types.FunctionType or "<locals>" in held.__qualname__
+            ):
+                return None
+            (seen.locals if is_local else seen.globals).add(root, value, itself=itself)
             if attributes:
-                attribute, held = attributes[0], _attribute(value, attributes[0])
-                if type(held) is not types.FunctionType or "<locals>" in held.__qualname__:
-                    return None
-            seen.append(_Seen(is_local, root, cls, itself, attribute, held))
-        return tuple(seen)
+                seen.attributes.append((is_local, root, attributes[0], held))
+        return seen
 
 
-class _Seen(NamedTuple):
-    """A name that code uses.
+class _Names:
+    """Names of one namespace: the kinds of their values, and the values that matter themselves.
 
-    Args:
-        is_local: it is a local variable.
-        kind: the type of its value.
-        itself: the value, if its type does not say all.
-        attribute: that is asked of it; empty for none.
-        held: the function that the attribute is.
+    They are compared all at once, in C: that is done twice a step.
     """
 
-    is_local: bool
-    root: str
-    kind: type
-    itself: Any
-    attribute: str
-    held: Any
+    __slots__ = ("_kinds", "_names", "_places", "_values")
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._kinds: list[type] = []
+        self._places: list[str] = []
+        self._values: list[Any] = []
+
+    def add(self, name: str, value: Any, *, itself: bool) -> None:
+        """Add a name.
+
+        Args:
+            itself: its kind does not say all: no other value stands for it.
+        """
+        if itself:
+            self._places.append(name)
+            self._values.append(value)
+        else:
+            self._names.append(name)
+            self._kinds.append(type(value))
+
+    def still(self, namespace: Mapping[str, Any]) -> bool:
+        """Return whether all of them still stand for objects of the same kind."""
+        found = map(namespace.get, self._names, repeat(_MISSING))
+        if list(map(type, found)) != self._kinds:
+            return False
+        if not self._places:
+            return True
+        return all(map(is_, map(namespace.get, self._places, repeat(_MISSING)), self._values))
+
+
+class _Seen:
+    """The names that code uses.
+
+    Attributes:
+        attributes: that are asked of them: whether it is a local variable, its name, the
+            attribute, and the function that this is.
+    """
+
+    __slots__ = ("attributes", "globals", "locals")
+
+    def __init__(self) -> None:
+        self.locals, self.globals = _Names(), _Names()
+        self.attributes: list[tuple[bool, str, str, Any]] = []
+
+    def still(self, values: Mapping[str, Any], namespace: Mapping[str, Any]) -> bool:
+        """Return whether all names still stand for objects of the same kind as when seen."""
+        if not (self.locals.still(values) and self.globals.still(namespace)):
+            return False
+        return not self.attributes or all(
+            _attribute((values if is_local else namespace).get(root, _MISSING), attribute) is held
+            for is_local, root, attribute, held in self.attributes
+        )
 
 
 class _Look:

@@ -8,12 +8,12 @@ from typing import Any
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.active_run import ActiveRun
-from stepwise._execution.inputs import JSON
 from stepwise._journal.journal import Position
 from stepwise._journal.projection import Status, is_only_submitted, last_end, start_of
 from stepwise._journal.records import Entry
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
 from stepwise._runtime.messages import count, notice, shell_word
+from stepwise._values.codec import JSON
 from stepwise._values.pickling import PYTHON
 from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame

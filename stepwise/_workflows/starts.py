@@ -24,7 +24,6 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values import digest as _digest
 from stepwise._workflows.definition import BoundCall, Start
-from stepwise._workflows.other_runs import is_call_of
 from stepwise.errors import RunWarning
 from stepwise.stores import Store
 
@@ -140,6 +139,8 @@ class Starting:
             return False
         if self._parts.differing(facts.parts, growing=False):
             return False
+        from stepwise._workflows.other_runs import is_call_of  # on use: STEPWISE_RESUME is rare
+
         return is_call_of(self._store, self._seal, facts, self._callee)
 
     def _tell_of_unknown(self, run_id: str) -> None:

@@ -11,24 +11,36 @@ from stepwise.stores.base import Batch
 
 __all__ = ["FolderLogs", "HeldRun"]
 
+_DIGITS = frozenset("0123456789abcdef")
 _LOCKS = "locks"  # a file among the logs: the kernel knows by it whose process is alive
 _MOST_READERS = 8  # logs of other processes whose contents are kept
+
+
+def _new_name() -> str:
+    return os.urandom(8).hex()
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a log may have that name: what else lies in the folder is left alone."""
+    return len(name) == 16 and _DIGITS.issuperset(name)
 
 
 class HeldRun:
     """A run whose lease is held here.
 
     Attributes:
+        key: the name of its file of marks.
         log: the name of the log that the row of its lease has; empty while that is not known.
         generation: the one in that row.
         commit: which of our commits wrote that row.
         steady: the last batch had no head, so that more of the kind will follow.
     """
 
-    __slots__ = ("commit", "epoch", "generation", "log", "steady")
+    __slots__ = ("commit", "epoch", "generation", "key", "log", "steady")
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch, self.log, self.generation, self.commit = epoch, "", 0, 0
+    def __init__(self, epoch: int, key: str) -> None:
+        self.epoch, self.key = epoch, key
+        self.log, self.generation, self.commit = "", 0, 0
         self.steady = False
 
     def would_log(self, batch: Batch) -> bool:
@@ -64,7 +76,7 @@ class FolderLogs:
         self.own.close()
         if self.name and os.path.isdir(self._folder):
             self._locks().release(self.name)
-        self.name = os.urandom(8).hex()
+        self.name = _new_name()
         self.own = ProcessLog(self._path(self.name))
 
     def open(self) -> None:
@@ -87,18 +99,18 @@ class FolderLogs:
     def forget(self) -> None:
         """In a forked child: the parent's log is not ours."""
         self.own.abandon()
-        self.name = os.urandom(8).hex()
+        self.name = _new_name()
         self.own = ProcessLog(self._path(self.name))
 
     # -- of other processes ----------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
         """Return whether there is a log of that name."""
-        return bool(name) and os.path.exists(self._path(name))
+        return _is_name(name) and os.path.exists(self._path(name))
 
     def dead(self) -> list[str]:
         """The names of logs whose processes are gone."""
-        names = [name for name in os.listdir(self._folder) if name not in (_LOCKS, self.name)]
+        names = [name for name in os.listdir(self._folder) if _is_name(name) and name != self.name]
         return [name for name in names if self._locks().holder(name) is None]
 
     def read(self, name: str) -> LogReader:

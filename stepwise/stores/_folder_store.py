@@ -13,7 +13,6 @@ import abc
 import contextlib
 import errno
 import functools
-import itertools
 import os
 import sqlite3
 import threading
@@ -22,6 +21,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from stepwise._runtime.forks import cached
 from stepwise._runtime.group_commit import Group, Share, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
@@ -37,11 +37,13 @@ from stepwise.stores._rows import (
     Transaction,
     epoch_of,
     hashed,
+    in_pages,
     lease_front,
     log_of,
     owner_of,
     pack_lease,
     put_batch,
+    put_tail,
     with_log,
 )
 from stepwise.stores.base import Batch, Head, Owner
@@ -51,9 +53,7 @@ __all__ = ["FolderStore"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
 _NEWEST_PAGES = (100, 1000, 10_000)  # heads: each page of them may begin with a look at all keys
-_WEIGHT = 4_000_000  # bytes in a page of large records
 _TRIES = 100  # looks at a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
 
@@ -139,14 +139,14 @@ class FolderStore(abc.ABC):
     @_locked
     def acquire(self, run_id: str, owner: Owner) -> int:
         self._opened_to_write()
-        if not self._leases().acquire(run_id):
+        if not self._leases.acquire(run_id):
             raise RunOwnedError(run_id=run_id, owner=self._owner_by_name(run_id))
         try:
             rows = self._settled()
             while not self._take_over(rows, run_id, owner):
                 pass
         except BaseException:
-            self._leases().release(run_id)
+            self._leases.release(run_id)
             raise
         return self._held[run_id].epoch
 
@@ -174,7 +174,7 @@ class FolderStore(abc.ABC):
         self._commits += 1
         if draft is not None:
             self._marks.taken(hashed(run_id))
-        self._held[run_id] = HeldRun(epoch)
+        self._held[run_id] = HeldRun(epoch, hashed(run_id))
         return True
 
     def release(self, run_id: str, epoch: int) -> None:
@@ -183,14 +183,14 @@ class FolderStore(abc.ABC):
         if held is not None and held.epoch == epoch:
             self._held.pop(run_id, None)  # what the database lacks of it stays in the log
             self._marks.close(hashed(run_id))
-            self._leases().release(run_id)
+            self._leases.release(run_id)
 
     @_locked
     def owner(self, run_id: str) -> Owner | None:
         return self._owner(run_id) if self._exists() else None
 
     def _owner(self, run_id: str) -> Owner | None:
-        pid = self._leases().holder(run_id)
+        pid = self._leases.holder(run_id)
         if pid is None:
             return None
         host = os.uname().nodename
@@ -211,6 +211,7 @@ class FolderStore(abc.ABC):
             time.sleep(_PAUSE)
         return self._owner(run_id)
 
+    @cached
     def _leases(self) -> LockFile:
         return lock_file(self._lock_path)
 
@@ -218,12 +219,55 @@ class FolderStore(abc.ABC):
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         wanted = run_id, epoch, batch
-        if not batch.durable and self._write_beside(wanted):
-            return
-        if len(self._held) <= 1:  # nobody else writes here
-            self._write(wanted)
+        alone = len(self._held) <= 1  # nobody else writes here
+        if alone or not batch.durable:
+            written: bool | None = self._write_straight(wanted)
         else:
+            written = self._group.at_once(self._write_straight, wanted)
+        if not written and alone:
+            self._write(wanted)
+        elif not written:
             self._group.write(_RunWrites(wanted), self._write_together)
+
+    def _write_straight(self, wanted: _Wanted) -> bool:
+        """Write a batch into the log, unless anything is unusual; return whether it is written.
+
+        So is nearly every batch written: :meth:`_write` for one of which all questions have the
+        usual answers.
+        """
+        self._refuse_inside()
+        try:
+            if not wanted[2].durable:  # it need not wait until another run has flushed
+                return self._log(wanted)
+            with self._lock:
+                self._leases.keep()
+                return self._log(wanted)
+        except (LogTakenError, StoreError):
+            return False  # the other way finds out more
+        except OSError as error:
+            raise store_error(self.path, error) from error
+        except MemoryError as error:
+            raise stopped("the store was used", error, path=self.path) from error
+
+    def _log(self, wanted: _Wanted) -> bool:
+        """Write a batch into the log; return false if it does not go there."""
+        run_id, epoch, batch = wanted
+        log = self._logs.own
+        try:
+            with log.mutex:
+                held = self._fitting(wanted)
+                if held is None or not log.add(run_id, epoch, held.generation, batch):
+                    return False
+            if batch.durable:
+                log.flush()
+            elif self._held.get(run_id) is not held:
+                return False  # released meanwhile: perhaps it was taken over without this
+        except BaseException:
+            log.failed = True  # nobody may read what was to be durable before it is
+            raise
+        if batch.mark:
+            self._marks.mark(held.key, batch.mark)
+        return True
 
     @for_several(write)
     def write_all(self, wanted: Sequence[_Wanted]) -> Sequence[BaseException | None]:
@@ -247,10 +291,10 @@ class FolderStore(abc.ABC):
     @_locked
     def _write(self, *wanted: _Wanted) -> None:
         try:
-            self._leases().keep()
+            self._leases.keep()
         except StoreError:
             self._opened()  # says more if the folder is gone, or makes it anew
-            self._leases().keep()
+            self._leases.keep()
         if self._logs.own.failed:
             self._settled()
         in_rows, in_log = list[_Wanted](), list[_Wanted]()
@@ -268,44 +312,28 @@ class FolderStore(abc.ABC):
                 self._marks.mark(hashed(run_id), batch.mark)
 
     def _fits(self, wanted: _Wanted) -> bool:
-        """Return whether a batch goes into the log.
+        return self._fitting(wanted) is not None
+
+    def _fitting(self, wanted: _Wanted) -> HeldRun | None:
+        """Return the run of a batch if this goes into the log.
 
         A durable one does not, as long as a power cut could undo the commit that gave the run its
         epoch and generation.
         """
         run_id, epoch, batch = wanted
         held = self._held.get(run_id)
-        return (
-            held is not None
-            and held.epoch == epoch
-            and held.log == self._logs.name
-            and not self._logs.own.failed
-            and (held.commit <= self._flushed or not batch.durable)
-            and batch.head is None
-            and not batch.prune
-            and weight(batch) <= LARGEST_BATCH
-        )
-
-    def _write_beside(self, wanted: _Wanted) -> bool:
-        """Write what need not be durable without waiting for another run's flush, if possible."""
-        run_id, epoch, batch = wanted
-        self._refuse_inside()
-        with self._logs.own.mutex:
-            held = self._held.get(run_id)
-            if held is None or not self._fits(wanted):
-                return False
-            try:
-                if not self._logs.own.add(run_id, epoch, held.generation, batch):
-                    return False
-                if self._held.get(run_id) is not held:
-                    return False  # released meanwhile: perhaps it was taken over without this
-                if batch.mark:
-                    self._marks.mark(hashed(run_id), batch.mark)
-            except LogTakenError:
-                return False
-            except OSError as error:
-                raise store_error(self.path, error) from error
-        return True
+        if (
+            held is None
+            or held.epoch != epoch
+            or held.log != self._logs.name
+            or self._logs.own.failed
+            or (batch.durable and held.commit > self._flushed)
+            or batch.head is not None
+            or batch.prune
+            or weight(batch) > LARGEST_BATCH
+        ):
+            return None
+        return held
 
     def _write_log(self, wanted: Sequence[_Wanted]) -> None:
         durable = False
@@ -318,15 +346,16 @@ class FolderStore(abc.ABC):
                 durable = durable or batch.durable
             if durable:
                 self._logs.own.flush()
-        except BaseException:
-            self._logs.own.failed = True  # nobody may read what was to be durable before it is
+        except BaseException:  # nobody may read what was to be durable before it is
+            self._logs.own.fail((run_id, batch) for run_id, _, batch in wanted if batch.durable)
             raise
 
     def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
-        held = self._held.get(run_id)
-        if held is None:  # released meanwhile
-            raise LogTakenError
-        return self._logs.own.add(run_id, epoch, held.generation, batch)
+        with self._logs.own.mutex:
+            held = self._held.get(run_id)
+            if held is None:  # released meanwhile
+                raise LogTakenError
+            return self._logs.own.add(run_id, epoch, held.generation, batch)
 
     def _write_rows(self, rows: Rows, wanted: Sequence[_Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
@@ -384,6 +413,15 @@ class FolderStore(abc.ABC):
                 self._logs.begin()
         return rows
 
+    def _settled_to_read(self, run_id: str) -> Rows:
+        """As :meth:`_settled`; on a full disk, the memory has what a log that failed holds."""
+        try:
+            return self._settled()
+        except (sqlite3.Error, OSError):
+            if run_id in self._logs.own.unsure:
+                raise
+            return self._opened()
+
     def _own_tail(self, run_id: str, row: bytes | None) -> Tail | None:
         """Return what the database lacks of a run according to the row of its lease."""
         tail = self._logs.own.tails.get(run_id)
@@ -395,7 +433,7 @@ class FolderStore(abc.ABC):
         """Write the tail of a run into the database, in a transaction that also says so."""
         tail = self._own_tail(run_id, row)
         if tail is not None:
-            _put_tail(rows, run_id, tail)
+            put_tail(rows, run_id, tail.as_batch())
 
     def _take_in_all(self) -> None:
         """Take in the tails of all runs in our log, durably; needs the log's mutex."""
@@ -420,10 +458,9 @@ class FolderStore(abc.ABC):
                 log, generation = log_of(row)
                 tail = reader.tail(run_id, epoch_of(row), generation)
                 if row is not None and log == name and tail is not None:
-                    _put_tail(rows, run_id, tail)
+                    put_tail(rows, run_id, tail.as_batch())
                     rows.put_lease(run_id, with_log(row, ""))
-        self._commits += 1
-        self._flushed = self._commits
+        self._committed((), (), durable=True)
         self._logs.delete(name)
 
     # -- drafts: how objects waited for the next transaction before there was a log ----------------
@@ -466,7 +503,7 @@ class FolderStore(abc.ABC):
     @_locked
     def _has_log(self, run_id: str) -> bool:
         """Return whether the database may lack something of a run."""
-        return self._exists() and bool(log_of(self._settled().lease(run_id))[0])
+        return self._exists() and bool(log_of(self._settled_to_read(run_id).lease(run_id))[0])
 
     @_locked
     def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
@@ -511,7 +548,7 @@ class FolderStore(abc.ABC):
     def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
         """Look at a run in the database together with what this lacks of it."""
         for _ in range(_TRIES):
-            rows = self._settled()
+            rows = self._settled_to_read(run_id)
             row = rows.lease(run_id)
             name, generation = log_of(row)
             tail = self._own_tail(run_id, row)
@@ -536,17 +573,7 @@ class FolderStore(abc.ABC):
 
     def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
         """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
-        cursor: Any = None
-        for size in itertools.chain(_NEWEST_PAGES, itertools.repeat(_NEWEST_PAGES[-1])):
-            found = self._page(
-                lambda rows, *page: rows.newest_heads(unfinished, *page), cursor, size
-            )
-            for _, head in found:
-                if head is not None:
-                    yield head
-            if len(found) < size:
-                return
-            cursor = found[-1][0]
+        return self._all(lambda rows, *page: rows.newest_heads(unfinished, *page), _NEWEST_PAGES)
 
     @_locked
     def count_heads(self) -> int:
@@ -585,21 +612,9 @@ class FolderStore(abc.ABC):
         """Return the database's free space to the disk; return the number of bytes."""
         return self._opened_to_write().compact() if self._exists() else 0
 
-    def _all(self, page: Callable[[Rows, Any, int], Page[R]]) -> Iterator[R]:
+    def _all(self, page: Callable[[Rows, Any, int], Page[R]], *sizes: Any) -> Iterator[R]:
         """Row by row, read page by page; nothing stays open between two pages."""
-        cursor: Any = None
-        most = _PAGE
-        for wanted in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
-            size = min(wanted, most)
-            found = self._page(page, cursor, size)
-            for _, item in found:
-                if item is not None:
-                    yield item
-            if len(found) < size:
-                return
-            cursor = found[-1][0]
-            weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
-            most = max(1, min(_PAGE, _WEIGHT * len(found) // max(1, weight)))
+        return in_pages(lambda cursor, size: self._page(page, cursor, size), *sizes)
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
@@ -628,7 +643,7 @@ class FolderStore(abc.ABC):
             self._close(rows)
             if current:
                 self._logs.leave()  # it went with the folder
-            if self._leases().busy:
+            if self._leases.busy:
                 raise StoreError(
                     f"the store {self.path} was deleted or replaced while a run was using it",
                     path=self.path,
@@ -654,14 +669,6 @@ class FolderStore(abc.ABC):
             return
         with guarded(self._database).end():
             rows.close()
-
-
-def _put_tail(rows: Rows, run_id: str, tail: Tail) -> None:
-    """Write what the database lacks of a run."""
-    batch = tail.as_batch()
-    there = set(rows.names(run_id, "")) if batch.delete else ()
-    # Most objects that a tail deletes were written in it, too, and have never been anywhere else.
-    put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
 
 
 # -- fork ----------------------------------------------------------------------------------------

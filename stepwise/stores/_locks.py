@@ -142,6 +142,12 @@ class LockFile:
 
         A lock that another process took first is lost; the epoch tells its owner.
         """
+        try:
+            # Without the mutex: a file that is replaced right now is looked at the next time.
+            if os.fstat(self._descriptor).st_nlink:
+                return
+        except OSError:
+            pass
         with self._mutex:
             if self._held and not os.fstat(self._descriptor).st_nlink:
                 self._reopen_if_replaced()

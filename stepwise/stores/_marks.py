@@ -74,7 +74,7 @@ class Marks:
     def mark(self, run: str, mark: bytes) -> None:
         """Write a mark behind the last one."""
         with self._mutex:
-            file = self._file(run)
+            file = self._open.get(run) or self._file(run)
             file.marks = file.marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
             os.pwrite(file.descriptor, file.marks, 0)  # within a sector, so that it cannot be torn
 

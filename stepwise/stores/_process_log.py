@@ -33,6 +33,7 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
 from io import FileIO
 
 from stepwise._runtime.facts import NamedTuple
@@ -106,6 +107,7 @@ class ProcessLog:
         tails: by run.
         mutex: reentrant, since a finalizer may enter anywhere.
         failed: a write or a flush was cut off, or the log was taken: it takes nothing any more.
+        unsure: the runs with a batch in it that was to be durable, and perhaps is not.
     """
 
     def __init__(self, path: str) -> None:
@@ -113,6 +115,7 @@ class ProcessLog:
         self.tails: dict[str, Tail] = {}
         self.mutex = threading.RLock()
         self.failed = False
+        self.unsure: set[str] = set()
         self._pid = os.getpid()
         self._seed = _seed(path)
         self._descriptor = -1
@@ -135,33 +138,41 @@ class ProcessLog:
     def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> bool:
         """Write a batch, which then survives the process; false if there is no room for it.
 
+        The caller holds the mutex.
+
         Raises:
             OSError: it cannot be written.
             LogTakenError: it may have been overlooked.
         """
-        with self.mutex:
-            number, at = self._number + 1, self._at
-            front = number, self._flushed, epoch, generation
-            frame = _encode(self._seed, front, run_id, batch)
-            end = at + len(frame)
-            if end > _LARGEST_LOG:
-                return False
-            tail = self.tails.get(run_id)
-            if tail is None or tail.generation != generation or tail.epoch != epoch:
-                tail = Tail(epoch, generation)
-            try:
-                if batch.durable and end > self._size:
-                    self._zero(end)
-                self._write(frame, at)
-                self._number, self._at = number, end  # no interrupt comes between
-                if not batch.durable:
-                    self._check()
-                tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
-                self.tails[run_id] = tail
-            except BaseException:
-                self.failed = True
-                raise
+        number, at = self._number + 1, self._at
+        frame = _encode(self._seed, (number, self._flushed, epoch, generation), run_id, batch)
+        end = at + len(frame)
+        if end > _LARGEST_LOG:
+            return False
+        tail = self.tails.get(run_id)
+        if tail is None or tail.generation != generation or tail.epoch != epoch:
+            tail = Tail(epoch, generation)
+        try:
+            if batch.durable and end > self._size:
+                self._zero(end)
+            self._write(frame, at)
+            self._number, self._at = number, end  # no interrupt comes between
+            if not batch.durable:
+                self._check()
+            tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
+            self.tails[run_id] = tail
+        except BaseException:
+            self.failed = True
+            raise
         return True
+
+    def fail(self, runs: Iterable[tuple[str, Batch]]) -> None:
+        """Take nothing any more; those batches were not acknowledged, though some may be here."""
+        self.failed = True
+        for run_id, batch in runs:
+            tail = self.tails.get(run_id)
+            if tail is not None and any(each is batch for each in tail.batches):
+                self.unsure.add(run_id)
 
     def flush(self) -> None:
         """Make durable what was added.
@@ -251,13 +262,14 @@ def fence(path: str) -> None:
 
 def weight(batch: Batch) -> int:
     """Return about how many bytes a batch takes."""
-    found = 0
-    for _, data in batch.records:
-        found += len(data) + _RECORD.size
-    for name, data in batch.put.items():
-        found += len(name) + len(data) + _OBJECT.size
-    for name in batch.delete:
-        found += len(name) + _NAME.size
+    records, put, delete = batch.records, batch.put, batch.delete
+    found = _RECORD.size * (len(records) + len(put) + len(delete))
+    for _, data in records:
+        found += len(data)
+    for name, data in put.items():
+        found += len(name) + len(data)
+    for name in delete:
+        found += len(name)
     return found
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import sqlite3
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from stepwise._runtime.forks import cached
@@ -26,12 +28,14 @@ __all__ = [
     "Transactions",
     "epoch_of",
     "hashed",
+    "in_pages",
     "lease_front",
     "log_of",
     "owner_of",
     "pack",
     "pack_lease",
     "put_batch",
+    "put_tail",
     "unpack",
     "unpack_of",
     "with_log",
@@ -41,6 +45,32 @@ R = TypeVar("R")
 
 Page = list[tuple[Any, R | None]]
 """Some rows in the order of their cursors; ``None`` for a row damaged beyond recognition."""
+
+
+_PAGES = (1, 32, 1000)  # rows: many readers need only the first
+_WEIGHT = 4_000_000  # bytes in a page of large records
+
+
+def in_pages(page: Callable[[Any, int], Page[R]], sizes: tuple[int, ...] = _PAGES) -> Iterator[R]:
+    """Yield what is in the rows of pages.
+
+    Args:
+        page: reads so many rows behind a cursor, or from the first one on.
+        sizes: of the first pages; those that follow are like the last of them.
+    """
+    cursor: Any = None
+    most = sizes[-1]
+    for wanted in itertools.chain(sizes, itertools.repeat(most)):
+        size = min(wanted, most)
+        found = page(cursor, size)
+        for _, item in found:
+            if item is not None:
+                yield item
+        if len(found) < size:
+            return
+        cursor = found[-1][0]
+        weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
+        most = max(1, min(sizes[-1], _WEIGHT * len(found) // max(1, weight)))
 
 
 class Rows(Protocol):
@@ -132,6 +162,13 @@ def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
         rows.put_head(batch.head)
 
 
+def put_tail(rows: Rows, run_id: str, batch: Batch) -> None:
+    """Write what the database lacks of a run, as one batch."""
+    there = set(rows.names(run_id, "")) if batch.delete else ()
+    # Most objects that a tail deletes were written in it, too, and have never been anywhere else.
+    put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
+
+
 def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     """Write and delete the objects of a batch."""
     old = list(batch.delete)
@@ -151,6 +188,7 @@ def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
 # -- encodings of a row --------------------------------------------------------------------------
 
 _EPOCH = 24  # bytes: its check sum, and itself
+_MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for it
 
 
 @functools.lru_cache(maxsize=256)
@@ -187,7 +225,8 @@ def log_of(row: bytes | None) -> tuple[str, int]:
         log, generation = fields.get("log", ""), fields.get("generation", 0)
     except (ValueError, AttributeError):
         return "", 0  # a damaged row: what is lost, the marks tell
-    return (log, generation) if type(log) is str and type(generation) is int else ("", 0)
+    counted = type(generation) is int and 0 <= generation < _MOST_GENERATIONS
+    return (log, generation) if type(log) is str and counted else ("", 0)
 
 
 def with_log(row: bytes, log: str) -> bytes:

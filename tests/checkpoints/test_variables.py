@@ -14,7 +14,7 @@ from survival import lab_of, line_of, survives
 
 import stepwise
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._checkpoints.variables import dump_few, load_values
+from stepwise._checkpoints.variables import dump_few, dump_values, load_values
 from stepwise._values.trees import ITERATORS
 
 RULES = {
@@ -585,6 +585,27 @@ def test_an_iterator_with_two_names():
         while type(other) in (list, dict, tuple):
             other = other["in"] if type(other) is dict else other[0]
         assert other is loaded["it"]
+
+
+@pytest.mark.parametrize("others", [{}, {"held": 1}, {"general": print}])
+@pytest.mark.parametrize(
+    ("kind", "way"), [(list, iter), (list, reversed), (bytearray, iter)], ids=str
+)
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_an_iterator_whose_list_became_shorter(kind, way, left, others):
+    """An iterator keeps its place behind the end of a list that became shorter, and grows again."""
+    values = {"of": kind(range(6)), **others}
+    values["it"] = way(values["of"])
+    if "held" in others:
+        values["held"] = [values["it"]]
+    list(itertools.islice(values["it"], 3))
+    del values["of"][left:]
+    data = dump_few(values, Surroundings()) or bytes(dump_values(values, Surroundings()))
+    loaded = load_values(data, Surroundings())
+    for each in (values, loaded):
+        assert len(each["of"]) == left
+        each["of"].extend(b"abcdef")
+    assert list(loaded["it"]) == list(values["it"])
 
 
 def test_a_resource_of_a_class_of_ones_own_that_is_a_dict():

@@ -45,6 +45,18 @@ def write(run, *numbers):
         os.write(1, b"." if "loud" in sys.argv else b"")
 
 
+def in_child(run, *numbers):
+    child, code = os.fork(), 1
+    if not child:
+        try:
+            begin(run)
+            write(run, *numbers)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def stop_at(name, count):
     real = getattr(os, name)
 
@@ -161,6 +173,31 @@ def test_a_log_that_somebody_deletes(begun, folder):
     other = type(store)(folder)
     assert [number for number, _ in other.read("run")] == [1, 2, 3, 4, 5, 6]
     other.close()
+
+
+def test_a_folder_of_logs_that_somebody_deletes(begun):
+    """It may vanish before the first frame is on the disk: the database then gets all of it."""
+    store, epoch = begun
+    for number in (1, 2):
+        store.write("run", epoch, records(number))
+    shutil.rmtree(store._logs._folder)
+    store.write("run", epoch, records(3, 4))
+    other = type(store)(store.path)
+    assert [number for number, _ in other.read("run")] == [1, 2, 3, 4]
+    other.close()
+
+
+def test_a_forked_child_writes_a_log_of_its_own(writer, store, folder):
+    """A child that executes runs leaves the frames of its parent alone, and the reverse."""
+    script = writer()
+    written(script, "run", 1, 2, 3, 4)
+    assert ask(script, "in_child('child', 1, 2, 3, 4)") == "0"
+    assert ask(script, "write('run', 5, 6)") == "None"
+    assert len(log_files(folder)) == 2
+    for _ in range(2):
+        assert texts(store, "run") == [f"run {number}" for number in range(1, 7)]
+        assert texts(store, "child") == [f"child {number}" for number in range(1, 5)]
+        script.kill()
 
 
 # -- owners that were stopped --------------------------------------------------------------------

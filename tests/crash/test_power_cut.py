@@ -245,7 +245,7 @@ def cut(
     kinds = [(names, how) for names in NAMES for how in CONTENTS]
     moments = [(number, kind) for number in range(len(found)) for kind in kinds]
     chance = random.Random(SEED)
-    chosen = set(chance.sample(moments, size(sample, len(moments))))
+    chosen = set(chance.sample(moments, size(sample, len(moments)) if sample else 0))
     acked = (number for number, (_, path, *_) in enumerate(found) if path == "acks")
     chosen.update((number, (names, "dropped")) for number in acked for names in NAMES)
     disk, lost, image = Disk(), [], tmp_path / "image"

@@ -149,6 +149,7 @@ FAULTS_AND_KILLS = [
     for number in range(1, REQUESTS)
     for fault in FAULTS
 ]
+UNDISTURBED = Disturbance()
 
 
 def disturbances(program: Program, label: str) -> list[Disturbance]:
@@ -230,7 +231,7 @@ class Trial:
         self.said = said.strip()
         return self.ended[-1]
 
-    def run(self, disturbance=Disturbance()):
+    def run(self, disturbance=UNDISTURBED):
         """Start it until it ends well; return what is wrong with that, in words."""
         self.server.plan = dict(disturbance.requests)
         die_in = disturbance.tool

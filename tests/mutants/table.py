@@ -322,7 +322,7 @@ _STORES = [
     _mutant(
         "a lease that cannot be written stays locked",
         "stores/_folder_store.py",
-        "            self._leases().release(run_id)\n            raise",
+        "            self._leases.release(run_id)\n            raise",
         "            raise",
         "test_store_damage.py::test_a_lease_that_could_not_be_written",
     ),

@@ -4,6 +4,7 @@ import contextlib
 import dis
 import functools
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from stepwise.stores import Batch, Head, _folder_store, _process_log
 from stepwise.stores._folder_logs import FolderLogs
 from stepwise.stores._locks import close_lock_files, lock_file
 from stepwise.stores._process_log import ProcessLog
+from stepwise.stores._rows import Transaction, pack_lease
 
 LIMIT = 2000  # bytes: of a log, instead of 1 MiB; a third of them in a batch
 RUNS = ("a", "b", "c")
@@ -386,6 +388,8 @@ def test_a_folder_that_is_moved_away(store):
     other.close()
     moved = type(store)(f"{store.path} elsewhere")
     assert dict(moved.read("a"))[3] == b"old"
+    begin(moved, "b")  # takes in the log that nobody writes any more
+    assert logs(moved) == [moved._logs.name]
     moved.close()
 
 
@@ -455,6 +459,56 @@ def test_strange_things_among_the_logs(store):
     assert "folder" in logs(store)
 
 
+@pytest.mark.parametrize("generation", [-1, -(10**30), 1 << 64, 1 << 63, 1.5, True, None, "2", []])
+def test_a_lease_with_a_damaged_generation(store, generation):
+    """The next transaction of a run mends a damaged number in the row of its lease."""
+    (epoch,) = begin(store, "a")
+    with Transaction(store._rows, durable=True):
+        row = store._rows.lease("a")
+        fields = json.loads(row[24:]) | {"generation": generation}
+        store._rows.put_lease("a", row[:24] + json.dumps(fields).encode())
+    store.write("a", epoch, Batch(((3, b"3"),), prune=1))
+    for number in (4, 5):
+        store.write("a", epoch, Batch(((number, b"%d" % number),)))
+        store.write("a", epoch, Batch(put={"checkpoint": b"%d" % number}, durable=False))
+    assert store._logs.own.tails["a"].generation == store._held["a"].generation
+    store.release("a", epoch)
+    other = type(store)(store.path)
+    epoch = other.acquire("a", ME)
+    other.write("a", epoch, Batch(((6, b"6"),), head=Head("a", "w", False, b"")))
+    assert list(dict(other.read("a"))) == [2, 3, 4, 5, 6]
+    assert other.get("a", "checkpoint") == b"5"
+    other.close()
+
+
+def test_a_foreign_file_among_the_logs(store):
+    """What another program keeps in the folder of logs stays as it is."""
+    folder = Path(store._logs._folder)
+    folder.mkdir(parents=True)
+    names = ["notes.txt", "0123456789abcdeF", "0123456789abcdef0", ".nfs000000000001"]
+    for name in names:
+        (folder / name).write_text(name)
+        (folder / name).chmod(0o640)
+    begin(store, "a")
+    for name in names:
+        assert (folder / name).read_text() == name
+        assert (folder / name).stat().st_mode & 0o777 == 0o640
+
+
+def test_a_lease_that_names_a_foreign_file(store):
+    """A damaged row of a lease leads to no file that is not a log."""
+    (epoch,) = begin(store, "a")
+    locks = Path(store._logs._folder, "locks")
+    with Transaction(store._rows, durable=True):
+        store._rows.put_lease("a", pack_lease(epoch, ME, "locks", 1))
+    store.release("a", epoch)
+    other = type(store)(store.path)
+    other.acquire("a", ME)
+    assert locks.exists()
+    assert locks.stat().st_mode & 0o200
+    other.close()
+
+
 def test_an_interrupted_flush(store, monkeypatch):
     """What is read after an interrupted flush is on the disk: the log was taken in before."""
     (epoch,) = begin(store, "a")
@@ -469,6 +523,47 @@ def test_an_interrupted_flush(store, monkeypatch):
     assert 3 in dict(store.read("a"))
     assert store._logs.name != name
     assert not store._logs.own.tails
+
+
+@pytest.fixture
+def full(store, monkeypatch):
+    """A function of the system that finds the disk full, and so does the database."""
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    @contextlib.contextmanager
+    def finds(name):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fails)
+            patch.setattr(store._rows, "commit", fails)
+            yield
+
+    return finds
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fdatasync"])
+def test_a_full_disk_and_readers(store, full, name):
+    """While the disk is full, its process reads what was acknowledged, and nothing else."""
+    one, two = begin(store, "a", "b")
+    store.write("a", one, Batch(((3, b"3"),)))
+    store.write("a", one, Batch(put={"checkpoint": b"3"}, durable=False))
+    with full(name):
+        with pytest.raises(StoreError, match="No space"):
+            store.write("b", two, Batch(((3, b"3"),)))
+        assert dict(store.read("a"))[3] == b"3"
+        assert (store.get("a", "checkpoint"), store.names("a")) == (b"3", ["checkpoint"])
+        if name == "pwrite":
+            assert list(dict(store.read("b"))) == [1, 2]
+        else:  # perhaps it is on the disk
+            with pytest.raises(StoreError, match="No space"):
+                list(store.read("b"))
+    other = type(store)(store.path)
+    assert list(dict(other.read("a"))) == list(dict(store.read("a"))) == [1, 2, 3]
+    assert list(dict(other.read("b"))) == list(dict(store.read("b")))
+    store.write("a", one, Batch(((4, b"4"),)))
+    store.write("b", two, Batch(((4, b"4"),)))
+    other.close()
 
 
 def test_a_failed_commit_and_a_full_log(store, small, monkeypatch):
@@ -487,6 +582,183 @@ def test_a_failed_commit_and_a_full_log(store, small, monkeypatch):
         store.write("b", two, Batch(((number, bytes(90)),), durable=False))
     store.write("a", one, Batch(((6, b"6"),)))
     assert [number for number, _ in store.read("a")][-2:] == [4, 6]
+
+
+def test_an_object_that_is_written_again(store, kind, folder):
+    """The last value of an object counts, in the log, and when the database takes it in."""
+    (epoch,) = begin(store, "a")
+    other = kind(folder)
+    values = b"one", b"two", None, b"three", b"four"
+    for number, value in enumerate(values, 3):
+        put, delete = ({}, ("name",)) if value is None else ({"name": value}, ())
+        store.write("a", epoch, Batch(((number, b"x"),), put, delete))
+        assert store.get("a", "name") == other.get("a", "name") == value
+    store.write("a", epoch, Batch(prune=1))
+    assert store.get("a", "name") == other.get("a", "name") == b"four"
+    other.close()
+
+
+def test_a_run_that_is_begun_again_while_its_old_frames_are_kept(store):
+    """A run's new frames are no continuation of what its process had written as an earlier owner.
+
+    Nothing is durable here, so that the old frames are kept until a flush.
+    """
+    (epoch,) = begin(store, "a")
+    for number in (3, 4):
+        store.write("a", epoch, Batch(((number, b"old"),), durable=False))
+    store.release("a", epoch)
+    epoch = store.acquire("a", ME)
+    for number in range(5, 9):
+        store.write("a", epoch, Batch(((number, b"new"),), durable=False))
+    assert [*dict(store.read("a"))] == [*range(1, 9)]
+    store.close()
+    assert [*dict(store.read("a"))] == [*range(1, 9)]
+
+
+def writable(store):
+    """Whether each of the logs is still its owner's."""
+    folder = Path(store._logs._folder)
+    return {bool((folder / name).stat().st_mode & 0o200) for name in logs(store)}
+
+
+def test_logs_of_living_processes_are_left_alone(store, kind, folder):
+    """A process that begins its own log takes in no log whose process is alive."""
+    (one,) = begin(store, "a")
+    store.write("a", one, Batch(((3, b"3"),)))
+    other = kind(folder)
+    begin(other, "b")
+    assert len(logs(store)) == 2
+    assert writable(store) == {True}
+    other.close()
+
+
+def test_a_file_system_without_permissions(store, kind, folder, monkeypatch):
+    """A living process's log that cannot be fenced is not taken in; a dead one's is."""
+    one, two = begin(store, "a", "b")
+    store.write("a", one, Batch(((3, b"3"),)))
+    store.release("a", one)
+    other = kind(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "chmod", lambda *_: None)
+        with pytest.raises(StoreError, match="no permissions"):
+            other.acquire("a", ME)
+        store.write("b", two, Batch(((3, b"3"),)))
+        die(store)
+        other.acquire("a", ME)
+    assert [*dict(other.read("a"))] == [*dict(other.read("b"))] == [1, 2, 3]
+    other.close()
+
+
+def test_a_row_that_names_another_file(store, tmp_path):
+    """Whatever log a changed row names, no file outside of the folder of logs is touched."""
+    (epoch,) = begin(store, "a")
+    store.close()
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    with _folder_store.Transaction(store._opened(), durable=True):
+        row = store._rows.lease("a")
+        store._rows.put_lease("a", _folder_store.with_log(row, "../../victim"))
+    assert store.acquire("a", ME) == epoch + 1
+    assert victim.read_bytes() == b"mine"
+    assert victim.stat().st_mode & 0o200
+
+
+def test_a_taker_that_had_looked_before(store, kind, folder):
+    """Who takes a run over finds what was written since it last looked, too."""
+    (epoch,) = begin(store, "a")
+    other = kind(folder)
+    for number in (3, 4):
+        store.write("a", epoch, Batch(((number, b"x"),)))
+        assert number in dict(other.read("a"))
+    store.write("a", epoch, Batch(((5, b"x"),)))
+    store.release("a", epoch)
+    other.acquire("a", ME)
+    assert [*dict(other.read("a"))] == [1, 2, 3, 4, 5]
+    other.close()
+
+
+def test_an_owner_that_deletes_its_log_before_the_taker_does(store, kind, folder, monkeypatch):
+    """An owner whose log is taken goes on in another one, and hinders nobody by tidying up."""
+    one, two = begin(store, "a", "b")
+    store.write("a", one, Batch(((3, b"3"),)))
+    store.release("a", one)
+    name, other, take = store._logs.name, kind(folder), FolderLogs.take
+
+    def overtaken(self, name):
+        monkeypatch.undo()
+        taken = take(self, name)
+        store.write("b", two, Batch(((3, b"3"),)))
+        return taken
+
+    monkeypatch.setattr(FolderLogs, "take", overtaken)
+    other.acquire("a", ME)
+    assert name not in logs(store)
+    assert [*dict(other.read("a"))] == [*dict(other.read("b"))] == [1, 2, 3]
+    other.close()
+
+
+def test_an_owner_without_its_lock_that_writes_during_a_takeover(store, kind, folder, monkeypatch):
+    """What it had acknowledged before the new epoch began is there in the new one."""
+    epoch = store.acquire("a", ME)
+    store.write("a", epoch, Batch(((1, b"1"),)))
+    Path(folder, "leases").unlink()
+    lock_file(store._lock_path)._held.clear()
+    other, transaction = kind(folder), _folder_store.Transaction
+
+    def overtaken(*args, **kwargs):
+        monkeypatch.undo()
+        for number in (2, 3, 4):
+            store.write("a", epoch, Batch(((number, b"x"),)))
+        return transaction(*args, **kwargs)
+
+    monkeypatch.setattr(_folder_store, "Transaction", overtaken)
+    assert other.acquire("a", ME) == epoch + 1
+    assert [*dict(other.read("a"))] == [1, 2, 3, 4]
+    with pytest.raises(LeaseLostError):
+        store.write("a", epoch, Batch(((5, b"5"),)))
+    other.close()
+
+
+def test_a_large_object_beside_small_records(store):
+    """What is large is not written into the log, whatever part of a batch it is."""
+    (epoch,) = begin(store, "a")
+    folder = Path(store._logs._folder)
+    for number, large in ((3, bytes(300_000)), (5, bytes(3_000_000))):
+        store.write("a", epoch, Batch(((number, b"x"),), {f"c/{number}": large}))
+        store.write("a", epoch, Batch(((number + 1, large),)))
+        assert store.get("a", f"c/{number}") == large
+        assert sum((folder / name).stat().st_size for name in logs(store)) < 1 << 16
+    assert [*dict(store.read("a"))] == [*range(1, 7)]
+
+
+def test_a_run_that_is_acquired_again_leaves_the_log(store):
+    """A process goes on with its log when it releases one of its runs and acquires it again."""
+    epoch, _ = begin(store, "a", "b")
+    store.write("a", epoch, Batch(((3, b"3"),)))
+    name = store._logs.name
+    store.release("a", epoch)
+    (epoch,) = begin(store, "a")
+    assert store._logs.name == name
+    assert writable(store) == {True}
+    with pytest.raises(LeaseLostError):
+        store.write("a", epoch - 1, Batch(((4, b"4"),)))
+    store.release("a", epoch - 1)  # too late: it is another owner's by now
+    assert store.owner("a") is not None
+    store.write("a", epoch, Batch(((4, b"4"),)))
+    assert [*dict(store.read("a"))] == [1, 2, 3, 4]
+
+
+def test_a_run_that_has_ended_leaves_the_log(store, kind, folder):
+    """The log of a process is not taken away for a run whose last batch was its head."""
+    (epoch,) = begin(store, "a")
+    store.write("a", epoch, Batch(((3, b"3"),)))
+    store.write("a", epoch, Batch(((4, b"4"),), head=Head("a", "flow", True, b"head")))
+    store.release("a", epoch)
+    other = kind(folder)
+    assert other.acquire("a", ME) == epoch + 1
+    assert writable(store) == {True}
+    assert [*dict(other.read("a"))] == [1, 2, 3, 4]
+    other.close()
 
 
 # -- an interrupt at any place ---------------------------------------------------------------------

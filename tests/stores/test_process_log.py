@@ -309,6 +309,26 @@ def test_a_frame_that_is_being_written(written, path, monkeypatch):
     assert looked(reader) == tails(written.frames) == contents(path)
 
 
+def test_frames_that_are_written_behind_the_reader(written, path, monkeypatch):
+    """A reader that was too early for one frame, and then for another one, misses neither."""
+    beginning, calls, whole = _process_log._beginning, itertools.count(), written.data()
+
+    def early(file):
+        call = next(calls)
+        data = bytearray(whole)
+        if call in (0, 2):  # a read follows, in which a frame is not there yet
+            start, end, *_ = written.frames[call]
+            data[start:end] = bytes(end - start)
+        path.write_bytes(data)
+        return beginning(file)
+
+    monkeypatch.setattr(_process_log, "_beginning", early)
+    reader = LogReader(str(path))
+    reader.look()
+    assert next(calls) > 4
+    assert looked(reader) == tails(written.frames)
+
+
 # -- frames that are none --------------------------------------------------------------------------
 
 
@@ -424,4 +444,54 @@ def test_zeros_lie_ahead(path, monkeypatch):
         written.add(Batch(((number, bytes(300)),)))
         sizes.add(os.path.getsize(path))
     assert sizes == {1 << 14, 1 << 15, 1 << 16, 1 << 17}
+    written.log.close()
+
+
+def test_the_first_flush_covers_the_name(written, path, monkeypatch):
+    """The folder of a log, and the one that it lies in, are flushed once, with the first frames."""
+    flushed, fsync = [], os.fsync
+
+    def seen(descriptor):
+        flushed.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    other = Written(path.with_name("other"))
+    for number in (1, 2):
+        other.add(Batch(((number, b"x"),)))
+        other.flush()
+    assert flushed == [path.parent.stat().st_ino, path.parent.parent.stat().st_ino]
+    other.log.close()
+
+
+def test_a_frame_that_is_written_during_a_flush(path, monkeypatch):
+    """A flush proves nothing of the frames that were written while it ran: one may be torn."""
+    written, fdatasync = Written(path), os.fdatasync
+    written.add(Batch(((1, b"1"),)))
+
+    def overtaken(descriptor):
+        fdatasync(descriptor)
+        written.add(Batch(((2, b"2"),), durable=False))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", overtaken)
+        written.log.flush()
+    written.add(Batch(((3, b"3"),)))
+    start, end, *_ = written.frames[1]
+    data = written.data()
+    assert contents(path) == tails(written.frames)
+    assert contents(path, data[:start] + bytes(end - start) + data[end:]) == tails(
+        written.frames[:1]
+    )
+    written.log.close()
+
+
+def test_a_system_that_writes_less_than_it_is_given(path, monkeypatch):
+    """A frame is whole, however few of its bytes the system takes at once."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda to, data, at: pwrite(to, bytes(data)[:7], at))
+    written = Written(path)
+    for number in (1, 2):
+        written.add(Batch(((number, b"data" * 9),)))
+        assert contents(path) == tails(written.frames)
     written.log.close()

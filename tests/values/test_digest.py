@@ -57,6 +57,15 @@ from stepwise.errors import DigestError
 # -- every question to every value -----------------------------------------------------------------
 
 
+def test_ranges():
+    """Ranges of equal items have one digest, also those with more items than len() can count."""
+    large = range(0, 10**30, 3)
+    assert digest(large) == digest(range(0, large[-1] + 1, 3))
+    assert len({digest(each) for each in (large, large[:-1], large[1:], range(0, 10**30, 4))}) == 4
+    assert digest(range(5, 6, 7)) == digest(range(5, 0, -9))
+    assert digest(range(7, 0)) == digest(range(0))
+
+
 @pytest.mark.parametrize("name", [name for name, each in EVERYTHING.items() if len(each) > 1])
 def test_equal_values_share_a_digest(name):
     """Equal values have one digest, alone and inside others, each time that it is computed."""

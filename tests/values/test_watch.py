@@ -221,5 +221,5 @@ def test_the_keys_of_messages_are_told_by_their_copies():
     """Messages are of the kind whose keys are proved in the cheap way."""
     nodes = nodes_of([{"role": "user", "content": "hello", "tool_calls": [{"id": "1"}]}])
     block = Watch(nodes)._open
-    assert len(block._told) == 2
-    assert block._dicts == []
+    assert len(block._dicts._told) == 2
+    assert block._dicts._others == []
