@@ -25,6 +25,7 @@ from stepwise._calls.driver import Core, Result, Unfinished, drive_on, start
 from stepwise._calls.perform import Performance, land
 from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_variable
 from stepwise._execution.location import Origin
+from stepwise._execution.other_tasks import many
 from stepwise._execution.outcomes import Watches
 from stepwise._identity.identity import idempotency_key
 from stepwise._identity.parts import FUNCTION
@@ -115,8 +116,6 @@ async def acall(
     Args:
         hosted: a host makes it, a graph for example, in a branch of its own.
     """
-    from stepwise._calls.async_driver import aresume, many  # a synchronous program lacks asyncio
-
     if step.effect and many(scope.run):
         return None  # its announcement shares a flush
     begun = _begin(step, scope, args, kwargs, hosted=hosted)
@@ -141,6 +140,8 @@ async def acall(
     finally:
         if not goes_on:
             _land(begun)
+    from stepwise._calls.async_driver import aresume  # a synchronous program does not load asyncio
+
     core = begun.after_body(watch)
     return await aresume(core, start(core), result)
 
