@@ -56,7 +56,7 @@ def _places(trace: types.TracebackType | None) -> list[Place]:
     places = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        places.append((code.co_filename, code.co_name, trace.tb_lineno))
+        places.append((code.co_filename, code.co_name, trace.tb_lineno or code.co_firstlineno))
         trace = trace.tb_next
     if len(places) > _MOST:
         places[_MOST // 2 : -_MOST // 2] = []

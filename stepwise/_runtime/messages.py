@@ -218,7 +218,7 @@ def warn(text: str, category: type[StepwiseWarning]) -> None:
         text,
         category,
         filename=frame.f_code.co_filename,
-        lineno=frame.f_lineno,
+        lineno=frame.f_lineno or 0,
         module=frame.f_globals.get("__name__"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )

@@ -62,7 +62,9 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
         return entries[0] if entries else None
     folded = None
     for entry in reversed(entries):
-        folded = TracebackType(folded, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        frame = entry.tb_frame
+        line = entry.tb_lineno or frame.f_code.co_firstlineno  # a signal may come between lines
+        folded = TracebackType(folded, frame, entry.tb_lasti, line)
     return folded
 
 

@@ -282,6 +282,46 @@ def test_post_mortem(tmp_path):
     assert "('question is', 42)" in done.stdout, done.stdout
 
 
+def between_lines():
+    """Raise where no line is, as a handler does for a signal that comes between two of them."""
+    raise KeyboardInterrupt
+
+
+if sys.version_info >= (3, 11):  # its table of lines has an entry for none, of eight code units
+    _code = between_lines.__code__
+    between_lines.__code__ = _code.replace(co_linetable=b"\xff" * len(_code.co_code))
+
+
+def test_an_exception_between_lines():
+    """An exception from a place without a line leaves a run as the exception that it is."""
+
+    @step
+    def fails():
+        between_lines()
+
+    @workflow
+    def agent():
+        try:
+            between_lines()
+        except KeyboardInterrupt as error:
+            kept = error  # with its traceback, in the checkpoints
+        for n in range(3):
+            work(n)
+        assert type(kept) is KeyboardInterrupt
+        fails()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        agent()
+    assert traceback.format_exception(caught.value)
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+
+
+@step
+def work(n):
+    return n
+
+
 def test_no_cycle_is_left():
     """The exception of a failed step is freed when nobody holds it."""
 
