@@ -117,6 +117,27 @@ class Summary(Projection):
         self.course.take(entry)
         self._takers[type(entry.record)](self, entry, entry.record)  # as super().take(), but faster
 
+    def take_plain(self, number: int, record: Record) -> bool:
+        """Take the next record as :meth:`take` does, if it is the outcome of a plain step.
+
+        Almost all records of a long run are.  Return False, and take nothing, for another record.
+        """
+        if type(record) is not Outcome or number != self.position[0] + 1 or self.course.stops:
+            return False
+        call = record.call
+        step = call.number
+        if (
+            record.status != "completed"
+            or call.effect
+            or call.unwinding is not None
+            or not self.calls
+            or self.calls[-1][1] != step - 1  # then it is the first record of that call
+        ):
+            return False
+        self.position[0], self.calls[-1][1] = number, step
+        self.course.note_outcome(call, record)
+        return True
+
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         number = record.call.number
         self._count(number)
@@ -323,6 +344,15 @@ class SummaryKeeper:
             if numbers[0] == 1:
                 summary = Summary()
             try:
+                if (
+                    summary is not None
+                    and numbers[0] < self._due
+                    and not self._early
+                    and len(numbers) == 1
+                    and summary.take_plain(numbers[0], items[0][0])
+                ):
+                    self._summary = summary
+                    return
                 if summary is not None:
                     for number, (record, _) in zip(numbers, items, strict=True):
                         self._follow(summary, Entry(number, record, b""))

@@ -105,7 +105,7 @@ class Group(Generic[ShareT]):
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._lock = threading.RLock()
+        self._lock: Any = threading.RLock()
         self._writing = False
         self._mutex = threading.RLock()  # a finalizer may enter anywhere
         self._waiting: list[ShareT] = []
@@ -128,11 +128,11 @@ class Group(Generic[ShareT]):
 
         Who comes meanwhile leads, and waits for the lock with all who come after it.
         """
+        if self._lock._is_owned():  # else a signal handler would wait for what it interrupted
+            raise self.refused()
         if self._writing or self._leader != _NOBODY:
             return None
         with self._lock:
-            if self._writing:  # a signal handler came between
-                raise self.refused()
             try:
                 self._writing = True
                 return function(*args, **kwargs)

@@ -146,7 +146,8 @@ class ProcessLog:
         """
         number, at = self._number + 1, self._at
         frame = _encode(self._seed, (number, self._flushed, epoch, generation), run_id, batch)
-        end = at + len(frame)
+        size = len(frame)
+        end = at + size
         if end > _LARGEST_LOG:
             return False
         tail = self.tails.get(run_id)
@@ -155,7 +156,9 @@ class ProcessLog:
         try:
             if batch.durable and end > self._size:
                 self._zero(end)
-            self._write(frame, at)
+            written = os.pwrite(self._descriptor, frame, at)
+            if written < size:
+                self._write(memoryview(frame)[written:], at + written)
             self._number, self._at = number, end  # no interrupt comes between
             if not batch.durable:
                 self._check()
@@ -166,11 +169,11 @@ class ProcessLog:
             raise
         return True
 
-    def fail(self, runs: Iterable[tuple[str, Batch]]) -> None:
+    def fail(self, wanted: Iterable[tuple[str, int, Batch]]) -> None:
         """Take nothing any more; those batches were not acknowledged, though some may be here."""
         self.failed = True
-        for run_id, batch in runs:
-            tail = self.tails.get(run_id)
+        for run_id, _, batch in wanted:
+            tail = self.tails.get(run_id) if batch.durable else None
             if tail is not None and any(each is batch for each in tail.batches):
                 self.unsure.add(run_id)
 
@@ -231,13 +234,13 @@ class ProcessLog:
         self._size = max(self._size, self._at)
         while end > self._size:
             more = max(_FIRST_SIZE, self._size)
-            self._write(bytes(more), self._size)
+            self._write(memoryview(bytes(more)), self._size)
             self._size += more
 
-    def _write(self, data: bytes, at: int) -> None:
-        written = os.pwrite(self._descriptor, data, at)
-        while written < len(data):  # a limit, or a full disk, says so at the next call
-            written += os.pwrite(self._descriptor, memoryview(data)[written:], at + written)
+    def _write(self, data: memoryview, at: int) -> None:
+        while data:  # a limit, or a full disk, says so at the next call
+            written = os.pwrite(self._descriptor, data, at)
+            data, at = data[written:], at + written
 
     def _check(self) -> None:
         there = os.fstat(self._descriptor)
@@ -263,6 +266,8 @@ def fence(path: str) -> None:
 def weight(batch: Batch) -> int:
     """Return about how many bytes a batch takes."""
     records, put, delete = batch.records, batch.put, batch.delete
+    if len(records) == 1 and not (put or delete):  # mostly
+        return len(records[0][1])
     found = _RECORD.size * (len(records) + len(put) + len(delete))
     for _, data in records:
         found += len(data)
@@ -282,16 +287,18 @@ def _seed(path: str) -> int:
 
 
 def _encode(seed: int, front: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
-    records, put, delete, run = batch.records, batch.put, batch.delete, _text(run_id)
+    records, put, delete = batch.records, batch.put, batch.delete
+    run = run_id.encode("utf-8", "surrogatepass")
     parts = [_CHECKED.pack(*front, len(run), len(records), len(put), len(delete)), run]
     for at, data in records:
         parts += _RECORD.pack(at, len(data)), bytes(data)
-    for name, data in put.items():
-        text = _text(name)
-        parts += _OBJECT.pack(len(text), len(data)), text, bytes(data)
-    for name in delete:
-        text = _text(name)
-        parts += _NAME.pack(len(text)), text
+    if put or delete:
+        for name, data in put.items():
+            text = _text(name)
+            parts += _OBJECT.pack(len(text), len(data)), text, bytes(data)
+        for name in delete:
+            text = _text(name)
+            parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
     return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body, seed)) + body
 

@@ -80,8 +80,25 @@ def outcome(number):
 
 def flows_in(group):
     """How many wait for a write or write; who writes for itself alone has nothing waiting."""
-    waiting = list(group._waiting)
-    return len(waiting) + (group._leader != 0 and not any(each.leads for each in waiting))
+    return len(group._waiting) + getattr(group, "writes_alone", False)
+
+
+@pytest.fixture(autouse=True)
+def alone_seen(monkeypatch):
+    """A group says whether somebody writes for itself alone."""
+    at_once = Group.at_once
+
+    def seen(self, function, *args):
+        def inside():
+            self.writes_alone = True
+            try:
+                return function(*args)
+            finally:
+                self.writes_alone = False
+
+        return at_once(self, inside)
+
+    monkeypatch.setattr(Group, "at_once", seen)
 
 
 def together(store, journal, count, append):
@@ -110,6 +127,23 @@ def together(store, journal, count, append):
 
 
 # -- one transaction for many --------------------------------------------------------------------
+
+
+def test_a_handler_that_writes_while_others_wait():
+    """Code that interrupts a write is refused, also if another thread waits to write next."""
+    group, written, threads = Group("here"), [], []
+
+    def interrupted():
+        threads.append(threading.Thread(target=group.write, args=(Share(), written.append)))
+        threads[0].start()
+        while not group._waiting:
+            threading.Event().wait(0.001)
+        with pytest.raises(StoreError, match="in the middle of a write"):
+            group.at_once(written.append, "nested")
+
+    group.at_once(interrupted)
+    threads[0].join()
+    assert [len(shares) for shares in written] == [1]
 
 
 def test_threads_share_a_write(store):
