@@ -10,7 +10,9 @@ value.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,6 +20,7 @@ import pickle
 import platform
 import re
 import shutil
+import site
 import sqlite3
 import statistics
 import subprocess
@@ -25,6 +28,7 @@ import sys
 import tempfile
 import time
 import uuid
+import venv
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -113,6 +117,36 @@ def compare(
     return Row(what, mine, unit, ratio, f"{name}: {theirs}", limit, note)
 
 
+@functools.cache
+def interpreter() -> str:
+    """Return a Python that starts as where stepwise was installed in the ordinary way.
+
+    An editable installation loads a finder of paths into every Python, some 14 ms of modules: what
+    is compared with a bare Python would look better than it is.  So this is the interpreter of a
+    new environment that names the folders of the present one; their ``.pth`` files are not read.
+    """
+    folder = tempfile.mkdtemp(prefix="stepwise-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    venv.EnvBuilder(symlinks=True).create(folder)
+    python = pathlib.Path(folder, "bin", "python")
+    paths = subprocess.run(
+        [python, "-c", "import site; print(site.getsitepackages()[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    named = "".join(f"{path}\n" for path in [HERE.parent, *site.getsitepackages()])
+    pathlib.Path(paths.stdout.strip(), "benchmarked.pth").write_text(named, encoding="utf-8")
+    return str(python)
+
+
+def surroundings(**environment: str) -> dict[str, str]:
+    """Return the environment of a child: without what would make it compile at each start."""
+    found = {**os.environ, **environment}
+    found.pop("PYTHONDONTWRITEBYTECODE", None)
+    return found
+
+
 def child(*argv: str, expect: int = 0, wrap: Sequence[str] = (), **environment: str) -> str:
     """Run a Python program to its end; what it printed on stdout.
 
@@ -120,8 +154,8 @@ def child(*argv: str, expect: int = 0, wrap: Sequence[str] = (), **environment: 
         RuntimeError: it ended with another code than ``expect``.
     """
     done = subprocess.run(
-        [*wrap, sys.executable, *argv],
-        env={**os.environ, **environment},
+        [*wrap, interpreter(), *argv],
+        env=surroundings(**environment),
         capture_output=True,
         text=True,
         check=False,

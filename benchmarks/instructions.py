@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -39,6 +40,7 @@ from stepwise.graph import CheckpointManager
 
 _COUNTS = 100, 300  # steps of a short run and of a long one
 QUICK = 20, 40
+_COUNTING = ["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
 RAW = "a plain SQLite insert"
 MANY = "disk: a step, 64 runs at once"
 _RUNS = 64
@@ -111,13 +113,12 @@ def instructions(
     """Thousands of instructions of a step of each kind."""
     kinds = list(kinds)
     with tempfile.TemporaryDirectory() as logs:
-        counting = ["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
         common.child(__file__, "count", "4", "4", *kinds)  # makes the bytecode of what is imported
-        program = [sys.executable, __file__, "count", *map(str, counts), *kinds]
+        program = [common.interpreter(), __file__, "count", *map(str, counts), *kinds]
         said = subprocess.run(
-            ["valgrind", *counting, f"--log-file={logs}/%p", *program],
+            ["valgrind", *_COUNTING, f"--log-file={logs}/%p", *program],
             # Sets and dictionaries of texts lie differently in memory with each seed.
-            env={**os.environ, "PYTHONHASHSEED": "0", "STEPWISE_QUIET": "1"},
+            env=common.surroundings(PYTHONHASHSEED="0", STEPWISE_QUIET="1"),
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -130,6 +131,32 @@ def instructions(
     if MANY in each:
         each[MANY] /= _RUNS * _EACH
     return each
+
+
+def resumes(count: int = 100) -> tuple[float, float]:
+    """Millions of instructions of a process, from its start to the first new step.
+
+    The programs are those of ``peers/``, killed after ``count`` steps and started again: one with
+    stepwise, and the same with results in plain SQLite, which it reads back one by one.  Both
+    import what directs the workloads: asyncio and more, as most programs do.
+    """
+    return _resume("stepwise", "disk-fsync", count), _resume("raw", "sqlite-full", count)
+
+
+def _resume(peer: str, variant: str, count: int) -> float:
+    script = str(common.HERE / "peers" / f"peer_{peer}.py")
+    with tempfile.TemporaryDirectory(dir=memory_for_files()) as folder:
+        path = pathlib.Path(folder)
+        (path / "store").mkdir()
+        job = {"variant": variant, "n": count, "run": "counted", "bytes": 1000, "service": {}}
+        job |= {"store": f"{path}/store", "answer": f"{path}/answer", "began": 0.0}
+        common.child(script, json.dumps({**job, "kind": "crash"}), expect=9)
+        shutil.copytree(path / "store", path / "copy")
+        resume = {**job, "kind": "resume"}
+        common.child(script, json.dumps({**resume, "store": f"{path}/copy"}))  # makes the bytecode
+        counted = ["valgrind", *_COUNTING, f"--log-file={path}/log"]
+        common.child(script, json.dumps(resume), wrap=counted, PYTHONHASHSEED="0")
+        return _total(path / "log") / 1e6
 
 
 def _total(log: pathlib.Path) -> int:

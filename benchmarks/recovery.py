@@ -2,10 +2,16 @@
 
 A run of k + 1 steps dies by ``os._exit`` inside the last one; the next process is timed from before
 it is started until the body of that step is entered.  Beside it, the same for a Python that only
-imports stepwise.  It is compared with a bare Python that reads one row of 1 KB from a plain SQLite
-database of as many, and, as in ``peers/``, with a program that keeps its results in a plain SQLite
-database and reads them all.  Then the fallback, where a run is replayed from the top by its
-journal: the code above the step was edited.
+imports stepwise.  It is compared with two things:
+
+- a bare Python, with nothing imported but sqlite3, that reads one row of 1 KB from a plain SQLite
+  database of as many;
+- the same program with plain SQLite, as in ``peers/``: it keeps its results in a database, and
+  reads them back one by one.  Both import what directs the workloads (asyncio, tempfile and
+  more), as most programs import something; that is in both figures.  Counted in instructions, too.
+
+The Python of all of them is that of an ordinary installation (``common.interpreter``).  Then the
+fallback, where a run is replayed from the top by its journal: the code above the step was edited.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import sqlite3
 import time
 
 import common
+import instructions
 
 _PROGRAM = """
 import os, sys, time
@@ -141,6 +148,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
             for count, base in reads.items()
         ]
         rows += [_beside_plain(count, arguments.rounds) for count in counts[:2]]
+        rows += _counted(counts[0])
         turns = [list(found) for found in zip(*times.values(), strict=True)]
         flat = common.Spread.of([max(found) / min(found) for found in turns])
         medians = [spread.median for spread in spreads.values()]
@@ -174,7 +182,25 @@ def _beside_plain(count: int, rounds: int) -> common.Row:
         "plain SQLite",
         rounds=rounds,
         limit=_OVER,
+        note="the same program, from its start to the first new step",
     )
+
+
+def _counted(count: int) -> list[common.Row]:
+    """The same in instructions, where they can be counted."""
+    if instructions.why_not():
+        return []
+    ours, plain = instructions.resumes(count)
+    return [
+        common.Row(
+            f"after {count:,} steps, over a program with plain SQLite, instructions",
+            common.Spread.of([ours]),
+            "million",
+            common.Spread.of([ours / plain]),
+            f"plain SQLite: {plain:.0f}",
+            limit=_OVER,
+        )
+    ]
 
 
 def _replay(path: pathlib.Path, program: pathlib.Path, count: int, rounds: int) -> common.Row:

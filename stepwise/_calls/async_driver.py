@@ -25,11 +25,11 @@ from stepwise._calls.driver import (
     timed_out,
     write,
 )
-from stepwise._execution.active_run import ActiveRun, scope_variable
-from stepwise._execution.other_tasks import is_crowded, joins
+from stepwise._execution.active_run import scope_variable
+from stepwise._execution.other_tasks import joins, many
 from stepwise._runtime import tracing
 
-__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of", "many"]
+__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of"]
 
 
 async def adrive(core: Core) -> Result:
@@ -182,19 +182,6 @@ async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
 
 
 # -- writing -------------------------------------------------------------------------------------
-
-_FEW = 10  # tasks: the run's own, its caller's, and eight branches
-
-
-def many(run: ActiveRun) -> bool:
-    """Return whether so many calls are in progress that their flushes are worth sharing.
-
-    Shared, a step's record is written while other branches go on, and a kill at that moment has the
-    step run again.  Few branches get their records written before any other code runs, so that
-    what they have done is not done twice; a flush for each is no burden to them.
-    """
-    few = _FEW + run.idle
-    return run.flows.busy(few + 1) or is_crowded(few)
 
 
 class _Written(asyncio.Future[None]):

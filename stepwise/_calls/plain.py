@@ -25,6 +25,7 @@ from stepwise._calls.driver import Core, Result, Unfinished, drive_on, start
 from stepwise._calls.perform import Performance, land
 from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_variable
 from stepwise._execution.location import Origin
+from stepwise._execution.other_tasks import many
 from stepwise._execution.outcomes import Watches
 from stepwise._identity.identity import idempotency_key
 from stepwise._identity.parts import FUNCTION
@@ -42,6 +43,7 @@ __all__ = ["acall", "call"]
 _CALLER = 4  # frames up from _begin(): call(), Step.__call__, the decorated function, its caller
 _UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
 _NOTHING: Mapping[str, Any] = {}
+_NO_MORE = ((), "", _NOTHING, 0, _NOTHING)  # the last fields of an outcome
 
 
 class _PlainCall(NamedTuple):
@@ -114,8 +116,6 @@ async def acall(
     Args:
         hosted: a host makes it, a graph for example, in a branch of its own.
     """
-    from stepwise._calls.async_driver import aresume, many  # a synchronous program lacks asyncio
-
     if step.effect and many(scope.run):
         return None  # its announcement shares a flush
     begun = _begin(step, scope, args, kwargs, hosted=hosted)
@@ -140,6 +140,8 @@ async def acall(
     finally:
         if not goes_on:
             _land(begun)
+    from stepwise._calls.async_driver import aresume  # a synchronous program does not load asyncio
+
     core = begun.after_body(watch)
     return await aresume(core, start(core), result)
 
@@ -159,9 +161,11 @@ def _begin(
     active = scope.run
     if not step.is_plain or step.has_siblings or not _is_usual(active, scope, hosted=hosted):
         return None
-    if (args and step.binds(args[0])) or (step.effect and not _may_announce(active, step)):
-        return None
     parameters, name, effect = step.parameters, step.name, step.effect
+    if effect and not _may_announce(active, step):
+        return None
+    if args and type(args[0]) not in _UNCHANGING and step.binds(args[0]):
+        return None
     bound = parameters.bind(args, kwargs)
     try:
         digest, parts = parameters.identify(bound, (args, kwargs), one_module=True)
@@ -169,21 +173,25 @@ def _begin(
         return None  # perform says what ran out, if it does so again
     if step.qualname != name:
         parts[FUNCTION] = step.qualname
-    shown = step.hiding.shown(bound, active.secrets)
-    origin = active.direct_origin(sys._getframe(_CALLER), effect=effect) if not hosted else None
-    origin = origin or active.origin_of_plain(effect=effect, helped=not hosted)
-    branch, journal, undone = scope.branch, active.journal, active.facts.undone
-    counted = counted_as(name, branch)
-    ordinal = active.ordinals.of_call(counted)
-    key = idempotency_key(active.run_id, counted, digest, ordinal, undone) if effect else ""
-    began = time.time()
+    locator, origin = active.locator, None
+    if not hosted:
+        origin = locator.direct_origin(sys._getframe(_CALLER), effect=effect)
+    if origin is None:
+        origin = locator.origin(effect=effect, helped=not hosted, plain=True)
+    branch, journal = scope.branch, active.journal
+    counted = counted_as(name, branch) if branch else name
+    ordinal, key = active.ordinals.of_call(counted), ""
+    if effect:
+        key = idempotency_key(active.run_id, counted, digest, ordinal, active.facts.undone)
+    shown, began = step.hiding.shown(bound, active.secrets), time.time()
     facts = (journal.next_call(), name, step.module, digest, ordinal, "", None, origin.place)
     more = (origin.site, shown, effect, key, "", began, branch, 0, parts, 0)
     made = tuple.__new__(Call, facts + more)  # the constructor is a Python function
     if active.pool.taken:
-        made = apart(made, active.run_id, undone, active.pool.taken)
-    inner = Scope(active, made, (*scope.around, made.number), 1, [], branch)
-    return _PlainCall(made, origin, inner, step, scope, bound, args, kwargs)
+        made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
+    inner = tuple.__new__(Scope, (active, made, (*scope.around, made.number), 1, [], branch))
+    begun = (made, origin, inner, step, scope, bound, args, kwargs)
+    return tuple.__new__(_PlainCall, begun)
 
 
 def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
@@ -228,7 +236,8 @@ def _take_off(begun: _PlainCall) -> Watches | None:
     Returns:
         what watches the arguments, if they can change.
     """
-    call, active, step, bound = begun.call, begun.scope.run, begun.step, begun.bound
+    call, _, inner, step, _, bound, *_ = begun
+    active = inner.run
     active.in_flight[call.number] = threading.get_ident()
     if call.effect:
         active.write((Intent(call), b""))
@@ -251,16 +260,18 @@ def _is_recorded(begun: _PlainCall, watch: Watches | None, result: Result) -> bo
         or (watch is not None and watch.changed())
     ):
         return False
-    looked = active.look(scope, value)
+    frame = active.frame
+    looked = frame.look(value) if frame is not None else None
     try:
         payload, form = active.codec.encode(
             value, f"the value returned by {call.name!r}", step.returns
         )
     except NotRecordableError:
         return False
-    inside, shown = tuple(inner.inner), step.shown_value(value) if active.frame is None else None
+    shown = step.shown_value(value) if frame is None else None  # what a node shows
     text = preview(value) if shown is None else shown.preview
-    record = Outcome(*(call, "completed", 1, False, inside, text, "", _NOTHING, form, time.time()))
+    facts = (call, "completed", 1, False, tuple(inner.inner), text, "", _NOTHING, form, time.time())
+    record = tuple.__new__(Outcome, facts + _NO_MORE)
     if not account.is_even:
         spent = account.spent_by(record, None)
         record = record._replace(spent=spent) if spent else record

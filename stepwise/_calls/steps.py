@@ -208,12 +208,10 @@ class Step(Performer):
 
                 await arefuse_outside(self, args, kwargs)
             return await self.function(*args, **kwargs)
-        from stepwise._calls.async_driver import (
-            adrive,  # a synchronous program does not load asyncio
-        )
-
         ending = await plain.acall(self, scope, args, kwargs)
         if ending is None:
+            from stepwise._calls.async_driver import adrive  # on use: it loads asyncio
+
             ending = await adrive(self.core(scope, args, kwargs))
         return ending.unwrap()
 

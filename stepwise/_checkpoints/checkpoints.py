@@ -41,8 +41,10 @@ __all__ = [
     "State",
     "load_checkpoint",
     "number_of",
+    "place_text",
     "sealed",
     "spent_so_far",
+    "usual_text",
 ]
 
 Retention = Literal["latest_only", "prune_old", "all"]
@@ -142,27 +144,44 @@ def header_text(state: State) -> str:
     ) = state  # fmt: skip
     if not isfinite(at + seconds):
         return to_json(state._asdict())
-    start = (
-        f"{_place_text(position, line, file, prefix, *visited)}"
-        f'"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
-    )
+    place = place_text(position, line, file, prefix, *visited)
     if not (
         children or unused or arguments or needs or changed or objects or usage or taken or told
         or before is not None or python is not PYTHON
     ):  # mostly  # fmt: skip
-        return (
-            f'{start}"children":[],"journal":{_journal_text(journal)},"unused":[],"arguments":{{}},'
-            f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{{}},"changed":[],"state":[],'
-            f'"serial":{serial},"before":null,"seconds":{seconds!r},"usage":{{}},"taken":{{}},'
-            '"told":false}'
-        )
+        return usual_text(place, step, calls, ordinals, journal, at, serial, seconds)
     return (
-        f'{start}"children":{list_text(children)},"journal":{_journal_text(journal)},'
+        f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
+        f'"children":{list_text(children)},"journal":{_journal_text(journal)},'
         f'"unused":{list_text(unused)},"arguments":{mapping_text(arguments)},'
         f'"python":{quoted(python)},"at":{at!r},"needs":{mapping_text(needs)},'
         f'"changed":{list_text(changed)},"state":{list_text(objects)},"serial":{serial},'
         f'"before":{"null" if before is None else quoted(before)},"seconds":{seconds!r},'
         f'"usage":{mapping_text(usage)},"taken":{mapping_text(taken)},"told":{truth_text(told)}}}'
+    )
+
+
+def usual_text(
+    place: str,
+    step: int,
+    calls: int,
+    ordinals: Mapping[str, int],
+    journal: Sequence[Any],
+    at: float,
+    serial: int,
+    seconds: float,
+) -> str:
+    """Return the text of a state of which all that is not given here is empty.
+
+    Args:
+        place: see :func:`place_text`; the others are facts of a :class:`State`.
+    """
+    return (
+        f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},"children":[],'
+        f'"journal":{_journal_text(journal)},"unused":[],"arguments":{{}},'
+        f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{{}},"changed":[],"state":[],'
+        f'"serial":{serial},"before":null,"seconds":{seconds!r},"usage":{{}},"taken":{{}},'
+        '"told":false}'
     )
 
 
@@ -176,7 +195,8 @@ def _journal_text(journal: Sequence[Any]) -> str:
 
 
 @lru_cache(256)
-def _place_text(position: str, line: int, file: str, prefix: str, *visited: str) -> str:
+def place_text(position: str, line: int, file: str, prefix: str, *visited: str) -> str:
+    """Return what a state's text begins with: all that belongs to the place in the function."""
     facts = {"position": position, "line": line, "file": file, "prefix": prefix, "visited": visited}
     return to_json(facts)[:-1] + ","
 
@@ -296,6 +316,32 @@ class Checkpoints:
         if not references.are_none:
             references.stored(needs)
         return after
+
+    def usual_name(self, last: int) -> str:
+        """Return the name of the next checkpoint; empty if more than its name is to be thought of.
+
+        Args:
+            last: the number of the record that it follows.
+        """
+        name = f"{PREFIX}{last:012d}"
+        names = self._names
+        return (
+            ""
+            if self.prunes_journal
+            or self._before
+            or self._refused
+            or name in names
+            or name + _READS_FILES in names
+            or not self._chunks.are_none
+            else name
+        )
+
+    def write_usual(self, name: str, header: str, payload: Data) -> None:
+        """Write a checkpoint that refers to nothing, under its :meth:`usual_name`, and prune."""
+        names = [*self._names, name]
+        kept = names[-self._keep :]
+        self._journal.put(name, header, payload, delete=tuple(names[: len(names) - len(kept)]))
+        self._names = kept
 
     def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
         """Return the checkpoints to keep, now that ``name`` is the newest, and those to delete.
@@ -418,6 +464,11 @@ class _Chunks:
         self._needs: dict[str, Needs] | None = {} if tracks and none else None
         self._tracks = tracks
         self._spare: set[int] = set()
+
+    @property
+    def are_none(self) -> bool:
+        """True if no kept checkpoint needs any, and none is left to be deleted."""
+        return not self._tracks or not (self._needs is None or self._needs or self._spare)
 
     def next(self) -> int:
         """A number that no chunk had."""

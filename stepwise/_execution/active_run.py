@@ -40,7 +40,7 @@ from stepwise._runtime.messages import Once
 from stepwise._values import codec, list_digest
 from stepwise._values.buffers import Data
 from stepwise._values.secrets import Secrets
-from stepwise.errors import OutsideRunError, RunStopped
+from stepwise.errors import LeaseLostError, OutsideRunError, RunStopped
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
@@ -184,7 +184,7 @@ class ActiveRun:
         self.ending: BaseException | None = None  # what ended the event loop around it
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
-        self._locator = locator
+        self.locator = locator
         self.streams: dict[int, OpenStream] = {}  # open, or left and not recorded yet; by call
         self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
         self.alive = 0.0  # when earlier attempts are known to have been alive, at last
@@ -282,7 +282,8 @@ class ActiveRun:
         for run in self.lineage():
             run.stopped = run.stopped or error
             run.flows.change()
-        return error
+        # In a forked child, what it has been stopped with says more than that it has no lease.
+        return error if self.pid == os.getpid() or self.stopped is None else self.stopped
 
     def ring(self) -> None:
         """Have the calls that wait, in this run and in those that it calls, look around."""
@@ -326,7 +327,7 @@ class ActiveRun:
         if not branch and branches.name is not None:
             branch = branches.name(self.run_id)
         helped = around is None and self.frame is not None
-        origin = self._locator.origin(effect=effect, helped=helped)
+        origin = self.locator.origin(effect=effect, helped=helped)
         counted = counted_as(name, branch)
         ordinal, undone = self.ordinals.of_call(counted), self.facts.undone
         digest = identity.digest
@@ -349,18 +350,6 @@ class ActiveRun:
             identity.serial,
             identity.parts,
         ), origin
-
-    def direct_origin(self, frame: FrameType, *, effect: bool) -> Origin | None:
-        """Return the place of a plain call by the workflow's own code; ``None`` if it is another's.
-
-        Args:
-            frame: of the caller.
-        """
-        return self._locator.direct_origin(frame, effect=effect)
-
-    def origin_of_plain(self, *, effect: bool, helped: bool) -> Origin:
-        """Return the place of a plain call that a function of the user makes, or a host."""
-        return self._locator.origin(effect=effect, helped=helped, plain=True)
 
     def match(
         self,
@@ -475,18 +464,18 @@ class ActiveRun:
             looked: what its value looked like; see :meth:`look`.
             helper: through which the workflow made it.
         """
-        call = outcome.call
-        frame = self.frame if scope.call is None else None  # else a step makes the call
+        call, usage, outside = outcome.call, outcome.usage, scope.call is None
+        frame = self.frame if outside else None  # else a step makes the call
         if frame is not None:
             frame.recorded(number, outcome, looked)
         self._note(scope, call.number, outcome.inner)
-        took = outcome.at - call.at
-        is_wait = call.is_wait
+        took, is_wait = outcome.at - call.at, call.is_wait
         with self.lock:
             self.progress.executed += 1
-            counts = scope.call is None and not is_wait
-            self.progress.add(took if counts else 0.0, outcome.usage)
-        self.tell(_ENDED[outcome.status], call, outcome.preview, duration=took, usage=outcome.usage)
+            self.progress.add(took if outside and not is_wait else 0.0, usage)
+        if heard():
+            kind = _ENDED[outcome.status]
+            self.tell(kind, call, outcome.preview, duration=took, usage=usage)
         if error is not None:
             self.unwinding.failed(call.number, error)
         if frame is not None:
@@ -610,6 +599,21 @@ class ActiveRun:
         self.subjects.leave(completed=self.facts.status == "completed")
         live_runs.discard(self)
         list_digest.forget()  # its lists
-        self._locator.close()
+        self.locator.close()
         self.steering.close()
         self.lease.release()
+
+
+def _in_child() -> None:
+    """Let the copies of runs in a forked child write nothing: the parent executes them."""
+    for run in list(live_runs):
+        run.journal.disown()
+        run.stopped = run.stopped or LeaseLostError(
+            f"this is a forked process of run {run.run_id!r}, which only the process that started "
+            "it can record: what it does is no part of the run",
+            run_id=run.run_id,
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

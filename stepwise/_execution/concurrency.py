@@ -63,7 +63,7 @@ class Gong:
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        self._rings: list[Callable[[], None]] = []
+        self._rings: tuple[Callable[[], None], ...] = ()
         self.changes = 0
         """A number that grows whenever something happens that they may wait for."""
 
@@ -71,20 +71,20 @@ class Gong:
         """Count a change, and wake everybody."""
         with self._mutex:
             self.changes += 1
-            rings = tuple(self._rings)
-        for ring in rings:
+        for ring in self._rings:
             ring()
 
     @contextmanager
     def watching(self, ring: Callable[[], None]) -> Iterator[None]:
         """Call ``ring`` at every change while the block runs."""
         with self._mutex:
-            self._rings.append(ring)
+            self._rings = (*self._rings, ring)
         try:
             yield
         finally:
             with self._mutex:
-                self._rings.remove(ring)
+                at = self._rings.index(ring)
+                self._rings = self._rings[:at] + self._rings[at + 1 :]
 
 
 class Flows:

@@ -97,7 +97,7 @@ class Locator:
         self._points = points
         self._frame: FrameType | None = None  # the workflow's, seen from its own flow of control
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
-        self._is_users: bool | None = None  # its module belongs to the user, once that was asked
+        self._direct: dict[int, _Spot] = {}  # of the workflow's own code, by the instruction
 
     def origin(self, *, effect: bool, helped: bool, plain: bool = False) -> Origin:
         """Return the place of the current call.
@@ -139,11 +139,11 @@ class Locator:
         """
         if frame.f_code is not self._code:
             return None
-        if self._is_users is None:
-            self._is_users = _above_sdks(frame) is frame
-        if not self._is_users:
-            return None
-        spot = self._spot(frame)
+        spot = self._direct.get(frame.f_lasti)
+        if spot is None:
+            if _above_sdks(frame) is not frame:
+                return None
+            spot = self._direct[frame.f_lasti] = self._spot(frame)
         if not effect:
             return spot.origin
         self._frame = frame

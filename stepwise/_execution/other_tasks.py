@@ -25,6 +25,7 @@ __all__ = [
     "is_crowded",
     "joins",
     "look_again",
+    "many",
     "name_of_another",
     "others_alive",
     "others_may_claim",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 
+_FEW = 10  # tasks: the run's own, its caller's, and eight branches
 _MANY = 1000  # references, before those to ended tasks are dropped
 
 
@@ -119,13 +121,24 @@ def joins() -> None:
         scope.run.root.flows.tasks.add(weakref.ref(task))
 
 
+def many(run: ActiveRun) -> bool:
+    """Return whether so many calls are in progress that their flushes are worth sharing.
+
+    Shared, a step's record is written while other branches go on, and a kill at that moment has the
+    step run again.  Few branches get their records written before any other code runs, so that
+    what they have done is not done twice; a flush for each is no burden to them.
+    """
+    few = _FEW + run.idle
+    return run.flows.busy(few + 1) or is_crowded(few)
+
+
 def is_crowded(few: int) -> bool:
     """Return whether this thread's event loop has more than so many unfinished tasks.
 
     However many there are, only the oldest are asked: each task that is over is met once.
     """
-    if len(asyncio_state.references()) <= few:
-        return False
+    if asyncio_state.loaded() is None or len(asyncio_state.references()) <= few:
+        return False  # without asyncio, something else drives the coroutine
     loop = asyncio_state.loaded()._get_running_loop()
     if _known.more_than(few, loop):
         return True

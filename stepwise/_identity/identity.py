@@ -24,7 +24,7 @@ from stepwise._identity.parts import KEY, digest_part, parse, short, started_mod
 from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
 from stepwise._values import digest as _digest
-from stepwise._values.digest_atoms import ATOMS, main_name
+from stepwise._values.digest_atoms import ATOMS, COMMON, LENGTH, main_name
 from stepwise._values.hidden_arguments import Hiding, Redact, attributes_in
 from stepwise._values.instances import attributes
 from stepwise.errors import ConfigurationError, DigestError
@@ -238,17 +238,22 @@ class Parameters:
         left_out, defaults = self._left_out, self._defaults
         framed: list[bytes] = []
         parts: dict[str, str] = {}
-        numbering = _digest.Numbering()  # for the whole call: one argument may refer to another
+        numbering = None
         for name in sorted(bound):
             if name in left_out:
                 continue
             value = bound[name]
             if name in defaults and value is defaults[name]:
                 continue
-            encoded = self._encode(name, value, numbering)
+            encode = COMMON.get(type(value))
+            if encode is not None:
+                encoded = encode(value)
+            else:  # of the whole call: one argument may refer to another
+                numbering = _digest.Numbering() if numbering is None else numbering
+                encoded = self._encode(name, value, numbering)
             parts[name] = short(encoded)
             if name not in defaults or encoded != self._encoded_default(name):
-                framed += self._framed[name], _digest.framed(encoded)
+                framed += self._framed[name], LENGTH[len(encoded)], encoded  # no longer than that
         for name in defaults:
             if name not in parts and name not in left_out:
                 parts[name] = self._default_part(name)

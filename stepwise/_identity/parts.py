@@ -18,7 +18,7 @@ part of an identity, so nothing that they hold may fail a call.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import datetime as dt
 import enum
 import functools
@@ -59,6 +59,7 @@ CLASS, FUNCTION, KEY = "@class", "@function", "@key"
 _VOLATILE = "*"
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _SHORT = 100  # characters
+_URLSAFE = bytes.maketrans(b"+/", b"-_")  # base64.urlsafe_b64encode is two Python functions
 _LONG = 8  # items of a list that is digested as it grows
 
 uncounted: dict[type, str] = {}
@@ -77,7 +78,8 @@ def short(encoded: bytes) -> str:
     """
     if len(encoded) <= 6 and encoded[0] in b"NT!i":
         return "=" + encoded.decode()
-    return base64.urlsafe_b64encode(hashlib.sha256(encoded).digest()[:6]).decode()
+    text = binascii.b2a_base64(hashlib.sha256(encoded).digest()[:6], newline=False)
+    return text.translate(_URLSAFE).decode()
 
 
 class Part(NamedTuple):

@@ -137,9 +137,13 @@ class Course(Projection):
         return self.resumes[-1][0] if self.resumes else 0
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
-        at, call = record.at, record.call
         if self.stops and _is_over(self.stopped, entry):
             self.stops = []
+        self.note_outcome(record.call, record)
+
+    def note_outcome(self, call: Call, record: Outcome) -> None:
+        """Note the end of a step, after which a stop, if there was one, is over or not."""
+        at = record.at
         if record.status == "completed" and not (call.scope or call.is_wait):
             self.taken += max(0.0, at - call.at)
         if record.spent:

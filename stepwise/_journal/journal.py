@@ -346,6 +346,15 @@ class Journal:
         with Uninterrupted():
             self._group.alone(self.store.write, self.run_id, self.epoch, batch)
 
+    def disown(self) -> None:
+        """In a forked child: nothing is written here any more, and no thread of the parent helps.
+
+        A store refuses the epoch that nobody has.
+        """
+        self.epoch = 0
+        self._lock = threading.RLock()
+        self._group = Group[Records](self.store.url)
+
     def next_call(self) -> int:
         """A number for a new call."""
         with self._lock:

@@ -4,7 +4,7 @@ A record has a header (JSON, this module) and at most one payload (an encoded va
 Everything that a listing shows is in the header, so that looking at a run never unpickles.
 """
 
-# No annotations from __future__: named tuples would compile each text at the start.
+from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -569,7 +569,7 @@ class RunFacts(NamedTuple):
     cancelling: str = ""
     cancels: int = 0
 
-    def reopened(self, at: float) -> "RunFacts":
+    def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; what somebody stopped stays so until it is called."""
         kept = ("interrupted", "cancelled")
         status: Any = self.status if self.status in kept else "running"

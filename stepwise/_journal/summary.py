@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwise._journal.chain import Lost, Position, holds, read, read_entries, read_one, read_start
-from stepwise._journal.course import Course
 from stepwise._journal.journal import Journal
 from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall, Status
 from stepwise._journal.records import (
@@ -33,6 +32,9 @@ from stepwise._runtime.messages import reports
 from stepwise._values.buffers import Data
 from stepwise.errors import RunStopped
 from stepwise.stores import Store
+
+if TYPE_CHECKING:
+    from stepwise._journal.course import Course
 
 __all__ = [
     "NAME",
@@ -54,6 +56,12 @@ _OTHERS = 200  # calls that did not complete; with more it is not worth keeping
 
 class _NotFollowedError(Exception):
     """A record that changes the known state of earlier calls."""
+
+
+def _new_course(**facts: Any) -> Course:
+    from stepwise._journal.course import Course  # on use: a run of few records has no summary
+
+    return Course(**facts)
 
 
 class Summary(Projection):
@@ -79,7 +87,7 @@ class Summary(Projection):
         self.calls = [] if calls is None else calls
         self.others = {} if others is None else others
         self.unclear = [] if unclear is None else unclear
-        self.course = Course() if course is None else course
+        self.course = _new_course() if course is None else course
 
     @property
     def start(self) -> Position:
@@ -108,6 +116,27 @@ class Summary(Projection):
         """
         self.course.take(entry)
         self._takers[type(entry.record)](self, entry, entry.record)  # as super().take(), but faster
+
+    def take_plain(self, number: int, record: Record) -> bool:
+        """Take the next record as :meth:`take` does, if it is the outcome of a plain step.
+
+        Almost all records of a long run are.  Return False, and take nothing, for another record.
+        """
+        if type(record) is not Outcome or number != self.position[0] + 1 or self.course.stops:
+            return False
+        call = record.call
+        step = call.number
+        if (
+            record.status != "completed"
+            or call.effect
+            or call.unwinding is not None
+            or not self.calls
+            or self.calls[-1][1] != step - 1  # then it is the first record of that call
+        ):
+            return False
+        self.position[0], self.calls[-1][1] = number, step
+        self.course.note_outcome(call, record)
+        return True
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         number = record.call.number
@@ -172,7 +201,7 @@ class Summary(Projection):
 
 
 def _from_header(header: dict[str, Any]) -> Summary:
-    facts = {**header, "others": dict(header["others"]), "course": Course(**header["course"])}
+    facts = {**header, "others": dict(header["others"]), "course": _new_course(**header["course"])}
     return Summary(**facts)
 
 
@@ -221,7 +250,7 @@ def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
     summary = kept_summary(store, seal, facts.run_id)
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
         return summary.course
-    course = Course()
+    course = _new_course()
     for entry in read_entries(store, seal, facts.run_id, Position(facts.pruned, None)):
         course.take(entry)
     return course
@@ -315,6 +344,15 @@ class SummaryKeeper:
             if numbers[0] == 1:
                 summary = Summary()
             try:
+                if (
+                    summary is not None
+                    and numbers[0] < self._due
+                    and not self._early
+                    and len(numbers) == 1
+                    and summary.take_plain(numbers[0], items[0][0])
+                ):
+                    self._summary = summary
+                    return
                 if summary is not None:
                     for number, (record, _) in zip(numbers, items, strict=True):
                         self._follow(summary, Entry(number, record, b""))

@@ -21,6 +21,7 @@ __all__ = ["emit", "heard", "listen"]
 
 Listener = Callable[["Event"], object]
 _logger = logging.getLogger("stepwise")
+_INFO = logging.INFO
 _listeners: tuple[Listener, ...] = ()
 _lock = process_lock()
 _told: set[int] = set()
@@ -43,7 +44,7 @@ def listen(callback: Listener) -> Callable[[], None]:
 
 def heard() -> bool:
     """Return whether there is any listener; asked before an event is made."""
-    return bool(_listeners) or _logger.isEnabledFor(logging.INFO)
+    return bool(_listeners or _logger.isEnabledFor(_INFO))
 
 
 @reports

@@ -79,7 +79,8 @@ def _reader_of_addresses() -> Callable[[list[Any]], bytes] | None:
 def _viewer_of_versions() -> Callable[[dict[Any, Any]], Any] | None:
     """Return a function that views the version of a dict; ``None`` if unavailable.
 
-    Python 3.13 writes attributes past the dict of an instance, and 3.14 has no versions (PEP 699).
+    Python 3.12 is the last whose versions are those of PEP 509: 3.13 keeps the attributes of an
+    instance outside of its dict, and 3.14 has no versions (PEP 699).
     """
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 13):
         return None

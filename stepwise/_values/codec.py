@@ -104,7 +104,7 @@ class Codec(NamedTuple):
         Raises:
             NotRecordableError: it cannot be recorded; says which part of it.
         """
-        if self.data_only:
+        if self.name:  # data only
             return Encoded(_data.encode_data(value, kind, what), JSON)
         return encode(value, what)
 

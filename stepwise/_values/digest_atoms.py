@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATOMS",
+    "COMMON",
+    "LENGTH",
     "UndigestibleError",
     "atom",
     "called",
@@ -36,7 +38,8 @@ __all__ = [
 
 _FOLD = 64  # bytes; below it an encoding stands for itself
 _BLOCK = 1 << 16  # characters of a long text that are encoded at once
-_LENGTH = [bytes((length,)) for length in range(_FOLD + 1)]
+LENGTH = [bytes((length,)) for length in range(_FOLD + 1)]
+"""The byte before an encoding of so many bytes."""
 
 
 class UndigestibleError(Exception):
@@ -61,13 +64,13 @@ def join(tag: bytes, children: Iterable[bytes]) -> bytes:
 
 def lengthened(children: Iterable[bytes]) -> bytes:
     """The encodings one after the other, each behind its length."""
-    return b"".join([_LENGTH[len(child)] + child for child in children])
+    return b"".join([LENGTH[len(child)] + child for child in children])
 
 
 def framed(part: bytes | str) -> bytes:
     """Return a part with its length before it, to be digested with others."""
     folded = fold(part.encode() if isinstance(part, str) else part)
-    return _LENGTH[len(folded)] + folded
+    return LENGTH[len(folded)] + folded
 
 
 main_name: ContextVar[str] = ContextVar("stepwise_main_name", default="__main__")
@@ -212,6 +215,9 @@ ATOMS: dict[type, Callable[[Any], bytes]] = {
     range: _range,
 }
 """How each of these is encoded, by its exact type."""
+
+COMMON = {cls: ATOMS[cls] for cls in (str, int, float, bool, type(None), bytes)}
+"""The most common of them, none of which can fail."""
 
 _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
     ("decimal", "Decimal"): _decimal,

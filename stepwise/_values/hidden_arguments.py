@@ -30,6 +30,7 @@ class Hiding:
 
     Attributes:
         secret: parameters whose values are stored nowhere; attributes as ``self.NAME``.
+        hides: some argument may be shown as another text than its own.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Hiding:
             **dict.fromkeys(() if callable(redact) else redact, "<redacted>"),
             **dict.fromkeys(secret, HIDDEN),
         }
+        self.hides = bool(self._instead or self._redact is not None)
 
     def secrets_of(self, bound: Mapping[str, Any], instance: Any = None) -> dict[str, Any]:
         """Return the values of a call's secrets, by name."""
@@ -67,7 +69,7 @@ class Hiding:
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
         """Return the arguments of a call as text, without hidden values."""
-        instead = self.instead if self._instead or self._redact is not None else None
+        instead = self.instead if self.hides else None
         return preview_arguments(bound, instead=instead, mask=secrets.mask if secrets else None)
 
     def names(self, bound: Mapping[str, Any]) -> tuple[str, ...]:

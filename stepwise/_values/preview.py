@@ -124,15 +124,19 @@ def preview(value: object, limit: int = 200, *, mask: Mask | None = None) -> str
     Args:
         mask: replaces what must not be shown in a text.
     """
-    short = _alone if type(value) is str else _inside
-    if mask is not None:
-        short = _Repr(short.maxstring, mask)
-    try:
-        text = short.repr1(value, short.maxlevel)
+    kind = type(value)
+    if mask is None and (kind in _SHORT or (kind is int and -_SMALL < value < _SMALL)):  # type: ignore[operator]
+        text = repr(value)
+    else:
+        short = _alone if kind is str else _inside
         if mask is not None:
-            text = mask(text)  # of numbers, of keys
-    except Exception as error:  # too deep to be told even that
-        text = f"<{type(error).__name__} in repr>"
+            short = _Repr(short.maxstring, mask)
+        try:
+            text = short.repr1(value, short.maxlevel)
+            if mask is not None:
+                text = mask(text)  # of numbers, of keys
+        except Exception as error:  # too deep to be told even that
+            text = f"<{type(error).__name__} in repr>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -25,6 +25,7 @@ from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import file_name, reports
 from stepwise._values.buffers import Data
 from stepwise._values.preview import error_text
+from stepwise._workflows import usual_save
 from stepwise._workflows.complaints import Complaints, why_shut
 from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.loops import Counted, FileChangedError, Skipped, count, names_of, reopened
@@ -94,6 +95,7 @@ class WorkflowFrame(Frame):
         "reopened",
         "rewritten",
         "seen",
+        "settled",
         "shut",
         "started",
         "taken",
@@ -138,6 +140,7 @@ class WorkflowFrame(Frame):
         self.refused: set[int] = set()
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
         self.outlooks = Outlooks(rewritten, self.entered)
+        self.settled: dict[int, usual_save.Settled | None] = {}  # by point
         self.shut: set[int] = set()  # blocks that were not reported yet
         self.reopened: dict[int, Any] = {}  # the files of ``with`` statements to be entered again
         self.guesses = False
@@ -269,6 +272,9 @@ class WorkflowFrame(Frame):
 
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Take a checkpoint here, if one is wanted and can be taken; else ``due`` stays."""
+        if usual_save.save_usual(self, number, values):
+            return
+        names = [*values]
         self.helped.clear()
         self.without = 0
         if self.shut:
@@ -277,6 +283,7 @@ class WorkflowFrame(Frame):
         if self.active.stopped is not None or not self._wants(number, values):
             # A thread may have swallowed what stopped the run: nothing after it counts.
             self.due = self.wanted and self.active.stopped is None
+            self.settled[number] = usual_save.settled_at(self, number, names, [])
             values.clear()
             return
         began = time.perf_counter()
@@ -303,12 +310,22 @@ class WorkflowFrame(Frame):
         )
         if heard():
             self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
-        self.due = self.wanted = False
-        self.complaints.in_a_row = self.count = 0
         self.entered.update(point.withs, point.loops)
         if read:
             self.shut -= read  # blocks after the loop are not reported
             self.entered -= read  # only in the loop
+        self.note_taken(began, kept)
+        self.settled[number] = usual_save.settled_at(self, number, names, [*kept])
+
+    def note_taken(self, began: float, kept: dict[str, Any]) -> None:
+        """Note that a checkpoint was taken.
+
+        Args:
+            began: when, on the clock that measures.
+            kept: the variables in it.
+        """
+        self.due = self.wanted = False
+        self.complaints.in_a_row = self.count = 0
         now = time.perf_counter()
         self.last = now - began
         self.cost += self.last

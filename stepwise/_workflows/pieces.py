@@ -197,7 +197,7 @@ class PieceRun(OpenedRun):
         """Execute this piece."""
         self._pieces, self._piece = pieces, piece
         code = self.call.callee.workflow.function.__code__
-        self.active._locator = _PieceLocator(code, piece.site)
+        self.active.locator = _PieceLocator(code, piece.site)
 
     def run(self) -> None:
         """Execute the piece."""

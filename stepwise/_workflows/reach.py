@@ -27,7 +27,7 @@ from stepwise._rewrite import Ahead, Rewritten
 from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.loops import Counted
 
-__all__ = ["Outlook", "Outlooks", "Reach", "outlook"]
+__all__ = ["Outlook", "Outlooks", "Reach", "SeenNames", "outlook"]
 
 
 class Reach(enum.IntEnum):
@@ -150,7 +150,7 @@ class Outlooks:
         self._rewritten = rewritten
         self._namespace = rewritten.function.__globals__
         self._entered = entered
-        self._known: dict[int, tuple[_Seen, Outlook]] = {}
+        self._known: dict[int, tuple[SeenNames, Outlook]] = {}
         self._open: set[int] = set()  # points whose answer depends on more than is remembered
 
     def at(self, number: int, ahead: Ahead, values: Mapping[str, Any]) -> Outlook:
@@ -168,14 +168,18 @@ class Outlooks:
                 self._open.add(number)
         return found
 
-    def _seen(self, ahead: Ahead, values: Mapping[str, Any]) -> _Seen | None:
+    def known(self, number: int) -> tuple[SeenNames, Outlook] | None:
+        """Return the outlook that was taken last at a point, and what it depends on."""
+        return self._known.get(number)
+
+    def _seen(self, ahead: Ahead, values: Mapping[str, Any]) -> SeenNames | None:
         """Return what an outlook depends on; ``None`` if that is more than names and their kinds.
 
         Nothing that belongs to the run is held: an instance that is held counts as alive.
         """
         if ahead.inner is not None:
             return None
-        look, seen = _Look(values, self._rewritten), _Seen()
+        look, seen = _Look(values, self._rewritten), SeenNames()
         for dotted in ahead.called | ahead.used:
             root, *attributes = dotted.split(".")
             is_local = root in values or look.is_local(root)
@@ -234,7 +238,7 @@ class _Names:
         return all(map(is_, map(namespace.get, self._places, repeat(_MISSING)), self._values))
 
 
-class _Seen:
+class SeenNames:
     """The names that code uses.
 
     Attributes:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 
+from stepwise._runtime.group_commit import Share
 from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores._process_log import LogReader, ProcessLog, fence
 from stepwise.stores.base import Batch
 
-__all__ = ["FolderLogs", "HeldRun"]
+__all__ = ["FolderLogs", "HeldRun", "RunWrites", "Wanted"]
+
+Wanted = tuple[str, int, Batch]  # run id, epoch, batch
 
 _DIGITS = frozenset("0123456789abcdef")
 _LOCKS = "locks"  # a file among the logs: the kernel knows by it whose process is alive
@@ -23,6 +26,16 @@ def _new_name() -> str:
 def _is_name(name: str) -> bool:
     """Return whether a log may have that name: what else lies in the folder is left alone."""
     return len(name) == 16 and _DIGITS.issuperset(name)
+
+
+class RunWrites(Share):
+    """A run's writes that wait for the writes of others."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__()
+        self.wanted = wanted
 
 
 class HeldRun:

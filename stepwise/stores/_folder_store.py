@@ -22,11 +22,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwise._runtime.forks import cached
-from stepwise._runtime.group_commit import Group, Share, for_several
+from stepwise._runtime.group_commit import Group, for_several
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import Values, check_path, inode, is_alive, make_folder, store_error
-from stepwise.stores._folder_logs import FolderLogs, HeldRun
+from stepwise.stores._folder_logs import FolderLogs, HeldRun, RunWrites, Wanted
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._marks import Draft, Marks
 from stepwise.stores._process_log import LARGEST_BATCH, LogTakenError, Tail, weight
@@ -82,19 +82,6 @@ def _locked(
     return alone
 
 
-_Wanted = tuple[str, int, Batch]  # run id, epoch, batch
-
-
-class _RunWrites(Share):
-    """A run's writes that wait for the writes of others."""
-
-    __slots__ = ("wanted",)
-
-    def __init__(self, wanted: _Wanted) -> None:
-        super().__init__()
-        self.wanted = wanted
-
-
 class FolderStore(abc.ABC):
     """A folder on a local disk.
 
@@ -126,7 +113,7 @@ class FolderStore(abc.ABC):
         self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
         self._logs = FolderLogs(os.path.join(self.path, self._logged))
         self._log_end = weakref.finalize(self, self._logs.end)
-        self._group = Group[_RunWrites](self.path)
+        self._group = Group[RunWrites](self.path)
         _stores.add(self)
         _watch_forks()
 
@@ -225,9 +212,9 @@ class FolderStore(abc.ABC):
         if not written and alone:
             self._write(wanted)
         elif not written:
-            self._group.write(_RunWrites(wanted), self._write_together)
+            self._group.write(RunWrites(wanted), self._write_together)
 
-    def _write_straight(self, wanted: _Wanted) -> bool:
+    def _write_straight(self, wanted: Wanted) -> bool:
         """Write a batch into the log, unless anything is unusual; return whether it is written.
 
         So is nearly every batch written, as :meth:`_write` would do it with more questions.
@@ -246,7 +233,7 @@ class FolderStore(abc.ABC):
         except MemoryError as error:
             raise stopped("the store was used", error, path=self.path) from error
 
-    def _log(self, wanted: _Wanted) -> bool:
+    def _log(self, wanted: Wanted) -> bool:
         """Write a batch into the log; return false if it does not go there."""
         run_id, epoch, batch = wanted
         log = self._logs.own
@@ -259,19 +246,19 @@ class FolderStore(abc.ABC):
                 log.flush()
             elif self._held.get(run_id) is not held:
                 return False  # released meanwhile: perhaps it was taken over without this
-        except BaseException:  # nobody may read what was to be durable before it is
-            log.fail([(run_id, batch)] if batch.durable else ())
+        except BaseException:
+            log.fail((wanted,))  # nobody may read what was to be durable before it is
             raise
         if batch.mark:
             self._marks.mark(held.key, batch.mark)
         return True
 
     @for_several(write)
-    def write_all(self, wanted: Sequence[_Wanted]) -> Sequence[BaseException | None]:
+    def write_all(self, wanted: Sequence[Wanted]) -> Sequence[BaseException | None]:
         """Write a batch for each of several runs; return what came of each instead."""
-        return self._group.write_all([_RunWrites(each) for each in wanted], self._write_together)
+        return self._group.write_all([RunWrites(each) for each in wanted], self._write_together)
 
-    def _write_together(self, waiting: list[_RunWrites]) -> None:
+    def _write_together(self, waiting: list[RunWrites]) -> None:
         """Write the batches of several runs, in one transaction if nothing fails."""
         if len(waiting) > 1:
             with contextlib.suppress(StoreError, LeaseLostError):
@@ -286,7 +273,7 @@ class FolderStore(abc.ABC):
         self._write(waiting[0].wanted)
 
     @_locked
-    def _write(self, *wanted: _Wanted) -> None:
+    def _write(self, *wanted: Wanted) -> None:
         try:
             self._leases.keep()
         except StoreError:
@@ -294,7 +281,7 @@ class FolderStore(abc.ABC):
             self._leases.keep()
         if self._logs.own.failed:
             self._settled()
-        in_rows, in_log = list[_Wanted](), list[_Wanted]()
+        in_rows, in_log = list[Wanted](), list[Wanted]()
         for each in wanted:  # asked once: a release, or a log that fails, changes the answer
             (in_log if self._fits(each) else in_rows).append(each)
         if in_rows:
@@ -308,7 +295,7 @@ class FolderStore(abc.ABC):
             if batch.mark:
                 self._marks.mark(hashed(run_id), batch.mark)
 
-    def _fits(self, wanted: _Wanted) -> HeldRun | None:
+    def _fits(self, wanted: Wanted) -> HeldRun | None:
         """Return the run of a batch if this goes into the log.
 
         A durable one does not, as long as a power cut could undo the commit that gave the run its
@@ -329,7 +316,7 @@ class FolderStore(abc.ABC):
             return None
         return held
 
-    def _write_log(self, wanted: Sequence[_Wanted]) -> None:
+    def _write_log(self, wanted: Sequence[Wanted]) -> None:
         durable = False
         try:
             for run_id, epoch, batch in wanted:
@@ -341,7 +328,7 @@ class FolderStore(abc.ABC):
             if durable:
                 self._logs.own.flush()
         except BaseException:  # nobody may read what was to be durable before it is
-            self._logs.own.fail((run_id, batch) for run_id, _, batch in wanted if batch.durable)
+            self._logs.own.fail(wanted)
             raise
 
     def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
@@ -351,7 +338,7 @@ class FolderStore(abc.ABC):
                 raise LogTakenError
             return self._logs.own.add(run_id, epoch, held.generation, batch)
 
-    def _write_rows(self, rows: Rows, wanted: Sequence[_Wanted]) -> None:
+    def _write_rows(self, rows: Rows, wanted: Sequence[Wanted]) -> None:
         """Write batches in a transaction of the database, and before each the tail of its run."""
         held = self._held
         logged = {run for run, _, batch in wanted if run in held and held[run].would_log(batch)}

@@ -169,11 +169,11 @@ class ProcessLog:
             raise
         return True
 
-    def fail(self, runs: Iterable[tuple[str, Batch]]) -> None:
+    def fail(self, wanted: Iterable[tuple[str, int, Batch]]) -> None:
         """Take nothing any more; those batches were not acknowledged, though some may be here."""
         self.failed = True
-        for run_id, batch in runs:
-            tail = self.tails.get(run_id)
+        for run_id, _, batch in wanted:
+            tail = self.tails.get(run_id) if batch.durable else None
             if tail is not None and any(each is batch for each in tail.batches):
                 self.unsure.add(run_id)
 

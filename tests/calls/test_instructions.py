@@ -25,6 +25,11 @@ CEILINGS = {
 }
 
 
+# Millions of instructions from the start of a killed program to its first new step, and in the same
+# program with plain SQLite: see `instructions.resumes`.
+START_CEILINGS = {(3, 11): (612, 1.42)}
+
+
 def test_a_step_takes_no_more_instructions_than_its_ceiling():
     """Each kind of step stays below its ceiling: what it costs is never raised unnoticed."""
     if instructions.why_not():
@@ -34,3 +39,14 @@ def test_a_step_takes_no_more_instructions_than_its_ceiling():
     ceilings = CEILINGS[sys.version_info[:2]]
     counted = instructions.instructions(ceilings, instructions.QUICK)
     assert {kind: round(each) for kind, each in counted.items() if each > ceilings[kind]} == {}
+
+
+def test_a_start_takes_no_more_instructions_than_its_ceiling():
+    """A resume stays below its ceiling, alone and over the same program with plain SQLite."""
+    if instructions.why_not():
+        pytest.skip(instructions.why_not())
+    if sys.version_info[:2] not in START_CEILINGS:
+        pytest.skip(f"instructions were not counted with Python {sys.version.split()[0]} yet")
+    ours, plain = instructions.resumes()
+    ceiling, ratio = START_CEILINGS[sys.version_info[:2]]
+    assert (ours <= ceiling, ours / plain <= ratio) == (True, True), (ours, plain)

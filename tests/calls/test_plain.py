@@ -1,8 +1,8 @@
-"""The straight way of a plain call writes what the general way writes: every byte of every batch.
+"""The straight ways of a plain call and of a usual checkpoint write what the general ways write.
 
-Random programs are executed both ways, with one clock that only the bodies of steps move.  What the
-store is given, the events and the results have to be equal, also when a program is cut off and
-resumed.
+Every byte of every batch is compared.  Random programs are executed both ways, with one clock that
+only the bodies of steps move.  What the store is given, the events and the results have to be
+equal, also when a program is cut off and resumed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import itertools
+import random
 import threading
 import time
 from typing import ClassVar
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 import stepwise
 from stepwise import (
     NotRecordableError,
+    OutsideRunError,
     RunStopped,
     StoreError,
     current_step,
@@ -33,7 +35,11 @@ from stepwise import (
 from stepwise._calls import plain
 from stepwise._journal.journal import read_entries, seal_for
 from stepwise._matching import subjects
+from stepwise._workflows import usual_save
 from stepwise.stores.memory import MemoryStore
+
+# Several large values in one example are a long text for Hypothesis, which says so.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 class Recorder(MemoryStore):
@@ -365,6 +371,42 @@ def plainly(script):
     return last
 
 
+@workflow(name="turning")
+def turning(script):
+    """Variables that come, go and change their kind, in loops of several kinds."""
+    held, moment = None, 0.0
+    for value in script:
+        for number in range(2):
+            word = echo(number)
+            if value == 1:
+                held = [value, word]
+            elif value == 2:
+                held = {"word": word, "value": (number, held)}
+            elif value == 3:
+                held = held * 2 if isinstance(held, str) else "x" * 900
+        if value == 4:
+            again = iter([1, 2, 3])
+            for each in again:
+                steady(each)
+                for other in again:
+                    steady(other)
+            del again
+        elif value == 5:
+            moment = time.time() + random.random()
+            steady(0)
+            moment = 0.0
+        elif value == 6:
+            del held
+            steady(1)
+            held = None
+        elif value == 7:
+            send(number)
+        elif value == 8:
+            with contextlib.suppress(ValueError):
+                failing(steady(2))
+    return held, moment
+
+
 @workflow(name="sending")
 def sending(script):
     """A loop whose every call is a side effect."""
@@ -501,7 +543,8 @@ def executed(begin, function, arguments, options, *, fails_at=0, listens=True, i
     """Execute a program, again until it is not cut off any more.
 
     Args:
-        begin: stands in for what decides whether a call is plain.
+        begin: stands in for what decides whether a call is plain; with ``no_call``, no
+            checkpoint is usual, either.
         interrupted_at: before the body of this call, counted from 1, Ctrl-C is pressed.
 
     Returns:
@@ -509,6 +552,7 @@ def executed(begin, function, arguments, options, *, fails_at=0, listens=True, i
     """
     store, events, endings = Recorder(fails_at), [], []
     World.clock = Clock()
+    random.seed(0)
     subjects._left.clear()  # what the process knows of runs of that id that did not complete
 
     started = itertools.count(1)
@@ -519,6 +563,8 @@ def executed(begin, function, arguments, options, *, fails_at=0, listens=True, i
 
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
         patched.setattr(plain, "_begin", begin)
+        if begin is no_call:
+            patched.setattr(usual_save, "settled_at", no_call)
         for name in ("time", "monotonic", "perf_counter"):
             patched.setattr(time, name, World.clock)
         if listens:
@@ -551,6 +597,8 @@ def check(function, arguments, options, **cut):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plain, "_take_off", counted)
         straight = executed(plain._begin, function, arguments, options, **cut)
+    if straight[0] != general[0]:  # the first execution in a process may share other texts
+        general = executed(no_call, function, arguments, options, **cut)
     assert straight[2] == general[2]
     assert straight[1] == general[1]
     assert len(straight[0]) == len(general[0])
@@ -581,6 +629,38 @@ def test_a_program_that_is_cut_off_is_resumed_alike(script, options, fails_at):
 def test_small_programs_are_recorded_alike(count, word, options, fails_at):
     """So it is where a checkpoint holds a few small variables, and every call is plain."""
     assert check(counting, (count, word), options, fails_at=fails_at) or not count
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
+@given(st.lists(st.integers(0, 8), max_size=7).map(tuple), OPTIONS, st.integers(0, 40))
+@example((0, 0, 3, 3, 3, 1, 2, 0), {"checkpoint_every": 1}, 0)
+def test_checkpoints_of_changing_variables_are_written_alike(script, options, fails_at):
+    """So it is where variables come and go, change their kinds, and are too large or unplain."""
+    check(turning, (script,), options, fails_at=fails_at)
+
+
+def test_most_checkpoints_of_a_loop_are_usual(monkeypatch):
+    """From the second round of a loop on, its checkpoints take the straight way."""
+    found, is_written = [], usual_save._is_written
+    monkeypatch.setattr(
+        usual_save, "_is_written", lambda *given: found.append(is_written(*given)) or found[-1]
+    )
+    check(counting, (20, ""), {"checkpoint_every": 1})
+    assert found.count(True) >= 35
+    assert not found.count(False)
+
+
+@pytest.mark.parametrize("name", ["usual_text", "dump_few"])
+def test_the_comparison_sees_another_checkpoint(monkeypatch, name):
+    """Were a checkpoint made otherwise, the comparison would fail."""
+    made = getattr(usual_save, name)
+    otherwise = {
+        "usual_text": lambda *given: made(*given).replace('"serial":0', '"serial":1'),
+        "dump_few": lambda values, around: made({**values, "size": 0}, around),
+    }
+    monkeypatch.setattr(usual_save, name, otherwise[name])
+    with pytest.raises(AssertionError):
+        check(counting, (5, "word"), {"checkpoint_every": 1})
 
 
 @given(st.lists(VALUES, min_size=1, max_size=4).map(tuple), OPTIONS)
@@ -678,3 +758,54 @@ def test_the_comparison_sees_a_difference(monkeypatch, name):
 def test_coroutine_functions_are_recorded_alike(script, options, fails_at):
     """An asynchronous program is recorded alike, also where it is cut off and resumed."""
     check(aprogram, (script,), options, fails_at=fails_at)
+
+
+@pytest.mark.parametrize("fails_at", [2, 4, 6, 8])  # the batches of outcomes
+def test_a_run_that_stopped_executes_no_plain_call(fails_at):
+    """After its store failed, a run that swallows the error executes no other body."""
+    done, stops = [], []
+
+    @step
+    def note(number):
+        assert not stops
+        done.append(number)
+
+    @workflow(name="stubborn")
+    def stubborn():
+        for number in range(5):
+            try:
+                note(number)
+            except StoreError as error:
+                stops.append(error)
+
+    with pytest.raises(StoreError):
+        stubborn.options(store=Recorder(fails_at=fails_at), run_id="run")()
+    assert stops
+    assert done == [*range(6 - len(stops))]
+
+
+def test_a_call_after_the_run_has_ended_is_refused():
+    """A thread that outlives the workflow gets an error instead of a step that nobody records."""
+    done, ended, errors, threads = [], threading.Event(), [], []
+
+    @step
+    def note(number):
+        done.append(number)
+
+    def late():
+        ended.wait()
+        try:
+            note(2)
+        except OutsideRunError as error:
+            errors.append(error)
+
+    @workflow(name="hasty")
+    def hasty():
+        note(1)
+        threads.append(threading.Thread(target=late))
+        threads[0].start()
+
+    hasty.options(store=MemoryStore(), run_id="run")()
+    ended.set()
+    threads[0].join()
+    assert (done, len(errors)) == ([1], 1)

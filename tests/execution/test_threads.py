@@ -13,7 +13,14 @@ from harness import Lab
 from outside import Log
 
 import stepwise
-from stepwise import OutsideRunError, RunBusyError, UnrecordedCallWarning, step, tool, workflow
+from stepwise import (
+    OutsideRunError,
+    RunBusyError,
+    UnrecordedCallWarning,
+    step,
+    tool,
+    workflow,
+)
 from stepwise._execution.concurrency import Flows
 from stepwise._workflows import definition
 
@@ -290,6 +297,64 @@ def test_a_step_in_a_forked_child_raises():
 
     assert agent() == (42, 20)
     assert names() == ["fetch"]
+
+
+@pytest.mark.parametrize("effect", [False, True])
+def test_a_forked_child_that_returns_from_a_step(effect):
+    """What a step returns or raises in a forked child is not recorded as its outcome."""
+
+    def forks(raises):
+        pid = os.fork()
+        if pid == 0 and raises:
+            raise ValueError("the child")
+        if pid == 0:
+            return "the child"
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+        return "the parent"
+
+    forking = tool(side_effect=True)(forks) if effect else step(forks)
+
+    parent = os.getpid()
+
+    @workflow
+    def agent():
+        try:
+            first = [fetch(n) for n in range(5)]
+            seen = [forking(raises) for raises in (False, True)]
+            return first, seen, fetch(7)
+        finally:
+            if os.getpid() != parent:
+                error = sys.exc_info()[1]
+                tells = "forked process" in str(error) or (effect and type(error) is ValueError)
+                os._exit(42 if tells else 1)
+
+    assert agent()[1:] == (["the parent"] * 2, 70)
+    (run,) = stepwise.runs()
+    assert not run.verify().lost
+    assert [each.to_dict()["preview"] for each in run.steps[5:]] == ["'the parent'"] * 2 + ["70"]
+
+
+def test_a_forked_child_takes_no_checkpoint():
+    """The checkpoints of a run are its process's, not those of a child that it forked."""
+
+    def unknown(n):
+        return n + 1
+
+    @workflow
+    def agent():
+        first = [fetch(n) for n in range(5)]
+        pid = os.fork()
+        if pid == 0:
+            number = unknown(first[0])
+            number = unknown(number)
+            number = unknown(number)
+            os._exit(number)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return code, stepwise.runs()[0].locals()
+
+    code, found = agent()
+    assert (code, found["first"]) == (3, [0, 10, 20, 30, 40])
+    assert "number" not in found
 
 
 WORKERS = """

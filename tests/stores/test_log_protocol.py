@@ -161,6 +161,12 @@ def test_the_order_of_the_writer(traced):
     assert traced.of(store.close)[-2:] == ["commits", "deletes"]
 
 
+def test_a_run_is_deleted_durably(traced):
+    """Of a run whose deletion returned, a power cut brings nothing back."""
+    traced.store.write("run", 1, Batch(((1, b"x"),), durable=False))
+    assert traced.of(traced.store.delete, "run", 1)[-1] == "commits"
+
+
 def test_the_order_of_a_full_log(traced):
     """The database has all of a log, durably, before the log is written over."""
     store = traced.store

@@ -517,7 +517,16 @@ def test_a_lease_that_names_a_foreign_file(store):
     other.close()
 
 
-def test_an_interrupted_flush(store, monkeypatch):
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda store: 3 in dict(store.read("a")),
+        lambda store: store.get("a", "c/3") == b"3",
+        lambda store: store.names("a") == ["c/3"],
+    ],
+    ids=["read", "get", "names"],
+)
+def test_an_interrupted_flush(store, monkeypatch, look):
     """What is read after an interrupted flush is on the disk: the log was taken in before."""
     (epoch,) = begin(store, "a")
     name = store._logs.name
@@ -527,8 +536,8 @@ def test_an_interrupted_flush(store, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ProcessLog, "flush", interrupted)
-        store.write("a", epoch, Batch(((3, b"3"),)))
-    assert 3 in dict(store.read("a"))
+        store.write("a", epoch, Batch(((3, b"3"),), {"c/3": b"3"}))
+    assert look(store)
     assert store._logs.name != name
     assert not store._logs.own.tails
 
@@ -621,6 +630,42 @@ def test_a_run_that_is_begun_again_while_its_old_frames_are_kept(store):
     assert [*dict(store.read("a"))] == [*range(1, 9)]
     store.close()
     assert [*dict(store.read("a"))] == [*range(1, 9)]
+
+
+def test_one_durable_batch_of_several(store, monkeypatch):
+    """Batches that are written together are flushed once, whichever of them has to last."""
+    one, two = begin(store, "a", "b")
+    flushed, fdatasync = [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: (flushed.append(file), fdatasync(file)))
+    wanted = [("a", one, Batch(((3, b"3"),))), ("b", two, Batch(((3, b"3"),), durable=False))]
+    for number, each in enumerate((wanted, wanted[::-1]), 1):
+        assert store.write_all(each) == [None, None]
+        assert len(flushed) == number
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_marks_of_what_lies_in_the_log(store, durable):
+    """A batch that goes into the log moves the mark of its run, also if it need not last."""
+    (epoch,) = begin(store, "a")
+    for number in (3, 4):
+        mark = b"%d" % number * 40
+        store.write("a", epoch, Batch(((number, b"x"),), mark=mark, durable=durable))
+        assert store.marks("a")[-1].startswith(mark)
+
+
+def test_a_store_that_is_closed_on_a_full_disk(store, kind, folder, monkeypatch):
+    """What the database cannot take in at the end stays in the log, where others find it."""
+    (epoch,) = begin(store, "a")
+    store.write("a", epoch, Batch(((3, b"3"),)))
+
+    def fails():
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(store._rows, "commit", fails)
+    store.close()
+    other = kind(folder)
+    assert [*dict(other.read("a"))] == [1, 2, 3]
+    other.close()
 
 
 def writable(store):

@@ -317,7 +317,7 @@ def test_frames_that_are_written_behind_the_reader(written, path, monkeypatch):
         call = next(calls)
         data = bytearray(whole)
         if call in (0, 2):  # a read follows, in which a frame is not there yet
-            start, end, *_ = written.frames[call]
+            start, end, *_ = written.frames[call + 1]
             data[start:end] = bytes(end - start)
         path.write_bytes(data)
         return beginning(file)

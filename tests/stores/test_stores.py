@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from store_tools import LARGE, ME, files, linux, pragma, records
+from store_tools import LARGE, ME, files, linux, log_files, pragma, records
 
 from stepwise import (
     ConfigurationError,
@@ -252,11 +252,14 @@ def test_only_the_owner_can_read(folder, permissive, exists, kind):
     store = kind(folder)
     epoch = store.acquire("run", ME)
     store.write("run", epoch, Batch(((1, b"1"), (2, LARGE)), {"a": LARGE}, mark=b"m" * 40))
+    for number in (3, 4):
+        store.write("run", epoch, Batch(((number, b"x"),)))
+    (log,) = log_files(folder)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in files(folder)}
     database = {f"{store._file}{end}" for end in ("", "-wal", "-shm")}
     assert {path.name for path in modes} >= {*database, "leases"}
     assert [path for path, mode in modes.items() if mode != 0o600] == []
-    for inner in (folder / store._marked, files(folder, "*.val")[0].parent):
+    for inner in (folder / store._marked, files(folder, "*.val")[0].parent, log.parent):
         assert stat.S_IMODE(inner.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.stat().st_mode) == (0o755 if exists else 0o700)
     store.close()

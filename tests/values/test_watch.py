@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwise._values import trees
+from stepwise._values import addresses, dict_watch, trees
 from stepwise._values.trees import Watch, walk
 
 
@@ -134,11 +135,14 @@ edits = st.lists(
     edits=edits,
     apart=st.booleans(),
     block=st.sampled_from([1, 2, 5, 2000]),
+    many=st.sampled_from([0, 3, 32]),
 )
-def test_a_watch_notices_every_change(value, edits, apart, block):
+def test_a_watch_notices_every_change(value, edits, apart, block, many):
     """A watch holds if and only if every object holds what it held, in its order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trees, "_BLOCK", block)
+        patch.setattr(dict_watch, "MANY", many)  # from so many on, versions of dicts are read
+        patch.setattr(addresses._slowly, "left", 0)
         _check_watch(value, edits, apart=apart)
 
 
@@ -149,6 +153,7 @@ def _check_watch(value: list[Any], edits: list[Any], *, apart: bool) -> None:
         watch = Watch()
         for node in nodes:
             watch.extend(Watch([node]))
+            assert watch.holds()
     before = slowly(nodes)
     assert watch.holds()
     mutable = containers(nodes)
@@ -156,6 +161,7 @@ def _check_watch(value: list[Any], edits: list[Any], *, apart: bool) -> None:
         edit(mutable[where % len(mutable)], how, atom, key)
     now = slowly(nodes)
     assert watch.holds() == (now == before)
+    assert watch.holds() == (now == before)  # a look at a change does not make it known
 
 
 @settings(max_examples=200)
@@ -223,3 +229,96 @@ def test_the_keys_of_messages_are_told_by_their_copies():
     block = Watch(nodes)._open
     assert len(block._dicts._told) == 2
     assert block._dicts._others == []
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The number of looks at the keys and values of dicts, in a list."""
+    monkeypatch.setattr(addresses._slowly, "left", 0)
+    look, counted = dict_watch.DictWatch._are_unchanged, []
+    monkeypatch.setattr(
+        dict_watch.DictWatch, "_are_unchanged", lambda each: counted.append(1) or look(each)
+    )
+    return counted
+
+
+def conversation(count: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"message {n}"} for n in range(count)]
+
+
+@pytest.mark.skipif(
+    sys.implementation.name != "cpython" or sys.version_info >= (3, 13),
+    reason="dicts have no versions",
+)
+def test_dicts_of_the_same_versions_are_not_looked_at(looks):
+    """Messages that grow are looked at once each: then their versions are the same."""
+    watch = Watch(conversation(50))
+    assert watch.holds()
+    for _ in range(20):
+        watch.extend(Watch(conversation(1)))
+        assert watch.holds()
+    assert len(looks) == 21
+
+
+@pytest.mark.parametrize("place", [0, 20, 49, 50, 69])
+def test_one_key_of_one_message_is_noticed(looks, place):
+    """A change in any message is found, however often none was found before."""
+    messages, watch = conversation(50), Watch()
+    watch.extend(Watch(messages))
+    for message in conversation(20):
+        assert watch.holds()
+        messages.append(message)
+        watch.extend(Watch([message]))
+    assert watch.holds()
+    content = messages[place].pop("content")
+    messages[place]["contents"] = content
+    assert not watch.holds()
+    assert not watch.holds()
+    messages[place]["content"] = messages[place].pop("contents")
+    assert watch.holds()
+
+
+def test_a_change_before_the_first_look_at_the_versions_is_noticed(looks):
+    """What was changed between the snapshot and the first time it is compared is found."""
+    messages = conversation(100)
+    watch = Watch(messages)
+    messages[70]["content"] = "another"
+    assert not watch.holds()
+    added, watch = conversation(1), Watch(conversation(100))
+    assert watch.holds()
+    late = Watch(added)
+    added[0]["content"] = "another"
+    watch.extend(late)
+    assert not watch.holds()
+
+
+@pytest.mark.parametrize("times", [1, 100])  # code that runs often is specialized
+def test_attributes_of_many_instances_are_watched(looks, times):
+    """An attribute that is set, added or deleted is found, and one that is set to itself is not."""
+    notes = [Note(f"note {n}", [n]) for n in range(100)]
+    watch = Watch(notes)
+    for _ in range(times):
+        for note in notes:
+            assert watch.holds()
+            text = note.text
+            note.text = f"{text}!"
+            assert not watch.holds()
+            note.text = text
+        assert watch.holds()
+    notes[50].extra = 1
+    assert not watch.holds()
+    del notes[50].extra
+    assert watch.holds()
+    del notes[99].more
+    assert not watch.holds()
+
+
+def test_a_change_by_another_thread_is_noticed(looks):
+    """What another thread changes between two looks is found by the second."""
+    messages = conversation(100)
+    watch = Watch(messages)
+    assert watch.holds()
+    thread = threading.Thread(target=messages[3].update, args=({"content": "another"},))
+    thread.start()
+    thread.join()
+    assert not watch.holds()

@@ -1,0 +1,165 @@
+"""The straight way of a usual checkpoint: written as ``WorkflowFrame.save`` writes it.
+
+A loop comes to the same point again and again, and almost always nothing has changed there: the
+same variables, of the same kinds, few and plain; no other task or thread; no record that waits for
+its call; nothing that is kept elsewhere.  What ``save`` found out about the point is then settled
+(:class:`Settled`), and this module does what remains, in the same order: look at the variables,
+pickle them, write.  The bytes are the same.
+
+Whether a checkpoint is usual is decided before anything is done; if not, ``save`` goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stepwise._checkpoints.checkpoints import place_text, usual_text
+from stepwise._checkpoints.variables import dump_few
+from stepwise._execution.other_tasks import others_alive
+from stepwise._runtime.events import heard
+from stepwise._runtime.facts import NamedTuple
+from stepwise._workflows.reach import Reach, SeenNames
+
+__all__ = ["Settled", "save_usual", "settled_at"]
+
+
+class Settled(NamedTuple):
+    """What is settled at a point, as long as the variables there are of the same kinds.
+
+    Args:
+        seen: what the outlook depends on.
+        drawn: see :class:`Outlook`.
+        calls: a step is called before the next point; if not, nothing is.
+        names: of all variables, in their order.
+        kept: of those that are state; empty until a checkpoint was taken.
+        visited: how many branches had been entered.
+        place: what the checkpoint's header begins with.
+        where: the same for an event.
+    """
+
+    seen: SeenNames
+    drawn: bool
+    calls: bool
+    names: list[str]
+    kept: list[str]
+    visited: int
+    place: str
+    where: str
+
+
+def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> Settled | None:
+    """Return what is settled at a point where ``save`` has just decided; ``None`` if too little is.
+
+    A test replaces this by a function that returns ``None``.
+
+    Args:
+        names: of all variables there, in their order.
+        kept: of those that are state; empty if no checkpoint was taken.
+    """
+    known, rewritten = frame.outlooks.known(number), frame.rewritten
+    if (
+        known is None
+        or rewritten.made
+        or rewritten.files
+        or rewritten.points[number].withs
+        or frame.around.arguments
+        or frame.around.secret
+        or not frame.module.is_bare
+    ):
+        return None
+    seen, (reach, drawn) = known
+    point, ahead, visited = rewritten.points[number], rewritten.ahead[number], len(frame.visited)
+    calls = reach is Reach.STEP or reach is Reach.EFFECT
+    if calls and not (frame.every == 1 or number in frame.seen):
+        return None
+    if not calls and (reach is not Reach.NOTHING or ahead.ends or ahead.escapes):
+        return None
+    entered, prefix = frame.prefixes.get((number, visited), ([], ""))
+    if prefix is None:
+        return None
+    place = place_text(point.position, point.line, frame.file, prefix, *entered)
+    where = f"{frame.file}:{point.line}"
+    return Settled(seen, drawn, calls, names, kept, visited, place, where)
+
+
+def save_usual(frame: Any, number: int, values: dict[str, Any]) -> bool:
+    """Take a checkpoint here if it is a usual one, or none; false if ``save`` has to decide.
+
+    As ``WorkflowFrame._wants`` decides it.
+    """
+    here = frame.settled.get(number)
+    if (
+        here is None
+        or frame.shut
+        or frame.active.stopped is not None
+        or here.names != [*values]
+        or here.visited != len(frame.visited)
+        or not here.seen.still(values, frame.rewritten.function.__globals__)
+    ):
+        return False
+    drawn = frame.drawn or here.drawn
+    if frame.wanted and (here.calls or not drawn):
+        if not (here.kept and _is_written(frame, here, values)):
+            return False
+    elif frame.wanted:  # the next point is soon enough
+        frame.due = True
+    elif here.calls and not frame.drawn:
+        frame.due = False
+    else:
+        return False
+    if here.calls:
+        frame.asked = number
+    frame.guesses, frame.drawn = False, drawn
+    frame.helped.clear()
+    frame.without = 0
+    values.clear()  # see WorkflowFrame.save
+    return True
+
+
+def _is_written(frame: Any, here: Settled, values: Mapping[str, Any]) -> bool:
+    active, references = frame.active, frame.references
+    journal, progress, subjects = active.journal, active.progress, active.subjects
+    if (
+        frame.complaints.culprits
+        or active.pool
+        or active.secrets
+        or subjects.state
+        or progress.usage
+        or active.steering.told is not None
+        or others_alive(active)
+    ):
+        return False
+    began = time.perf_counter()
+    kept = dict(zip(here.kept, map(values.__getitem__, here.kept), strict=True))
+    try:
+        payload = dump_few(kept, frame.around)
+    except MemoryError:
+        return False  # save says so, if it happens again
+    if payload is None:
+        return False
+    references.prepare_none()
+    active.note_handled()
+    ordinals, children = active.ordinals.kept()
+    name = frame.checkpoints.usual_name(journal.position.last)
+    if not name or children or active.inbox.kept() or not references.are_none:
+        return False
+    with active.lock:
+        step, at = progress.done, time.time()
+        header = usual_text(
+            here.place,
+            step,
+            journal.calls,
+            ordinals,
+            journal.position.kept(),
+            at,
+            subjects.last,
+            round(progress.seconds, 3),
+        )
+    frame.guesses = False
+    frame.checkpoints.write_usual(name, header, payload)
+    if heard():
+        active.tell("checkpoint_taken", detail=here.where, step=step)
+    frame.note_taken(began, kept)
+    return True
