@@ -140,7 +140,7 @@ class WorkflowFrame(Frame):
         self.refused: set[int] = set()
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
         self.outlooks = Outlooks(rewritten, self.entered)
-        self.settled: dict[int, usual_save.Settled | None] = {}  # by point
+        self.settled: dict[int, usual_save.SettledPoint | None] = {}  # by point
         self.shut: set[int] = set()  # blocks that were not reported yet
         self.reopened: dict[int, Any] = {}  # the files of ``with`` statements to be entered again
         self.guesses = False

@@ -3,8 +3,8 @@
 A loop comes to the same point again and again, and almost always nothing has changed there: the
 same variables, of the same kinds, few and plain; no other task or thread; no record that waits for
 its call; nothing that is kept elsewhere.  What ``save`` found out about the point is then settled
-(:class:`Settled`), and this module does what remains, in the same order: look at the variables,
-pickle them, write.  The bytes are the same.
+(:class:`SettledPoint`), and this module does what remains, in the same order: look at the
+variables, pickle them, write.  The bytes are the same.
 
 Whether a checkpoint is usual is decided before anything is done; if not, ``save`` goes on.
 """
@@ -22,10 +22,10 @@ from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.reach import Reach, SeenNames
 
-__all__ = ["Settled", "save_usual", "settled_at"]
+__all__ = ["SettledPoint", "save_usual", "settled_at"]
 
 
-class Settled(NamedTuple):
+class SettledPoint(NamedTuple):
     """What is settled at a point, as long as the variables there are of the same kinds.
 
     Args:
@@ -49,7 +49,7 @@ class Settled(NamedTuple):
     where: str
 
 
-def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> Settled | None:
+def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> SettledPoint | None:
     """Return what is settled at a point where ``save`` has just decided; ``None`` if too little is.
 
     A test replaces this by a function that returns ``None``.
@@ -81,7 +81,7 @@ def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> Se
         return None
     place = place_text(point.position, point.line, frame.file, prefix, *entered)
     where = f"{frame.file}:{point.line}"
-    return Settled(seen, drawn, calls, names, kept, visited, place, where)
+    return SettledPoint(seen, drawn, calls, names, kept, visited, place, where)
 
 
 def save_usual(frame: Any, number: int, values: dict[str, Any]) -> bool:
@@ -118,7 +118,7 @@ def save_usual(frame: Any, number: int, values: dict[str, Any]) -> bool:
     return True
 
 
-def _is_written(frame: Any, here: Settled, values: Mapping[str, Any]) -> bool:
+def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bool:
     active, references = frame.active, frame.references
     journal, progress, subjects = active.journal, active.progress, active.subjects
     if (

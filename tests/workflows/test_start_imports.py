@@ -51,7 +51,8 @@ OURS = {
     ),
     "_values": (
         "addresses buffers class_contents codec data dict_watch digest digest_atoms "
-        "hidden_arguments instances list_digest message_fields moments pickling preview reducers secrets sentinels trees"
+        "hidden_arguments instances list_digest message_fields moments pickling preview reducers "
+        "secrets sentinels trees"
     ),
     "_wire": "",
     "_workflows": (
