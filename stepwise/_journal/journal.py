@@ -219,7 +219,7 @@ class Journal:
             raise stopped("a record was sealed", error, path=self.store.url) from None
         self.store.write(*self._ready(sealed, at, durable, head))
         self.settle()
-        return [number for number, _ in sealed]
+        return list(range(at.last - len(items) + 1, at.last + 1))
 
     def write(self, shares: list[Records]) -> None:
         """Write the shares of several callers in one transaction, in their order."""

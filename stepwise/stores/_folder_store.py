@@ -207,10 +207,8 @@ class FolderStore(abc.ABC):
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         wanted = run_id, epoch, batch
         alone = len(self._held) <= 1  # nobody else writes here
-        if alone or not batch.durable:
-            written: bool | None = self._write_straight(wanted)
-        else:
-            written = self._group.at_once(self._write_straight, wanted)
+        straight, waits = self._write_straight, batch.durable and not alone
+        written = self._group.at_once(straight, wanted) if waits else straight(wanted)
         if not written and alone:
             self._write(wanted)
         elif not written:
@@ -219,8 +217,7 @@ class FolderStore(abc.ABC):
     def _write_straight(self, wanted: Wanted) -> bool:
         """Write a batch into the log, unless anything is unusual; return whether it is written.
 
-        So is nearly every batch written: :meth:`_write` for one of which all questions have the
-        usual answers.
+        So is nearly every batch written, as :meth:`_write` would do it with more questions.
         """
         self._refuse_inside()
         try:
@@ -242,7 +239,7 @@ class FolderStore(abc.ABC):
         log = self._logs.own
         try:
             with log.mutex:
-                held = self._fitting(wanted)
+                held = self._fits(wanted)
                 if held is None or not log.add(run_id, epoch, held.generation, batch):
                     return False
             if batch.durable:
@@ -298,10 +295,7 @@ class FolderStore(abc.ABC):
             if batch.mark:
                 self._marks.mark(hashed(run_id), batch.mark)
 
-    def _fits(self, wanted: Wanted) -> bool:
-        return self._fitting(wanted) is not None
-
-    def _fitting(self, wanted: Wanted) -> HeldRun | None:
+    def _fits(self, wanted: Wanted) -> HeldRun | None:
         """Return the run of a batch if this goes into the log.
 
         A durable one does not, as long as a power cut could undo the commit that gave the run its
