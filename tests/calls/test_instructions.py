@@ -15,21 +15,12 @@ import instructions
 CEILINGS = {
     (3, 11): {
         "memory: a step": 655,
-<<<<<<< HEAD
         "sqlite: a step": 780,
         "disk: a step": 810,
         "disk: a step, a checkpoint every 1,000": 490,
         "disk: a side effect": 1105,
         "disk: an asynchronous step": 835,
         "disk: a node of a graph": 1640,
-=======
-        "sqlite: a step": 785,
-        "disk: a step": 805,
-        "disk: a step, a checkpoint every 1,000": 520,
-        "disk: a side effect": 1110,
-        "disk: an asynchronous step": 920,
-        "disk: a node of a graph": 1690,
->>>>>>> h1
     },
 }
 
