@@ -70,14 +70,9 @@ class ModuleState:
     def _value(self, name: str) -> Any:
         return self._namespace.get(name, _MISSING)
 
-    @property
-    def is_bare(self) -> bool:
-        """True if a checkpoint never holds any of it."""
-        return not (self._assigned or self._watched or self._changed or self._cells)
-
     def kept(self) -> dict[str, Any]:
         """Return the part of it that a checkpoint holds, under names that no variable has."""
-        if self.is_bare:
+        if not (self._assigned or self._watched or self._changed or self._cells):
             return {}
         found = {name: self._value(name) for name in self._assigned}
         kept = {f"{_GLOBAL}{n}": value for n, value in found.items() if value is not _MISSING}

@@ -58,7 +58,7 @@ def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> Se
         names: of all variables there, in their order.
         kept: of those that are state; empty if no checkpoint was taken.
     """
-    known, rewritten = frame.outlooks.known(number), frame.rewritten
+    known, rewritten, all_names = frame.outlooks.known(number), frame.rewritten, {*names}
     if (
         known is None
         or rewritten.made
@@ -66,7 +66,7 @@ def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> Se
         or rewritten.points[number].withs
         or frame.around.arguments
         or frame.around.secret
-        or not frame.module.is_bare
+        or not all_names.issuperset(kept)  # a module's variable is state, too
     ):
         return None
     seen, (reach, drawn) = known
@@ -128,6 +128,7 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
         or subjects.state
         or progress.usage
         or active.steering.told is not None
+        or frame.module.kept()
         or others_alive(active)
     ):
         return False

@@ -20,6 +20,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from store_tools import Recorder
 
 import stepwise
 from stepwise import (
@@ -40,24 +41,6 @@ from stepwise.stores.memory import MemoryStore
 
 # Several large values in one example are a long text for Hypothesis, which says so.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-
-
-class Recorder(MemoryStore):
-    """A store that keeps all batches, and fails at one of them."""
-
-    def __init__(self, fails_at=0):
-        super().__init__()
-        self.batches = []
-        self.fails_at = fails_at
-
-    def write(self, run_id, epoch, batch):
-        """Write a batch, unless it is the one to fail at."""
-        records = tuple((number, bytes(data)) for number, data in batch.records)
-        put = {name: bytes(data) for name, data in batch.put.items()}
-        self.batches.append((run_id, epoch, batch._replace(records=records, put=put)))
-        if len(self.batches) == self.fails_at:
-            raise StoreError("no answer")
-        super().write(run_id, epoch, batch)
 
 
 class Clock:
@@ -648,19 +631,6 @@ def test_most_checkpoints_of_a_loop_are_usual(monkeypatch):
     check(counting, (20, ""), {"checkpoint_every": 1})
     assert found.count(True) >= 35
     assert not found.count(False)
-
-
-@pytest.mark.parametrize("name", ["usual_text", "dump_few"])
-def test_the_comparison_sees_another_checkpoint(monkeypatch, name):
-    """Were a checkpoint made otherwise, the comparison would fail."""
-    made = getattr(usual_save, name)
-    otherwise = {
-        "usual_text": lambda *given: made(*given).replace('"serial":0', '"serial":1'),
-        "dump_few": lambda values, around: made({**values, "size": 0}, around),
-    }
-    monkeypatch.setattr(usual_save, name, otherwise[name])
-    with pytest.raises(AssertionError):
-        check(counting, (5, "word"), {"checkpoint_every": 1})
 
 
 @given(st.lists(VALUES, min_size=1, max_size=4).map(tuple), OPTIONS)

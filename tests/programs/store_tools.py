@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from stepwise import RunStopped
+from stepwise import RunStopped, StoreError
 from stepwise.stores import Batch, Head, Owner
 from stepwise.stores.disk import DiskStore
+from stepwise.stores.memory import MemoryStore
 from stepwise.stores.sqlite import SqliteStore
 
 ME = Owner(os.getpid(), socket.gethostname(), 1.5, "thread a")
@@ -104,3 +105,21 @@ store = open_store(sys.argv[1])
 epoch = store.acquire("run", Owner(os.getpid(), socket.gethostname(), 42.0, "thread main"))
 store.write("run", epoch, Batch(((1, b"1"),)))
 """
+
+
+class Recorder(MemoryStore):
+    """A store that keeps all batches, and fails at one of them."""
+
+    def __init__(self, fails_at=0):
+        super().__init__()
+        self.batches = []
+        self.fails_at = fails_at
+
+    def write(self, run_id, epoch, batch):
+        """Write a batch, unless it is the one to fail at."""
+        records = tuple((number, bytes(data)) for number, data in batch.records)
+        put = {name: bytes(data) for name, data in batch.put.items()}
+        self.batches.append((run_id, epoch, batch._replace(records=records, put=put)))
+        if len(self.batches) == self.fails_at:
+            raise StoreError("no answer")
+        super().write(run_id, epoch, batch)
