@@ -48,8 +48,6 @@ cause and the way out follow, which ``stepwise explain NAME`` prints.  The facts
 attributes.  Every exception survives pickle.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -82,6 +82,8 @@ class _ViewingUnpickler(FrameUnpickler):
             return _from_module
         if module.startswith(_OURS) and name in _STANDING_IN:
             return _STANDING_IN[name]
+        if (module, name) == ("builtins", "getattr"):
+            return _attribute
         return _found(module, name)
 
     def secret(self, pid: Any) -> Any:
@@ -106,6 +108,13 @@ def _found(module: str, name: str) -> Any:
 
 def _from_module(module: str, name: str) -> Any:
     return _found(module, name)
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Return a member of an enumeration, as some versions of Python 3.11 pickle it."""
+    if isinstance(owner, type) and issubclass(owner, Placeholder):
+        return owner(name)
+    return getattr(owner, name)
 
 
 def _make(factory: Any, args: tuple[Any, ...], _: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import pytest
 
 import stepwise
 from stepwise import ConfigurationError, OutsideRunError, WaitTimeoutError, step, workflow
-from stepwise._calls import async_driver
+from stepwise._execution import other_tasks
 from stepwise._execution.active_run import live_runs
 from stepwise._execution.waits import RunInbox, Taken
 from stepwise._journal.inbox import Inbox
@@ -96,7 +96,7 @@ def test_two_waits_of_one_name_take_two_messages():
 
 def test_a_call_that_is_cancelled_as_it_takes_a_message(monkeypatch):
     """Where many tasks share their writes, too, a message is taken and returned, or neither."""
-    monkeypatch.setattr(async_driver, "_FEW", -1)
+    monkeypatch.setattr(other_tasks, "_FEW", -1)
     submit, tasks = Journal.submit, []
 
     def cancelling(journal, *items, **how):

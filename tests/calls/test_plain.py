@@ -69,14 +69,14 @@ class Point:
     label: str = ""
 
 
-@step
+@step(name="plain echo")
 def echo(value):
     """A plain step, which takes a moment."""
     World.clock.now += 0.03
     return value
 
 
-@step
+@step(name="plain named")
 def named(value, scale=2, *, note="none"):
     """A step with defaults."""
     World.clock.now += 0.02
@@ -89,7 +89,7 @@ def many(first, *others, **more):
     return first, others, more
 
 
-@step(retries=2, backoff=0.0)
+@step(retries=2, backoff=0.0, name="plain steady")
 def steady(value: int) -> int:
     """A step that may be retried, and need not be."""
     return value
@@ -136,7 +136,7 @@ def within(value):
     return [echo(value), named(value, note="within")]
 
 
-@tool(side_effect=True)
+@tool(side_effect=True, name="plain send")
 def send(value):
     """A side effect."""
     World.clock.now += 0.04

@@ -6,11 +6,10 @@ import pathlib
 import shutil
 import signal
 import sys
-import tarfile
 
 import pytest
 from click.testing import CliRunner
-from harness import Lab
+from harness import Lab, unpack
 from store_tools import ME, log_files, records
 
 import stepwise
@@ -402,8 +401,7 @@ def test_a_draft_of_an_older_version(kind):
     """A run whose newest checkpoint lies beside the marks resumes there, and gets a log."""
     with Lab("import drafted\ndrafted.main()\n") as lab:
         home = lab.folder / "home"
-        with tarfile.open(DATA / f"8ec4de6-{kind}.tar.xz") as file:
-            file.extractall(home, filter="data")
+        unpack(DATA / f"8ec4de6-{kind}.tar.xz", home)
         lab.environment.update(
             STEPWISE_KEY="cd" * 32, STEPWISE_QUIET="", STEPWISE_STORE=f"{kind}:{home}/store"
         )

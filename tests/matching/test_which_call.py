@@ -7,12 +7,11 @@ import itertools
 import pathlib
 import re
 import sys
-import tarfile
 from typing import NamedTuple
 
 import pytest
 from calls import CARRIERS, Calls, stopped
-from harness import Lab
+from harness import Lab, unpack
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 BOTH = {"bull": "bull: why", "bear": "bear: why"}
@@ -1175,8 +1174,7 @@ def old(request):
     """What version a6cd4d2 left behind: see ``programs/old_records.py``."""
     with Lab("import old_records\nold_records.main()\n") as lab:
         home = lab.folder / "home"
-        with tarfile.open(DATA / f"a6cd4d2-{request.param}.tar.xz") as file:
-            file.extractall(home, filter="data")
+        unpack(DATA / f"a6cd4d2-{request.param}.tar.xz", home)
         lab.environment.update(STEPWISE_KEY="ab" * 32, STEPWISE_QUIET="1")
         if request.param == "sqlite":
             lab.environment["STEPWISE_STORE"] = f"sqlite:{home}/store"

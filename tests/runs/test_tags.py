@@ -1,9 +1,9 @@
 """Tags: texts by name that a run is found by, and that are no part of its identity."""
 
 import pathlib
-import tarfile
 
 import pytest
+from harness import unpack
 
 import stepwise
 from stepwise import step, workflow
@@ -115,8 +115,7 @@ def test_bad_tags(tags):
 
 def test_an_old_store_is_listed(tmp_path, monkeypatch):
     """The runs of a store that version a6cd4d2 wrote have no tags, and their steps are counted."""
-    with tarfile.open(DATA / "a6cd4d2-sqlite.tar.xz") as packed:
-        packed.extractall(tmp_path, filter="data")
+    unpack(DATA / "a6cd4d2-sqlite.tar.xz", tmp_path)
     monkeypatch.setenv("STEPWISE_KEY", "ab" * 32)  # see old_records.py
     found = stepwise.runs(store=f"sqlite:{tmp_path / 'store'}")
     assert found
