@@ -26,7 +26,7 @@ __all__ = ["SettledPoint", "save_usual", "settled_at"]
 
 
 class SettledPoint(NamedTuple):
-    """What is settled at a point, as long as the variables there are of the same kinds.
+    """Facts that are settled at a point, as long as the variables there are of the same kinds.
 
     Args:
         seen: what the outlook depends on.

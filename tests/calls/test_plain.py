@@ -667,7 +667,7 @@ def test_a_side_effect_is_announced_before_its_body_and_recorded_after_it():
 
 
 def test_a_secret_given_within_a_body_is_not_shown():
-    """What a step returns is masked, though its run knew no secret when the call began."""
+    """A returned secret is masked, though the run knew none when the call began."""
 
     @workflow
     def leaking():

@@ -301,7 +301,7 @@ def test_a_step_in_a_forked_child_raises():
 
 @pytest.mark.parametrize("effect", [False, True])
 def test_a_forked_child_that_returns_from_a_step(effect):
-    """What a step returns or raises in a forked child is not recorded as its outcome."""
+    """A value or an error of a step's forked child is not recorded as the step's outcome."""
 
     def forks(raises):
         pid = os.fork()

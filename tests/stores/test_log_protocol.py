@@ -162,7 +162,7 @@ def test_the_order_of_the_writer(traced):
 
 
 def test_a_run_is_deleted_durably(traced):
-    """Of a run whose deletion returned, a power cut brings nothing back."""
+    """A power cut brings nothing back of a run whose deletion returned."""
     traced.store.write("run", 1, Batch(((1, b"x"),), durable=False))
     assert traced.of(traced.store.delete, "run", 1)[-1] == "commits"
 

@@ -490,7 +490,7 @@ def test_a_lease_with_a_damaged_generation(store, generation):
 
 
 def test_a_foreign_file_among_the_logs(store):
-    """What another program keeps in the folder of logs stays as it is."""
+    """A file of another program in the folder of logs stays as it is."""
     folder = Path(store._logs._folder)
     folder.mkdir(parents=True)
     names = ["notes.txt", "0123456789abcdeF", "0123456789abcdef0", ".nfs000000000001"]
@@ -654,7 +654,7 @@ def test_marks_of_what_lies_in_the_log(store, durable):
 
 
 def test_a_store_that_is_closed_on_a_full_disk(store, kind, folder, monkeypatch):
-    """What the database cannot take in at the end stays in the log, where others find it."""
+    """A frame that the database cannot take in at the end stays in the log for others to find."""
     (epoch,) = begin(store, "a")
     store.write("a", epoch, Batch(((3, b"3"),)))
 
@@ -717,7 +717,7 @@ def test_a_row_that_names_another_file(store, tmp_path):
 
 
 def test_a_taker_that_had_looked_before(store, kind, folder):
-    """Who takes a run over finds what was written since it last looked, too."""
+    """A process that takes a run over finds what was written since it last looked, too."""
     (epoch,) = begin(store, "a")
     other = kind(folder)
     for number in (3, 4):
@@ -751,7 +751,7 @@ def test_an_owner_that_deletes_its_log_before_the_taker_does(store, kind, folder
 
 
 def test_an_owner_without_its_lock_that_writes_during_a_takeover(store, kind, folder, monkeypatch):
-    """What it had acknowledged before the new epoch began is there in the new one."""
+    """A record that was acknowledged before the new epoch began is there in the new one."""
     epoch = store.acquire("a", ME)
     store.write("a", epoch, Batch(((1, b"1"),)))
     Path(folder, "leases").unlink()
@@ -773,7 +773,7 @@ def test_an_owner_without_its_lock_that_writes_during_a_takeover(store, kind, fo
 
 
 def test_a_large_object_beside_small_records(store):
-    """What is large is not written into the log, whatever part of a batch it is."""
+    """A large batch is not written into the log, whatever part of it is large."""
     (epoch,) = begin(store, "a")
     folder = Path(store._logs._folder)
     for number, large in ((3, bytes(300_000)), (5, bytes(3_000_000))):

@@ -279,7 +279,7 @@ def test_one_key_of_one_message_is_noticed(looks, place):
 
 
 def test_a_change_before_the_first_look_at_the_versions_is_noticed(looks):
-    """What was changed between the snapshot and the first time it is compared is found."""
+    """A change between the snapshot and the first comparison is found."""
     messages = conversation(100)
     watch = Watch(messages)
     messages[70]["content"] = "another"
@@ -314,7 +314,7 @@ def test_attributes_of_many_instances_are_watched(looks, times):
 
 
 def test_a_change_by_another_thread_is_noticed(looks):
-    """What another thread changes between two looks is found by the second."""
+    """A change by another thread between two looks is found by the second."""
     messages = conversation(100)
     watch = Watch(messages)
     assert watch.holds()

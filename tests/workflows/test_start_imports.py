@@ -1,4 +1,4 @@
-"""What a resume loads: each module is a hundredth of a bare Python's start."""
+"""Modules that a resume loads: each is a hundredth of a bare Python's start."""
 
 import os
 import subprocess
@@ -84,7 +84,7 @@ NOT_LOADED = {
     "urllib",
     "uuid",
 }
-"""What some of our modules use, and a plain resume does without."""
+"""Modules that some of ours use, and a plain resume does without."""
 
 
 def loaded(folder):
