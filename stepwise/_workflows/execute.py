@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import drive
-from stepwise._execution.active_run import ActiveRun, Scope, live_runs, scope_variable
+from stepwise._execution.active_run import (
+    ActiveRun,
+    Scope,
+    current_scope,
+    live_runs,
+    scope_variable,
+)
 from stepwise._execution.draining import end_if_drained
 from stepwise._execution.other_tasks import joins, look_again, tasks_of
 from stepwise._execution.outside import carrier
@@ -48,6 +54,7 @@ __all__ = [
 
 
 _LAST_WORDS = 1.0  # seconds
+_OUTSIDE = object()
 
 
 class _Ownership:
@@ -55,7 +62,8 @@ class _Ownership:
 
     def __init__(self, active: ActiveRun) -> None:
         self.active = active
-        self._token: Any = None
+        self._before: Any = _OUTSIDE  # the scope that was left
+        self._leave: Any = None  # what ends the span that was entered
 
     def __enter__(self) -> Self:
         carrier.__enter__()
@@ -79,14 +87,19 @@ class _Ownership:
                     end_if_drained()
 
     def enter_scope(self) -> None:
-        self._token = scope_variable.set(Scope(self.active))
+        # What is kept is not the token of the change: Ctrl-C may come between the two.
+        self._before = current_scope()
+        scope_variable.set(Scope(self.active))
         joins()
         self._leave = tracing.enter(self.active.run_id)
 
     def leave_scope(self) -> None:
         if self._leave is not None:
             tracing.leave(self._leave)
-        scope_variable.reset(self._token)
+            self._leave = None
+        if self._before is not _OUTSIDE:
+            scope_variable.set(self._before)
+            self._before = _OUTSIDE
 
 
 def execute(opened: OpenedRun) -> Any:
@@ -96,8 +109,8 @@ def execute(opened: OpenedRun) -> Any:
     with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
-        attempt.enter_scope()
         try:
+            attempt.enter_scope()
             with noticing_forgotten(active):
                 value = opened.run()
             check_awaited(active, value)
@@ -280,8 +293,8 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
         generator = opened.run()
         resume, sent = generator.send, None
         while True:
-            attempt.enter_scope()
             try:
+                attempt.enter_scope()
                 item = resume(sent)
             except StopIteration as stop:
                 value = stop.value
@@ -316,9 +329,9 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
         generator = opened.run()
         resume, sent = generator.asend, None
         while True:
-            attempt.enter_scope()
-            look_again()  # other tasks may share the caller's context, and see the run now
             try:
+                attempt.enter_scope()
+                look_again()  # other tasks may share the caller's context, and see the run now
                 item = await resume(sent)
             except StopAsyncIteration:
                 break
