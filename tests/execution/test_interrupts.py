@@ -20,6 +20,7 @@ from sweeping import SEED, size
 
 import stepwise
 from stepwise import DidNotHappen, Landed, step, tool, workflow
+from stepwise._workflows import execute
 from stepwise.testing import fresh_store
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # nothing here is about the disk
@@ -216,3 +217,32 @@ def test_an_owner_is_the_owner_whatever_the_clock_says(by):
             owner.communicate("\n")
             assert owner.returncode == 0
         check(lab, "plain")
+
+
+@pytest.mark.parametrize("kind", ["function", "generator"])
+def test_ctrl_c_as_a_run_is_entered(kind, monkeypatch):
+    """After Ctrl-C in the very moment in which a run begins, the same call continues it."""
+
+    @step
+    def twice(number):
+        return number * 2
+
+    @workflow
+    def summing():
+        return twice(1) + twice(2)
+
+    @workflow
+    def giving():
+        yield twice(1) + twice(2)
+
+    def called():
+        return summing() if kind == "function" else next(iter(giving()))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(execute, "joins", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            called()
+    assert called() == 6
