@@ -3,6 +3,8 @@
 Each test talks to a real process, whose steps end when the test says so.
 """
 
+import pathlib
+import re
 import signal
 
 import pytest
@@ -127,6 +129,19 @@ line("outside")
 """
 
 
+def terminate(script):
+    """Send SIGTERM, and return when the program has begun to end: the next one will kill it.
+
+    Else its other threads, which the main thread does not wait for, may be through by then.
+    """
+    status = pathlib.Path(f"/proc/{script.process.pid}/status")
+    script.process.send_signal(signal.SIGTERM)
+    while status.exists() and script.process.poll() is None:
+        (caught,) = re.findall(r"SigCgt:\s*(\w+)", status.read_text("ascii"))
+        if not int(caught, 16) >> (signal.SIGTERM - 1) & 1:
+            break
+
+
 def ended(script):
     """Wait for the end of a script: its status, and what it printed since."""
     script.process.stdin.close()
@@ -143,7 +158,7 @@ def test_the_step_in_flight_ends(start, program):
     """The step in flight is recorded, no other begins, ``finally`` runs, the signal ends it."""
     script = start(HEAD + program)
     assert script.hear() == "begins 0"
-    script.process.send_signal(signal.SIGTERM)
+    terminate(script)
     script.tell()
     assert ended(script) == (TERM, ["ends 0", "finally"])
     run = stepwise.runs()[-1]
@@ -173,7 +188,7 @@ def test_a_workflow_that_swallows_the_end_has_no_end(start, then):
     """Where calls were refused and the workflow goes on, nothing that it comes to is recorded."""
     script = start(HEAD + SWALLOWS.replace("{then}", then))
     assert script.hear() == "begins 0"
-    script.process.send_signal(signal.SIGTERM)
+    terminate(script)
     script.tell()
     assert ended(script) == (TERM, ["ends 0", "swallows 1", "swallows 2"])
     (run,) = stepwise.runs()
@@ -253,7 +268,7 @@ def test_a_step_in_flight_may_call_steps(start):
     """What a step in flight calls belongs to it, so that it can end."""
     script = start(HEAD + INNER)
     assert script.hear() == "begins 0"
-    script.process.send_signal(signal.SIGTERM)
+    terminate(script)
     script.tell()
     assert ended(script) == (TERM, ["ends 0", "inner 1"])
     statuses = [(step.name, step.status) for step in stepwise.runs()[0].steps]
@@ -351,7 +366,7 @@ def test_nothing_keeps_it_alive(start):
     """Code that swallows what unwinds it begins no step, and does not keep the process alive."""
     script = start(HEAD + STUBBORN)
     assert script.hear() == "begins 0"
-    script.process.send_signal(signal.SIGTERM)
+    terminate(script)
     script.tell()
     code, lines = ended(script)
     assert (code, lines) == (TERM, ["ends 0", "SystemExit", "SystemExit"])
@@ -370,7 +385,7 @@ def test_the_last_step(start):
     """A run that needs no other step completes."""
     script = start(HEAD + LAST)
     assert script.hear() == "begins 0"
-    script.process.send_signal(signal.SIGTERM)
+    terminate(script)
     script.tell()
     assert ended(script) == (TERM, ["ends 0"])
     (run,) = stepwise.runs()
