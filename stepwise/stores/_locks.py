@@ -147,7 +147,7 @@ class LockFile:
             if os.fstat(self._descriptor).st_nlink:
                 return
         except OSError:
-            pass
+            pass  # closed, or never opened: what is held is looked at below, with the mutex
         with self._mutex:
             if self._held and not os.fstat(self._descriptor).st_nlink:
                 self._reopen_if_replaced()
