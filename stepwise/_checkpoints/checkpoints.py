@@ -55,7 +55,6 @@ _THIS_PYTHON = quoted(PYTHON)
 _FLAGS = {(a, b): f"{truth_text(a)},{truth_text(b)}" for a in (True, False) for b in (True, False)}
 _NEEDS_NOTHING: Mapping[str, Any] = {}
 _NO_USAGE: Mapping[str, float] = {}
-_NO_CHUNKS: Mapping[int, Data] = {}
 _NONE_TAKEN: Mapping[str, Sequence[int]] = {}
 
 
@@ -146,10 +145,10 @@ def header_text(state: State) -> str:
         return to_json(state._asdict())
     place = place_text(position, line, file, prefix, *visited)
     if not (
-        children or unused or arguments or needs or changed or objects or usage or taken or told
+        children or unused or arguments or changed or objects or usage or taken or told
         or before is not None or python is not PYTHON
     ):  # mostly  # fmt: skip
-        return usual_text(place, step, calls, ordinals, journal, at, serial, seconds)
+        return usual_text(place, step, calls, ordinals, journal, at, serial, seconds, needs)
     return (
         f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
         f'"children":{list_text(children)},"journal":{_journal_text(journal)},'
@@ -170,6 +169,7 @@ def usual_text(
     at: float,
     serial: int,
     seconds: float,
+    needs: Mapping[str, Any] = _NEEDS_NOTHING,
 ) -> str:
     """Return the text of a state of which all that is not given here is empty.
 
@@ -179,7 +179,7 @@ def usual_text(
     return (
         f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},"children":[],'
         f'"journal":{_journal_text(journal)},"unused":[],"arguments":{{}},'
-        f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{{}},"changed":[],"state":[],'
+        f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{mapping_text(needs)},"changed":[],"state":[],'
         f'"serial":{serial},"before":null,"seconds":{seconds!r},"usage":{{}},"taken":{{}},'
         '"told":false}'
     )
@@ -291,7 +291,7 @@ class Checkpoints:
             reads_files: it holds only as long as files are what they were: the one before the loop
                 that reads them is kept as long as it.
         """
-        needs, chunks = (NO_NEEDS, _NO_CHUNKS) if references.are_none else references.needs()
+        needs, chunks = references.needs()
         if reads_files:
             state = state._replace(before="")
         name = _name(state)
@@ -313,8 +313,7 @@ class Checkpoints:
             head=after if prunes else None,
         )
         self._names, self._refused = kept, []
-        if not references.are_none:
-            references.stored(needs)
+        references.stored(needs)
         return after
 
     def usual_name(self, last: int) -> str:
@@ -332,15 +331,24 @@ class Checkpoints:
             or self._refused
             or name in names
             or name + _READS_FILES in names
-            or not self._chunks.are_none
             else name
         )
 
-    def write_usual(self, name: str, header: str, payload: Data) -> None:
-        """Write a checkpoint that refers to nothing, under its :meth:`usual_name`, and prune."""
+    def write_usual(
+        self, name: str, header: str, payload: Data, needs: Needs, chunks: Mapping[int, Data]
+    ) -> None:
+        """Write a checkpoint under its :meth:`usual_name`, and prune.
+
+        Args:
+            needs, chunks: see :meth:`.References.needs`.
+        """
         names = [*self._names, name]
         kept = names[-self._keep :]
-        self._journal.put(name, header, payload, delete=tuple(names[: len(names) - len(kept)]))
+        gone = names[: len(names) - len(kept)]
+        if needs is not NO_NEEDS or not self._chunks.are_none:
+            gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
+        also = {chunk_name(number): data for number, data in chunks.items()} if chunks else None
+        self._journal.put(name, header, payload, also=also, delete=tuple(gone))
         self._names = kept
 
     def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:

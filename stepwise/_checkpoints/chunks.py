@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from stepwise._journal.journal import identity
@@ -22,7 +23,7 @@ from stepwise._values.pickling import FindClass, load_tree
 from stepwise._values.trees import Tree, Watch, walk
 from stepwise.stores import Store
 
-__all__ = ["Chunk", "Needs", "Reader", "StoredValue", "Vault", "chunk_name", "digest_of"]
+__all__ = ["NO_NEEDS", "Chunk", "Needs", "Reader", "StoredValue", "Vault", "chunk_name", "digest_of"]
 
 _CHUNK = "chunk/"
 
@@ -116,6 +117,11 @@ def digest_of(links: Iterable[bytes]) -> str:
 
 def _pack(numbers: Iterable[int]) -> list[list[int]]:
     """Numbers in their order, as first and count of those that follow each other."""
+    return _packed((*numbers,))
+
+
+@lru_cache(64)  # a checkpoint mostly refers to what the one before it did
+def _packed(numbers: tuple[int, ...]) -> list[list[int]]:
     packed: list[list[int]] = []
     for number in numbers:
         if packed and number == packed[-1][0] + packed[-1][1]:
@@ -290,11 +296,7 @@ class Reader:
 
         See :meth:`stepwise._checkpoints.references.References.identity`.
         """
-        if not self._nodes:  # one after the other, since each may refer to those before it
-            buffers = set(self._needs.buffers)
-            for number in self._needs.all_chunks:
-                if number not in buffers:
-                    self._found(-number)
+        self._load_chunks()
         key, rest = reference
         if type(rest) is int:
             return self._nodes[self._known(self._needs, key).number][rest]
@@ -303,6 +305,30 @@ class Reader:
             chunk = self._known(self._needs, part) if type(part) is int else None
             found.extend(chunk.tree.root if chunk is not None else part)
         return found
+
+    def _load_chunks(self) -> None:
+        if not self._nodes:  # one after the other, since each may refer to those before it
+            buffers = set(self._needs.buffers)
+            for number in self._needs.all_chunks:
+                if number not in buffers:
+                    self._found(-number)
+
+    def put_together(self, parts: Iterable[Any]) -> list[Any]:
+        """Return a list made of its parts; see :class:`stepwise._checkpoints.references.Apart`."""
+        self._load_chunks()
+        made: list[Any] = []
+        for part in parts:
+            if type(part) is int:
+                made += self._known(self._needs, part).tree.root
+            elif type(part) is list:
+                made += part
+            elif type(part[0]) is dict:
+                item, references = part
+                item.update((key, self.load(each)) for key, each in references.items())
+                made.append(item)
+            else:
+                made.append(self.load(part))
+        return made
 
     def buffers(self) -> Iterator[bytearray]:
         """The large buffers, in the order of the pickle: each a new one, that may be written."""

@@ -12,18 +12,20 @@ import hashlib
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import chain, compress, islice, repeat
+from operator import is_
 from typing import Any
 
-from stepwise._checkpoints.chunks import Needs, StoredValue, digest_of
+from stepwise._checkpoints.chunks import NO_NEEDS, Needs, StoredValue, digest_of
 from stepwise._checkpoints.resources import ids_of_made
 from stepwise._checkpoints.stored_values import Indices, KnownValues
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.addresses import same
 from stepwise._values.buffers import Data, Pieces, stable
 from stepwise._values.list_digest import held
-from stepwise._values.trees import few
+from stepwise._values.trees import changes, few
 
-__all__ = ["HEAVY", "References"]
+__all__ = ["HEAVY", "Apart", "References"]
 
 HEAVY = 1 << 15
 """Bytes: items of a list that take more are put into a chunk though they are few."""
@@ -35,6 +37,9 @@ _LARGEST = 1 << 20  # bytes of a chunk that groups become
 _FEW = 4  # items of a list that may be heavy
 _LEAF = 1 << 14  # bytes: such a leaf or buffer is put into a chunk when it is met a second time
 _LOOK = 300  # objects that are looked at for long lists and large leaves
+_TURNS = 32  # checkpoints until the variables are looked at thoroughly again
+_SHORT = 1 << 11  # characters or bytes that are written again rather than looked for
+_NO_CHUNKS: Mapping[int, Data] = {}
 _ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
 
 
@@ -71,6 +76,11 @@ class _LongList:
         self.parts.append(known)
 
     @property
+    def is_begun(self) -> bool:
+        """True if nothing but its last items is in no chunk."""
+        return self._end == len(self.first)
+
+    @property
     def _end(self) -> int:
         """The place behind its last chunk."""
         return len(self.parts) - (bool(self.parts) and isinstance(self.parts[-1], list))
@@ -105,6 +115,22 @@ def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
     return ends
 
 
+class Apart(NamedTuple):
+    """Variables, of which some are stored already.
+
+    Args:
+        rest: the variables that have to be written.
+        lists: the lists of which parts are stored: their names, and their parts.  A part is the
+            index of a chunk; a reference to a node; a dict with the references that replace some
+            of its values; or a list of items.
+        nodes: references to the variables that are nodes of known values, by name.
+    """
+
+    rest: dict[str, Any]
+    lists: list[tuple[list[str], list[Any]]]
+    nodes: dict[str, tuple[int, int]]
+
+
 class _Content:
     """A placeholder that gives a pickler the contents of a long list."""
 
@@ -133,6 +159,10 @@ class References:
         self._meeting: set[bytes] = set()
         self._last = self._next = Needs()  # without records and buffers
         self._is_empty = True  # as prepare_none() leaves it
+        self._opened: set[int] = set()  # ids of lists and dicts that are written in parts
+        self._settled: dict[int, int] = {}  # items of lists that the last look has decided about
+        self._turns = 0  # checkpoints that may do without another look
+        self._pause = 0  # looks until that is tried again
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -169,6 +199,115 @@ class References:
                 self._known.make([leaf], self._apart)
         self._leaves = {id(leaf): leaf for leaf in leaves}
         self._met, self._meeting = self._meeting, set()
+        self._settled = {id(each): self._decided(each) for each in self._again}
+        self._turns, self._pause = 0 if self._pause else _TURNS, max(0, self._pause - 1)
+
+    def _decided(self, value: list[Any]) -> int:
+        """Return how many items of a list are in chunks, or in groups that are in none."""
+        long = self._lists.get(id(value))
+        open_ = len(value) - (len(long.items) if long is not None else 0)
+        return len(value) - open_ % _GROUP
+
+    def apart(self, values: Mapping[str, Any]) -> Apart | None:
+        """Set apart the variables that are stored already, as far as that needs no thorough look.
+
+        A loop adds a few items to its lists at each step, and refers to all others as before.
+        What :meth:`prepare` found is then still right, until a list has grown by a group.
+
+        Returns:
+            ``None`` if :meth:`prepare` has to look.  Otherwise, what is to be written must be plain
+            data, and must not :meth:`meet` what is stored.
+        """
+        if not self._turns or ids_of_made():
+            return None
+        self._turns -= 1
+        self._known.update(())
+        self.begin()
+        self._opened.clear()
+        apart, names = Apart({}, [], {}), dict[int, list[str]]()
+        for name, value in values.items():
+            node = self._known.node(id(value))
+            if node is not None:
+                apart.nodes[name] = self._reference(node)
+            elif type(value) is not list:
+                apart.rest[name] = value
+            elif id(value) in names:
+                names[id(value)].append(name)  # another name of the same list
+            else:
+                parts = self._parts_again(value)
+                if parts is None:
+                    return None
+                if len(parts) == 1 and type(parts[0]) is list:
+                    apart.rest[name] = value
+                elif parts:
+                    names[id(value)] = [name]
+                    apart.lists.append((names[id(value)], parts))
+                    self._opened.add(id(value))
+        return apart
+
+    def _parts_again(self, value: list[Any]) -> list[Any] | None:
+        """Return the parts of a list as they were, with the new items; ``None`` to look again."""
+        if len(value) >= self._settled.get(id(value), _GROUP) + _GROUP:
+            return None
+        long, parts, items = self._lists.get(id(value)), list[Any](), value
+        if long is not None:
+            if not (long.is_begun and self._known.has(long.first) and long.begins(value)):
+                return None
+            long.met = True
+            parts += [self._used.index(each.number) for each in long.first]
+            items = value[len(long.items) :]
+        dicts = compress(items, map(is_, map(type, items), repeat(dict)))
+        held = chain(items, chain.from_iterable(map(dict.values, dicts)))
+        if not any(map(self._known.node, map(id, held))):
+            parts.append(items)
+            return parts
+        for item in items:
+            part = self._part(item)
+            if part is not item:
+                parts.append(part)
+            elif parts and type(parts[-1]) is list:
+                parts[-1].append(item)
+            else:
+                parts.append([item])
+        return parts
+
+    def _part(self, item: Any) -> Any:
+        """Return a reference to an item, or a dict of which some values are; or the item itself."""
+        node = self._known.node(id(item))
+        if node is not None:
+            return self._reference(node)
+        if type(item) is not dict or id(item) in self._opened:  # meet() finds the second one
+            return item
+        nodes = list(map(self._known.node, map(id, item.values())))
+        if not any(nodes):
+            return item
+        self._opened.add(id(item))
+        found = {
+            key: self._reference(node)
+            for key, node in zip(item, nodes, strict=True)
+            if node is not None
+        }
+        return {**item, **dict.fromkeys(found)}, found
+
+    def _reference(self, node: tuple[StoredValue, int]) -> tuple[int, int]:
+        return self._used.index(node[0].number), node[1]
+
+    def meet(self, written: Mapping[int, tuple[int, Any]]) -> bool:
+        """Return whether what was written must not be: it is stored already, or was set apart.
+
+        Short texts may be written again.
+
+        Args:
+            written: the objects, by their ids; with their places in the pickle.
+        """
+        if not (written.keys().isdisjoint(self._lists) and self._opened.isdisjoint(written)):
+            return True
+        stored = [written[here][1] for here in self._known.which(written)]
+        return any(map(changes, stored)) or sum(map(len, stored)) > _SHORT
+
+    def look_thoroughly(self) -> None:
+        """Note that it was in vain to set variables apart: not again for some checkpoints."""
+        self._turns, self._pause = 0, _TURNS
 
     def prepare_none(self) -> None:
         """Forget all known values, so that the variables are written whole."""
@@ -182,6 +321,7 @@ class References:
         self._ends.clear()
         self._leaves.clear()
         self._meeting.clear()
+        self._turns = 0
 
     def restored(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
         """Remember the lists of variables that a checkpoint has just restored."""
@@ -372,9 +512,11 @@ class References:
 
     def needs(self) -> tuple[Needs, Mapping[int, Data]]:
         """Return the references of the pickled variables, and the chunks that have to be stored."""
+        if self.are_none:
+            return NO_NEEDS, _NO_CHUNKS
         records, chunks = list(self._used.records), list(self._used.chunks)
         if chunks == self._last.chunks:  # mostly: all of them are stored
-            return self._last.along_with(records, self._buffers), {}
+            return self._last.along_with(records, self._buffers), _NO_CHUNKS
         found = {number: self._known.chunk(number) for number in chunks}
         waiting = list(found.values())
         while waiting:
@@ -391,6 +533,8 @@ class References:
 
     def stored(self, needs: Needs) -> None:
         """Release everything that the stored checkpoint does not refer to."""
+        if self.are_none:
+            return
         for here, long in self._lists.items():
             if not long.met and here not in self._guessed:
                 self._elsewhere[here] = long.value

@@ -9,7 +9,7 @@ mutable container belongs to one known value only, so that what is shared stays 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from stepwise._checkpoints.chunks import Chunk, Reader, StoredValue
@@ -110,6 +110,10 @@ class KnownValues:
     def chunks(self) -> int:
         """Return the number of known chunks."""
         return len(self._chunks)
+
+    def which(self, ids: Mapping[int, Any]) -> set[int]:
+        """Return the ids, of these, that are those of nodes of known values."""
+        return self._nodes.keys() & ids.keys()
 
     def chunk(self, number: int) -> StoredValue:
         """The known chunk of this number."""
@@ -244,9 +248,9 @@ class KnownValues:
             self.drop([*self._loose.values(), *self._chunks.values()])
 
     def _forget_changed(self) -> None:
-        if not self._all_loose.holds():
+        if self._loose and not self._all_loose.holds():
             self.drop([each for each in self._loose.values() if not each.watch.holds()])
-        if not self._all.holds():
+        if self._chunks and not self._all.holds():
             broken = [each for each in self._chunks.values() if not each.group.holds()]
             both = [known for each in broken for known in (each, *each.members)]
             self.drop([each for each in both if not each.watch.holds()])

@@ -34,7 +34,7 @@ from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
 from stepwise._values import secrets
 from stepwise._values.buffers import Data
 from stepwise._values.instances import attributes, by_name
-from stepwise._values.pickling import PROTOCOL, Reducers, dump
+from stepwise._values.pickling import PROTOCOL, Reducers, dump, dump_builtins
 from stepwise._values.preview import error_text
 from stepwise._values.reducers import iterator_at
 from stepwise._values.trees import ITERATORS, few
@@ -43,6 +43,7 @@ __all__ = [
     "FrameUnpickler",
     "UnpicklableError",
     "content_of",
+    "dump_apart",
     "dump_few",
     "dump_values",
     "load_values",
@@ -51,6 +52,8 @@ __all__ = [
 
 
 _BOUNDS = 3  # of a range: start, stop, step
+_MODERATE = 1 << 14  # bytes: in a larger pickle, something may be worth a chunk
+_ITERATORS_APART = 2  # numbered instances, iterators; behind them, what dump_apart() refers to
 _LINKED = frozenset(COLLECTIONS)
 
 
@@ -217,6 +220,45 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
         if not few(values.values()):
             return None
         return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
+    rest, iterators, held = _without_iterators(values)
+    if iterators and few(held, iterators=False):
+        links = _links(rest, around.namespace)
+        return pickle.dumps((rest, [], links, [], iterators), PROTOCOL)
+    if not few(values.values()):
+        return None
+    return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
+
+
+def dump_apart(values: dict[str, Any], around: Surroundings) -> bytes | None:
+    """Pickle local variables that are plain data, without what is stored already.
+
+    ``None`` for others, or if :func:`dump_values` has to look for what is stored.  What that makes
+    of them is read alike.  Here the pickler asks about no object: only the variables themselves and
+    the items of their lists are looked up, and afterwards it is proved that nothing deeper is
+    stored already.
+    """
+    references = around.references
+    if references is None or around.arguments or around.secret:
+        return None
+    apart = references.apart(values)
+    if apart is None:
+        return None
+    rest, iterators, _ = _without_iterators(apart.rest)
+    links = _links(values, around.namespace)
+    found = dump_builtins((rest, [], links, [], iterators, apart.lists, apart.nodes))
+    if found is None or len(found[0]) > _MODERATE or references.meet(found[1]):
+        references.look_thoroughly()
+        return None
+    return found[0]
+
+
+def _without_iterators(
+    values: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]], list[Any]]:
+    """Return the variables without the iterators of loops, these taken apart, and what all hold.
+
+    No iterator is taken apart if one of them has two names.
+    """
     rest, iterators = dict[str, Any](), dict[str, tuple[Any, ...]]()
     met, held = set[int](), list[Any]()
     for name, value in values.items():
@@ -228,12 +270,9 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
         else:
             rest[name] = value
             held.append(value)
-    if len(met) == len(iterators) and few(held, iterators=False):  # none has two names
-        links = _links(rest, around.namespace)
-        return pickle.dumps((rest, [], links, [], iterators), PROTOCOL)
-    if not few(values.values()):
-        return None
-    return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
+    if len(met) < len(iterators):
+        return values, {}, []
+    return rest, iterators, held
 
 
 def _taken_apart(iterator: Any) -> tuple[Any, ...]:
@@ -410,6 +449,11 @@ def load_values(
         values, _, links, *others = loading.load()
         if len(others) > 1:  # an earlier version has no iterators apart
             values.update((name, _put_together(parts)) for name, parts in others[1].items())
+        if reader is not None and len(others) > _ITERATORS_APART:
+            lists, nodes = others[_ITERATORS_APART:]
+            values.update((name, reader.load(node)) for name, node in nodes.items())
+            for names, parts in lists:
+                values.update(dict.fromkeys(names, reader.put_together(parts)))
         values = named(values)
     except BaseException:
         for name, content in before.items():

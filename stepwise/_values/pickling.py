@@ -28,6 +28,7 @@ __all__ = [
     "Reducers",
     "canonical_bytes",
     "dump",
+    "dump_builtins",
     "dump_code",
     "dump_plain",
     "dump_tree",
@@ -207,6 +208,30 @@ def _dump_plain(value: object, forms: Forms | None) -> tuple[Data, Forms | None]
         pickler.forms = forms
         with_deep_stack(lambda: pickler.dump(value))
     return sink.data(), pickler.forms
+
+
+class _BuiltinsOnly(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        raise TypeError(type(value))
+
+
+def dump_builtins(value: object) -> tuple[bytes, dict[int, tuple[int, Any]]] | None:
+    """Pickle plain data; return also the objects in it and their places, by their ids.
+
+    Numbers and empty tuples have no places.  Everything is done in C, the proof that the data is
+    plain included: the pickler asks only about other objects.
+
+    Returns:
+        ``None`` if it is not plain data, or nested too deeply for the C pickler.
+    """
+    file = io.BytesIO()
+    pickler = _BuiltinsOnly(file, PROTOCOL)
+    try:
+        pickler.dump(value)
+    except (TypeError, ValueError, RuntimeError, pickle.PicklingError):
+        return None  # RuntimeError: too deep, or another thread changed a dict meanwhile
+    memo: Any = pickler.memo
+    return file.getvalue(), memo.copy()
 
 
 class _Canonical(pickle.Pickler):

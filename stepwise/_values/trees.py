@@ -114,6 +114,11 @@ def walk(
         kind = kinds.get(cls)
         if kind is None or not kind.constant:
             nodes.append(value)
+        if _ATOMS.issuperset(map(type, inside)):  # mostly; as above, in fewer turns
+            sizes = [len(each) if type(each) in _LEAVES else 4 for each in inside]
+            if max(sizes, default=0) < LARGE_LEAF:
+                size += sum(sizes) + 4 * len(sizes)
+                continue
         waiting.extend(inside)
     return Tree(root, nodes, size, refers, range(len(nodes)), kinds.keys())
 
@@ -257,8 +262,8 @@ class _Block:
         """Return whether nothing has changed."""
         return (
             [*map(len, self._sized.objects)] == self._lengths
-            and self._sized.holds()
-            and self._instances.holds()
+            and (not self._lengths or self._sized.holds())
+            and (not self._instances.objects or self._instances.holds())
             and (not self._owners or same([*map(vars, self._owners)], self._attributes))
             and self._dicts.holds()
         )

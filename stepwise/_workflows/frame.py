@@ -14,7 +14,13 @@ from stepwise._checkpoints.references import HEAVY, References
 from stepwise._checkpoints.resources import LetGo, is_reenterable
 from stepwise._checkpoints.stored_values import Looked
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._checkpoints.variables import UnpicklableError, dump_few, dump_values, load_values
+from stepwise._checkpoints.variables import (
+    UnpicklableError,
+    dump_apart,
+    dump_few,
+    dump_values,
+    load_values,
+)
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.location import Helper
 from stepwise._execution.other_tasks import others_alive
@@ -436,12 +442,15 @@ class WorkflowFrame(Frame):
 
     def _referring(self, values: dict[str, Any]) -> Data:
         """Return the variables without values that are stored already or put into chunks now."""
+        apart = dump_apart(values, self.around)
+        if apart is not None:
+            return apart
         few = dump_few(values, self.around)
         if few is not None:
             self.references.prepare_none()
             return few
         self.references.prepare(values.values(), self.around.arguments.values())
-        payload = self._dump(values)
+        payload = dump_apart(values, self.around) or self._dump(values)
         if len(payload) > HEAVY and self.references.split_heavy():
             return self._dump(values)
         return payload

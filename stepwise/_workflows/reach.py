@@ -191,6 +191,8 @@ class Outlooks:
             if is_local and itself and isinstance(value, (type, types.FunctionType)):
                 return None
             held = _attribute(value, attributes[0]) if attributes else None
+            if attributes and cls in _CONTAINERS and type(held) in _C_FUNCTIONS:
+                attributes = []  # a method of a builtin class, which cannot be replaced
             if attributes and (
                 type(held) is not types.FunctionType or "<locals>" in held.__qualname__
             ):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import place_text, usual_text
-from stepwise._checkpoints.variables import dump_few
+from stepwise._checkpoints.variables import dump_apart, dump_few
 from stepwise._execution.other_tasks import others_alive
 from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple
@@ -135,17 +135,20 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
     began = time.perf_counter()
     kept = dict(zip(here.kept, map(values.__getitem__, here.kept), strict=True))
     try:
-        payload = dump_few(kept, frame.around)
+        dump = dump_few if references.are_none else dump_apart
+        payload = dump(kept, frame.around)
     except MemoryError:
         return False  # save says so, if it happens again
     if payload is None:
         return False
-    references.prepare_none()
+    if references.are_none:
+        references.prepare_none()
     active.note_handled()
     ordinals, children = active.ordinals.kept()
     name = frame.checkpoints.usual_name(journal.position.last)
-    if not name or children or active.inbox.kept() or not references.are_none:
+    if not name or children or active.inbox.kept():
         return False
+    needs, chunks = references.needs()
     with active.lock:
         step, at = progress.done, time.time()
         header = usual_text(
@@ -157,9 +160,11 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
             at,
             subjects.last,
             round(progress.seconds, 3),
+            needs.header(),
         )
     frame.guesses = False
-    frame.checkpoints.write_usual(name, header, payload)
+    frame.checkpoints.write_usual(name, header, payload, needs, chunks)
+    references.stored(needs)
     if heard():
         active.tell("checkpoint_taken", detail=here.where, step=step)
     frame.note_taken(began, kept)
