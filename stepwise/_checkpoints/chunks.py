@@ -23,7 +23,16 @@ from stepwise._values.pickling import FindClass, load_tree
 from stepwise._values.trees import Tree, Watch, walk
 from stepwise.stores import Store
 
-__all__ = ["NO_NEEDS", "Chunk", "Needs", "Reader", "StoredValue", "Vault", "chunk_name", "digest_of"]
+__all__ = [
+    "NO_NEEDS",
+    "Chunk",
+    "Needs",
+    "Reader",
+    "StoredValue",
+    "Vault",
+    "chunk_name",
+    "digest_of",
+]
 
 _CHUNK = "chunk/"
 

@@ -220,7 +220,6 @@ class References:
         """
         if not self._turns or ids_of_made():
             return None
-        self._turns -= 1
         self._known.update(())
         self.begin()
         self._opened.clear()
@@ -535,6 +534,7 @@ class References:
         """Release everything that the stored checkpoint does not refer to."""
         if self.are_none:
             return
+        self._turns = max(0, self._turns - 1)
         for here, long in self._lists.items():
             if not long.met and here not in self._guessed:
                 self._elsewhere[here] = long.value

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from stepwise._values.buffers import Data, collected
 from stepwise._values.instances import by_name
 from stepwise._values.reducers import Forms
-from stepwise._values.trees import LARGE_LEAF, NUMBERS
+from stepwise._values.trees import ITERATORS, LARGE_LEAF, NUMBERS, is_overtaken
 
 __all__ = [
     "PROTOCOL",
@@ -212,11 +212,16 @@ def _dump_plain(value: object, forms: Forms | None) -> tuple[Data, Forms | None]
 
 class _BuiltinsOnly(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
-        raise TypeError(type(value))
+        cls = type(value)
+        if cls in _PLAIN or id(value) in _BUILTINS:
+            return NotImplemented
+        if cls in ITERATORS and not is_overtaken(value):
+            return NotImplemented
+        raise TypeError(cls)
 
 
 def dump_builtins(value: object) -> tuple[bytes, dict[int, tuple[int, Any]]] | None:
-    """Pickle plain data; return also the objects in it and their places, by their ids.
+    """Pickle plain data and iterators over it; return also its objects and their places, by ids.
 
     Numbers and empty tuples have no places.  Everything is done in C, the proof that the data is
     plain included: the pickler asks only about other objects.

@@ -128,6 +128,7 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
         or subjects.state
         or progress.usage
         or active.steering.told is not None
+        or active.inbox.kept()
         or frame.module.kept()
         or others_alive(active)
     ):
@@ -146,7 +147,7 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
     active.note_handled()
     ordinals, children = active.ordinals.kept()
     name = frame.checkpoints.usual_name(journal.position.last)
-    if not name or children or active.inbox.kept():
+    if not name or children:
         return False
     needs, chunks = references.needs()
     with active.lock:

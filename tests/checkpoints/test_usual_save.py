@@ -77,6 +77,7 @@ def saves(script):
     """Checkpoints of each kind, the usual and the others."""
     last, numbers, words, lock = None, [], {}, None
     shared = MODULE if len(script) > 4 else []
+    messages, note = [], None
     position = -1
     for kind, value in script:
         position += 1
@@ -86,6 +87,13 @@ def saves(script):
             words[str(position)] = numbers
         elif kind == "shared":
             shared = numbers
+        elif kind == "grows":
+            for number in range(12):
+                messages.append({"role": "tool", "content": saved_echo(value), "number": number})
+        elif kind == "noted":
+            note = messages[-1] if messages else saved_echo({"content": [value] * 3})
+            messages.append(note)
+            saved_echo(1)
         elif kind == "nested":
             for number in range(position, 3):
                 for letter in "ab":
@@ -120,12 +128,12 @@ def saves(script):
             saved_echo(1)
         else:
             of_module(kind, position)
-    return [last, numbers, words, shared, lock is None]
+    return [last, numbers, words, shared, messages, note, lock is None]
 
 
 KINDS = (
     *("list", "shared", "nested", "items", "with", "handled", "lock", "child", "generator"),
-    *("large", "global", "module"),
+    *("large", "global", "module", "grows", "grows", "noted"),
 )
 ATOMS = st.one_of(st.none(), st.integers(), st.text(max_size=300), st.binary(max_size=900))
 VALUES = st.one_of(
@@ -191,6 +199,7 @@ def check(script, options, fails_at=0):
 @given(SCRIPTS, OPTIONS, st.integers(0, 20))
 @example((("nested", 1), ("items", 2)), {"checkpoint_every": 1}, 0)
 @example((("handled", 1), ("lock", 2), ("with", 3)), {"checkpoint_every": 1}, 0)
+@example((("grows", "x" * 600), ("noted", 2), ("grows", 3)), {"checkpoint_every": 1}, 0)
 def test_random_checkpoints_are_written_alike(script, options, fails_at):
     """Each way gives the store the same bytes, reports the same events and resumes alike."""
     check(script, options, fails_at)
@@ -200,6 +209,12 @@ def test_a_usual_checkpoint_is_taken_straight():
     """A loop over a few small values takes the straight way at each of its steps."""
     script = (("nested", 1), ("list", "word"), ("nested", 2))
     assert check(script, {"checkpoint_every": 1}) >= 5
+
+
+def test_growing_messages_take_the_straight_way():
+    """So do all but one in eight of a loop that appends to its messages."""
+    script = (("grows", "x" * 600), ("grows", b"y" * 700), ("grows", 3))
+    assert check(script, {"checkpoint_every": 1}) >= 30
 
 
 @pytest.mark.filterwarnings("ignore::stepwise.StepwiseWarning")
