@@ -1,8 +1,8 @@
 """The straight way of a usual checkpoint: written as ``WorkflowFrame.save`` writes it.
 
 A loop comes to the same point again and again, and almost always nothing has changed there: the
-same variables, of the same kinds, few and plain; no other task or thread; no record that waits for
-its call; nothing that is kept elsewhere.  What ``save`` found out about the point is then settled
+same variables, of the same kinds, which are plain data; no other task or thread; no record that
+waits for its call.  What ``save`` found out about the point is then settled
 (:class:`SettledPoint`), and this module does what remains, in the same order: look at the
 variables, pickle them, write.  The bytes are the same.
 
