@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import hashlib
 import math
 import struct
@@ -32,6 +33,7 @@ __all__ = [
     "join",
     "lengthened",
     "main_name",
+    "name_of",
     "noun",
     "string",
 ]
@@ -97,6 +99,12 @@ def noun(value: object) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+@functools.lru_cache(maxsize=1000)
+def name_of(name: str) -> bytes:
+    """Encode the name of a field or a class, of which there are few."""
+    return string(name)
+
+
 # -- single values -------------------------------------------------------------------------------
 
 
@@ -120,7 +128,8 @@ def _complex(value: complex) -> bytes:
 def string(value: str) -> bytes:
     if len(value) < _BLOCK:
         encoded = b"s" + value.encode("utf-8", "surrogatepass")
-        return encoded if len(encoded) <= 64 else fold(encoded)
+        # As fold() does it: messages consist of texts.
+        return encoded if len(encoded) <= 64 else b"#" + hashlib.sha256(encoded).digest()
     hashed = hashlib.sha256(b"s")
     for start in range(0, len(value), _BLOCK):
         hashed.update(value[start : start + _BLOCK].encode("utf-8", "surrogatepass"))
@@ -227,6 +236,7 @@ _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
 }
 
 
+@functools.lru_cache(maxsize=1000)
 def atom(cls: type) -> Callable[[Any], bytes] | None:
     """Return how the values of a type are encoded, if it is one of these.
 
