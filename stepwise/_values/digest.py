@@ -47,7 +47,7 @@ from stepwise._values.digest_atoms import (
     noun,
     string,
 )
-from stepwise._values.list_digest import LONG, digest_grown
+from stepwise._values.list_digest import LONG, SHORT, digest_grown
 from stepwise._values.message_fields import EACH, FieldKind, Numbering, Rule, rules_of
 from stepwise._values.moments import has_volatile_form
 from stepwise.errors import DigestError
@@ -205,20 +205,33 @@ class Encoder:
         return encoded
 
     def list_(self, value: Iterable[Any]) -> bytes:
-        if type(value) is list and len(value) >= self.long:  # then it is folded
-            return self.long_list(value)
+        if type(value) is list and len(value) >= SHORT:
+            if len(value) >= self.long:  # then it is folded
+                return self.long_list(value)
+            grown = self.grown(value, short=True)
+            if grown is not None:
+                if self.numbering is not None and grown[1]:
+                    self.numbering.take(grown[1])
+                return b"#" + grown[0]
         return join(b"l", self.items(value))
 
-    def long_list(self, value: list[Any]) -> bytes:
-        outer, state = self.numbering, Numbering if self.numbering is not None else _no_numbering
-        tag = self.list_tag
+    def grown(self, value: list[Any], *, short: bool) -> tuple[bytes, Numbering | None] | None:
+        """Digest a list that may have been digested before; ``None`` if it has to be encoded."""
+        if not self.grows:
+            return None
+        tag, outer = self.list_tag, self.numbering
         kind = tag, settings.fields() if outer is not None else None, main_name.get()
-        grown = None
-        if self.grows:
-            grown = digest_grown(value, tag, self.joined, self.active, kind=kind, state=state)
+        return digest_grown(
+            value, tag, self.joined, self.active, kind=kind, outer=outer, short=short
+        )
+
+    def long_list(self, value: list[Any]) -> bytes:
+        outer = self.numbering
+        grown = self.grown(value, short=False)
         if grown is None:
-            inner = state()
-            grown = hashlib.sha256(tag + self.joined(value, inner)).digest(), inner
+            inner = Numbering() if outer is not None else None
+            content = self.list_tag + self.joined(value, inner)
+            grown = hashlib.sha256(content).digest(), inner
         encoded, numbering = b"#" + grown[0], grown[1]
         links = outer.attach(numbering) if outer is not None and numbering is not None else b""
         return join(b"&", [encoded, fold(links)]) if links else encoded
@@ -425,10 +438,6 @@ def in_order(value: dict[Any, Any]) -> list[tuple[str, bytes]] | None:
 
 def _first(item: tuple[Any, ...]) -> Any:
     return item[0]
-
-
-def _no_numbering() -> None:
-    """Make none."""
 
 
 def _reduce(value: Any) -> Any:

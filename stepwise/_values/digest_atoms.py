@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ATOMS",
     "COMMON",
+    "FOLD",
     "LENGTH",
     "UndigestibleError",
     "atom",
@@ -38,9 +39,10 @@ __all__ = [
     "string",
 ]
 
-_FOLD = 64  # bytes; below it an encoding stands for itself
+FOLD = 64
+"""Bytes of an encoding that stands for itself."""
 _BLOCK = 1 << 16  # characters of a long text that are encoded at once
-LENGTH = [bytes((length,)) for length in range(_FOLD + 1)]
+LENGTH = [bytes((length,)) for length in range(FOLD + 1)]
 """The byte before an encoding of so many bytes."""
 
 
@@ -56,7 +58,7 @@ class UndigestibleError(Exception):
 
 def fold(encoded: bytes) -> bytes:
     """Return the encoding itself, or its hash if it is long."""
-    return encoded if len(encoded) <= _FOLD else b"#" + hashlib.sha256(encoded).digest()
+    return encoded if len(encoded) <= FOLD else b"#" + hashlib.sha256(encoded).digest()
 
 
 def join(tag: bytes, children: Iterable[bytes]) -> bytes:
