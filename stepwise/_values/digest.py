@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from stepwise._runtime import settings
 from stepwise._values.digest_atoms import (
     ATOMS,
+    LENGTH,
     UndigestibleError,
     atom,
     called,
@@ -42,11 +43,13 @@ from stepwise._values.digest_atoms import (
     join,
     lengthened,
     main_name,
+    name_of,
     noun,
     string,
 )
-from stepwise._values.list_digest import LONG, digest_grown
+from stepwise._values.list_digest import LONG, SHORT, digest_grown
 from stepwise._values.message_fields import EACH, FieldKind, Numbering, Rule, rules_of
+from stepwise._values.moments import has_volatile_form
 from stepwise.errors import DigestError
 
 if TYPE_CHECKING:
@@ -71,6 +74,10 @@ T = TypeVar("T")
 
 _NOT_STATE = frozenset({"__weakref__", "__dict__"})
 _REFERENCES = frozenset({"str", "int", "bytes", "uuid.UUID"})
+_TEXT = frozenset({str})
+_FEW = 16  # keys of a dict, a message for example
+_SHORT = 200  # characters in all of them
+_KNOWN = 1000  # sets of keys
 _TOO_OFTEN = 100_000  # visits of objects on cycles: some seconds
 
 
@@ -144,18 +151,19 @@ class Encoder:
         self.met: dict[int, tuple[Any, bytes | None]] = {}
 
     def encode(self, value: Any) -> bytes:
-        cls = type(value)
-        container = _CONTAINERS.get(cls)
-        simple = atom(cls) if container is None else None
-        if simple is not None:
-            return simple(value)
+        cls: Any = type(value)
+        form = _CONTAINERS.get(cls)
+        if form is None:
+            simple = ATOMS.get(cls) or atom(cls)
+            if simple is not None:
+                return simple(value)
         here, level = id(value), len(self.active)
         if here in self.active:  # a cycle is encoded as the number of levels it leads up
             self.cycles += 1
             return b"^%d" % (level - self.active[here])
         self.active[here] = level
         try:
-            return container(self, value) if container is not None else self.object(value)
+            return form(self, value) if form is not None else self.object(value)
         finally:
             del self.active[here]
 
@@ -197,20 +205,33 @@ class Encoder:
         return encoded
 
     def list_(self, value: Iterable[Any]) -> bytes:
-        if type(value) is list and len(value) >= self.long:  # then it is folded
-            return self.long_list(value)
+        if type(value) is list and len(value) >= SHORT:
+            if len(value) >= self.long:  # then it is folded
+                return self.long_list(value)
+            grown = self.grown(value, short=True)
+            if grown is not None:
+                if self.numbering is not None and grown[1]:
+                    self.numbering.take(grown[1])
+                return b"#" + grown[0]
         return join(b"l", self.items(value))
 
-    def long_list(self, value: list[Any]) -> bytes:
-        outer, state = self.numbering, Numbering if self.numbering is not None else _no_numbering
-        tag = self.list_tag
+    def grown(self, value: list[Any], *, short: bool) -> tuple[bytes, Numbering | None] | None:
+        """Digest a list that may have been digested before; ``None`` if it has to be encoded."""
+        if not self.grows:
+            return None
+        tag, outer = self.list_tag, self.numbering
         kind = tag, settings.fields() if outer is not None else None, main_name.get()
-        grown = None
-        if self.grows:
-            grown = digest_grown(value, tag, self.joined, self.active, kind=kind, state=state)
+        return digest_grown(
+            value, tag, self.joined, self.active, kind=kind, outer=outer, short=short
+        )
+
+    def long_list(self, value: list[Any]) -> bytes:
+        outer = self.numbering
+        grown = self.grown(value, short=False)
         if grown is None:
-            inner = state()
-            grown = hashlib.sha256(tag + self.joined(value, inner)).digest(), inner
+            inner = Numbering() if outer is not None else None
+            content = self.list_tag + self.joined(value, inner)
+            grown = hashlib.sha256(content).digest(), inner
         encoded, numbering = b"#" + grown[0], grown[1]
         links = outer.attach(numbering) if outer is not None and numbering is not None else b""
         return join(b"&", [encoded, fold(links)]) if links else encoded
@@ -265,7 +286,34 @@ class Encoder:
         return pairs
 
     def dict_(self, value: dict[Any, Any], label: str = "[{}]") -> bytes:
+        if type(value) is dict and len(value) <= _FEW:
+            held = value.copy()  # another thread may change it
+            names = in_order(held)
+            if names is not None:
+                return self.named(b"d", held, names, label)
         return join(b"d", [part for pair in sorted(self.pairs(value, label)) for part in pair])
+
+    def named(
+        self,
+        tag: bytes,
+        value: dict[str, Any],
+        names: Iterable[tuple[str, bytes]],
+        label: str,
+    ) -> bytes:
+        """Encode the values under texts, of which order and encodings are known."""
+        parts = [tag]
+        atoms = self.atoms
+        name = ""
+        try:
+            for name, framed_name in names:
+                item = value[name]
+                form = atoms.get(type(item))
+                encoded = form(item) if form is not None else self.encode(item)
+                parts += framed_name, LENGTH[len(encoded)], encoded
+        except UndigestibleError as error:
+            error.path.append(label.format(_short(name) if label == "[{}]" else name))
+            raise
+        return fold(b"".join(parts))
 
     def ordered_dict(self, value: dict[Any, Any]) -> bytes:
         # Two OrderedDicts are equal only in the same order.
@@ -291,15 +339,17 @@ class Encoder:
 
     def fields(self, value: Any, names: Iterable[str]) -> list[bytes]:
         """Names and values of attributes."""
-        parts, rules = [], self.rules(value)
+        parts: list[bytes] = []
+        rules, atoms = self.rules(value), self.atoms
         for name in names:
             try:
                 held = getattr(value, name, None)
                 rule = rules.get(name) if rules is not None else None
                 if rule is None:
-                    parts += [string(name), self.encode(held)]
+                    form = atoms.get(type(held), self.encode)
+                    parts += name_of(name), form(held)
                 elif rule is not FieldKind.VOLATILE:
-                    parts += [string(name), self.ruled(held, rule)]
+                    parts += name_of(name), self.ruled(held, rule)
             except UndigestibleError as error:
                 error.path.append(f".{name}")
                 raise
@@ -363,12 +413,31 @@ class Encoder:
         return self.dict_(state, ".{}") if rules is None else self.ruled(state, rules)
 
 
+_in_order: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
+
+
+def in_order(value: dict[Any, Any]) -> list[tuple[str, bytes]] | None:
+    """Return the keys of a dict in the order of their encodings, with these.
+
+    Messages have few different sets of keys.  ``None`` for others: keys that are no texts, long
+    ones, and those that an encoder may take for a time or an id (see ``moments``).
+    """
+    if not _TEXT.issuperset(map(type, value)):
+        return None
+    names = tuple(value)
+    found = _in_order.get(names)
+    if found is None:
+        if sum(map(len, names)) > _SHORT or any(map(has_volatile_form, names)):
+            return None
+        ordered = sorted([(string(name), name) for name in names])
+        if len(_in_order) >= _KNOWN:
+            _in_order.clear()
+        found = _in_order[names] = [(name, framed(encoded)) for encoded, name in ordered]
+    return found
+
+
 def _first(item: tuple[Any, ...]) -> Any:
     return item[0]
-
-
-def _no_numbering() -> None:
-    """Make none."""
 
 
 def _reduce(value: Any) -> Any:

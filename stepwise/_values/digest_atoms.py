@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import hashlib
 import math
 import struct
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ATOMS",
     "COMMON",
+    "FOLD",
     "LENGTH",
     "UndigestibleError",
     "atom",
@@ -32,13 +34,15 @@ __all__ = [
     "join",
     "lengthened",
     "main_name",
+    "name_of",
     "noun",
     "string",
 ]
 
-_FOLD = 64  # bytes; below it an encoding stands for itself
+FOLD = 64
+"""Bytes of an encoding that stands for itself."""
 _BLOCK = 1 << 16  # characters of a long text that are encoded at once
-LENGTH = [bytes((length,)) for length in range(_FOLD + 1)]
+LENGTH = [bytes((length,)) for length in range(FOLD + 1)]
 """The byte before an encoding of so many bytes."""
 
 
@@ -54,7 +58,7 @@ class UndigestibleError(Exception):
 
 def fold(encoded: bytes) -> bytes:
     """Return the encoding itself, or its hash if it is long."""
-    return encoded if len(encoded) <= _FOLD else b"#" + hashlib.sha256(encoded).digest()
+    return encoded if len(encoded) <= FOLD else b"#" + hashlib.sha256(encoded).digest()
 
 
 def join(tag: bytes, children: Iterable[bytes]) -> bytes:
@@ -97,6 +101,12 @@ def noun(value: object) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+@functools.lru_cache(maxsize=1000)
+def name_of(name: str) -> bytes:
+    """Encode the name of a field or a class, of which there are few."""
+    return string(name)
+
+
 # -- single values -------------------------------------------------------------------------------
 
 
@@ -120,7 +130,8 @@ def _complex(value: complex) -> bytes:
 def string(value: str) -> bytes:
     if len(value) < _BLOCK:
         encoded = b"s" + value.encode("utf-8", "surrogatepass")
-        return encoded if len(encoded) <= 64 else fold(encoded)
+        # As fold() does it: messages consist of texts.
+        return encoded if len(encoded) <= 64 else b"#" + hashlib.sha256(encoded).digest()
     hashed = hashlib.sha256(b"s")
     for start in range(0, len(value), _BLOCK):
         hashed.update(value[start : start + _BLOCK].encode("utf-8", "surrogatepass"))
@@ -227,6 +238,7 @@ _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
 }
 
 
+@functools.lru_cache(maxsize=1000)
 def atom(cls: type) -> Callable[[Any], bytes] | None:
     """Return how the values of a type are encoded, if it is one of these.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import hashlib
 import sys
 import types
@@ -22,6 +23,7 @@ from stepwise._values.digest_atoms import (
     class_name,
     fold,
     join,
+    name_of,
     noun,
     string,
 )
@@ -90,12 +92,17 @@ def form_for(cls: type) -> Form | None:
 
 
 def _object(value: Any, parts: Iterable[bytes]) -> bytes:
-    return join(b"o", [string(class_name(type(value))), *parts])
+    return join(b"o", [name_of(class_name(type(value))), *parts])
 
 
 def _dataclass(encoder: PartEncoder, value: Any) -> bytes:
-    names = [f.name for f in dataclasses.fields(value) if f.compare]
-    return _object(value, encoder.fields(value, names))
+    cls: Any = type(value)
+    return _object(value, encoder.fields(value, _compared(cls)))
+
+
+@functools.lru_cache(maxsize=1000)
+def _compared(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if f.compare)
 
 
 def _attrs(encoder: PartEncoder, value: Any) -> bytes:
@@ -114,10 +121,18 @@ def _msgspec(encoder: PartEncoder, value: Any) -> bytes:
 
 def _pydantic(encoder: PartEncoder, value: Any) -> bytes:
     # Its __dict__ holds the cached properties as well, which are not compared.
-    names = set(type(value).model_fields)
+    cls: Any = type(value)
+    names = _model_fields(cls)
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
-        names.update(getattr(value, extra, None) or ())
-    return _object(value, encoder.fields(value, sorted(names)))
+        more = getattr(value, extra, None)
+        if more:
+            names = tuple(sorted({*names, *more}))
+    return _object(value, encoder.fields(value, names))
+
+
+@functools.lru_cache(maxsize=1000)
+def _model_fields(cls: Any) -> tuple[str, ...]:
+    return tuple(sorted(cls.model_fields))
 
 
 # -- classes and annotations ---------------------------------------------------------------------

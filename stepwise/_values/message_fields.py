@@ -160,6 +160,10 @@ class Numbering:
         self.numbers: dict[Any, int] = {}
         self.lists: tuple[dict[Any, int], ...] = ()
 
+    def __bool__(self) -> bool:
+        """Tell whether anything was met that depends on what was met before."""
+        return bool(self.numbers or self.lists)
+
     def of(self, reference: object) -> bytes:
         """Return the token that replaces a reference."""
         number = self.numbers.get(reference)
@@ -170,9 +174,18 @@ class Numbering:
             number = self.numbers[reference] = len(self.numbers)
         return b"&%d" % number
 
+    def take(self, inner: Numbering) -> None:
+        """Continue with what another one has numbered, if nothing was met before."""
+        if not self:
+            self.numbers.update(inner.numbers)
+            self.lists += inner.lists
+
     def attach(self, inner: Numbering) -> bytes:
         """A long list comes next: the links between its references and those before it."""
-        links = []
+        links: list[tuple[int, int, int, int]] = []
+        if not inner.numbers and not inner.lists:  # as of most lists
+            self.lists += (inner.numbers,)
+            return b""
         for table in (inner.numbers, *inner.lists):
             for place, known in enumerate((self.numbers, *self.lists)):
                 links += [

@@ -15,6 +15,9 @@ _SHORT = frozenset({type(None), bool, float})
 _SMALL = 10**18
 _TEXT = 80  # characters of a text, and of an argument
 _INNER_TEXT = 40  # characters of a text inside a container
+_ITEMS = 6  # of a list or a tuple
+_PAIRS = 8  # of a dict
+_ALL = 1 << 60  # characters: no text is that long
 
 
 class _Repr(reprlib.Repr):
@@ -29,13 +32,18 @@ class _Repr(reprlib.Repr):
         super().__init__()
         self.mask = mask
         self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
-        self.maxdict = 8
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = _ITEMS
+        self.maxdict = _PAIRS
         self.maxstring = text
         self.maxother = _TEXT
         self.maxlong = 40
 
-    def repr1(self, x: Any, level: int) -> str:
+    def repr1(self, x: Any, level: int, room: int = _ALL) -> str:
+        """Return the text of a value.
+
+        Args:
+            room: the characters that are needed: a longer text may end anywhere behind them.
+        """
         kind = type(x)  # the code below is many times as fast as the inherited way
         if kind is str:
             if self.mask is not None:
@@ -46,9 +54,35 @@ class _Repr(reprlib.Repr):
             return repr(x)
         try:
             form = _FORMS.get(kind)  # the inherited way looks it up by the name of the type
-            return form(self, x, level) if form is not None else super().repr1(x, level)
+            return form(self, x, level, room) if form is not None else super().repr1(x, level)
         except Exception as error:  # a user's __repr__, __getattr__ or __len__
             return f"<{type(x).__name__}: {type(error).__name__} in repr>"
+
+    def long_text(self, x: str, _level: int, _room: int) -> str:
+        """The two ends of a text."""
+        front = (self.maxstring - 3) // 2
+        back = self.maxstring - 3 - front
+        text = repr(x[:front] + x[len(x) - back :])
+        return f"{text[:front]}...{text[-back:]}"
+
+    def list_(self, x: list[Any], level: int, room: int) -> str:
+        return f"[{self.items(x, level - 1, room)}]"
+
+    def tuple_(self, x: tuple[Any, ...], level: int, room: int) -> str:
+        end = ",)" if len(x) == 1 and level > 0 else ")"
+        return f"({self.items(x, level - 1, room)}{end}"
+
+    def items(self, x: Collection[Any], level: int, room: int) -> str:
+        if level < 0 and x:
+            return "..."
+        shown = []
+        for each in itertools.islice(x, _ITEMS):
+            text = self.repr1(each, level, room)
+            shown.append(text)
+            room -= len(text)
+            if room < 0:
+                break
+        return ", ".join(shown + ["..."] * (len(x) > _ITEMS))
 
     def repr_instance(self, x: Any, level: int) -> str:
         cls = type(x)
@@ -80,16 +114,19 @@ class _Repr(reprlib.Repr):
     def _few(self, x: Collection[Any]) -> Iterable[Any]:
         return x if len(x) <= 50 else itertools.islice(x, self.maxset + 1)
 
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+    def repr_dict(self, x: dict[Any, Any], level: int, room: int = _ALL) -> str:
         if level <= 0 and x:
             return "{...}"
-        shown = [
-            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}"
-            for key, item in itertools.islice(x.items(), self.maxdict)
-        ]
-        return f"{{{', '.join(shown + ['...'] * (len(x) > self.maxdict))}}}"
+        shown = []
+        for key, item in itertools.islice(x.items(), _PAIRS):
+            text = f"{self.repr1(key, level - 1, room)}: {self.repr1(item, level - 1, room)}"
+            shown.append(text)
+            room -= len(text)
+            if room < 0:
+                break
+        return f"{{{', '.join(shown + ['...'] * (len(x) > _PAIRS))}}}"
 
-    def repr_bytes(self, x: bytes, level: int) -> str:
+    def repr_bytes(self, x: bytes, level: int, room: int = _ALL) -> str:
         if len(x) > 40:
             return f"<{len(x)} bytes>"
         return repr(x) if self.mask is None else self.mask(repr(x))
@@ -109,11 +146,12 @@ def _shown(cls: type) -> list[str] | None:
     return list(cls._fields) if issubclass(cls, tuple) and hasattr(cls, "_fields") else None
 
 
-_FORMS: dict[type, Callable[[_Repr, Any, int], str]] = {
+_FORMS: dict[type, Callable[[_Repr, Any, int, int], str]] = {
+    str: _Repr.long_text,
     bytes: _Repr.repr_bytes,
     dict: _Repr.repr_dict,
-    list: _Repr.repr_list,
-    tuple: _Repr.repr_tuple,
+    list: _Repr.list_,
+    tuple: _Repr.tuple_,
 }
 _alone, _inside = _Repr(_TEXT), _Repr(_INNER_TEXT)
 
@@ -131,8 +169,9 @@ def preview(value: object, limit: int = 200, *, mask: Mask | None = None) -> str
         short = _alone if kind is str else _inside
         if mask is not None:
             short = _Repr(short.maxstring, mask)
+        room = limit if mask is None else _ALL  # a mask may shorten what it is given
         try:
-            text = short.repr1(value, short.maxlevel)
+            text = short.repr1(value, short.maxlevel, room)
             if mask is not None:
                 text = mask(text)  # of numbers, of keys
         except Exception as error:  # too deep to be told even that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import step, workflow
+from stepwise._identity.parts import digest_part
 from stepwise._values import digest, list_digest
+from stepwise._values.message_fields import Numbering
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +23,11 @@ def nothing_known():
     list_digest.forget()
 
 
-def plainly(value):
+def plainly(value, numbering=None, *, of=digest.digest):
     """The digest of a value without anything that was known of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digest.Encoder, "grows", False)
-        return digest.digest(value)
+        return of(value, numbering)
 
 
 def message(n):
@@ -76,7 +79,7 @@ OPERATIONS = [append, change, change_type, change_inside, put_equal, delete, tur
     max_examples=60,
 )
 @given(
-    length=st.sampled_from([2, 63, 64, 65, 130]),
+    length=st.sampled_from([2, 7, 8, 9, 31, 63, 64, 65, 130]),
     operations=st.lists(
         st.tuples(st.sampled_from([*OPERATIONS, append, append]), st.integers(0, 200)), max_size=12
     ),
@@ -88,6 +91,93 @@ def test_the_digest_is_the_same(length, operations):
         operation(messages, n)
         assert digest.digest(messages) == plainly(messages)
         assert digest.digest({"m": [messages], "n": n}) == plainly({"m": [messages], "n": n})
+
+
+@dataclasses.dataclass
+class Note:
+    text: str
+    id: str
+    at: float
+    answers: object = None
+
+
+@pytest.fixture
+def fields_of_notes():
+    name = f"{Note.__module__}.{Note.__qualname__}"
+    stepwise.configure(volatile={name: "at"}, references={name: ("id", "answers")})
+    yield
+    stepwise.configure(volatile={}, references={})
+
+
+ids = st.sampled_from(["a", "b", "c"])
+notes = st.builds(Note, st.just("note"), ids, st.floats(0, 9), st.none() | ids)
+parts = notes | st.builds(lambda each: {"role": "tool", "content": [each]}, notes)
+lists = st.lists(parts, min_size=6, max_size=10) | st.lists(parts, min_size=62, max_size=66)
+
+
+@given(
+    before=st.lists(parts, max_size=2),
+    first=lists,
+    second=lists,
+    more=st.lists(st.tuples(st.booleans(), parts), max_size=4),
+)
+@pytest.mark.usefixtures("fields_of_notes")
+def test_references_count_as_in_a_list_that_is_not_known(before, first, second, more):
+    """Lists with references have the digest that they have anew, alone, beside and in others."""
+    around = {"before": before, "first": first, "second": [second, {"again": first}]}
+    for to_first, part in [(True, {}), *more, (False, {})]:
+        for value in (first, [second], around):
+            assert digest.digest(value, Numbering()) == plainly(value, Numbering())
+            assert digest.digest(value) == plainly(value)
+        (first if to_first else second).append(part)
+
+
+def test_a_short_list_is_known_when_it_is_met_again(monkeypatch):
+    """Of a short list, what is there at its second digest is not encoded again."""
+    messages = [message(n) for n in range(20)]
+    digest.digest(messages)
+    assert list_digest._grown == {}
+    digest.digest(messages)
+    encoded = []
+    right = digest.Encoder.joined
+    monkeypatch.setattr(
+        digest.Encoder,
+        "joined",
+        lambda self, new, *how: (encoded.extend(new), right(self, new, *how))[1],
+    )
+    messages.append(message(21))
+    assert digest.digest(messages) == plainly(messages)
+    assert encoded == messages[-1:]
+
+
+def test_few_lists_are_held_that_are_made_for_one_call():
+    """Lists that are digested once each are not known, and only the last few of them are held."""
+    for n in range(50):
+        digest.digest([message(n) for n in range(n, n + 10)])
+    assert list_digest._grown == {}
+    assert len(list_digest._met) == 4
+
+
+def test_short_lists_do_not_drive_out_a_long_one():
+    """A long list is still known after many short ones were digested twice."""
+    messages = [message(n) for n in range(100)]
+    digest.digest(messages)
+    short = [[message(n) for n in range(n, n + 10)] for n in range(40)]
+    for each in short:
+        digest.digest(each)
+        digest.digest(each)
+    assert any(each.value is messages for each in list_digest._grown.values())
+    assert len(list_digest._grown) <= 16
+
+
+@pytest.mark.parametrize("item", [None, 7, "", (), [], {}])
+@pytest.mark.parametrize("length", [8, 31, 32, 33])
+def test_a_short_encoding_stands_for_itself(item, length):
+    """A list of small items is not replaced by its hash, however often it is met."""
+    items = [item] * length
+    for _ in range(4):
+        assert digest.encode(items) == plainly(items, of=digest.encode)
+        assert digest.digest([items]) == plainly([items])
 
 
 def test_only_what_is_new_is_encoded(monkeypatch):
@@ -105,6 +195,28 @@ def test_only_what_is_new_is_encoded(monkeypatch):
     found = digest.digest(messages)
     assert encoded == messages[-2:]
     assert found == plainly(messages)
+
+
+keys = (
+    st.text(max_size=20)
+    | st.text("a\ud800\u20ac\U0001f600", min_size=60, max_size=70)
+    | st.uuids().map(str)
+)
+inside = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=80) | keys | notes,
+    lambda each: st.lists(each, max_size=4) | st.dictionaries(keys, each, max_size=18),
+    max_leaves=30,
+)
+
+
+@given(st.dictionaries(keys, inside, max_size=18))
+@pytest.mark.usefixtures("fields_of_notes")
+def test_a_dict_has_the_digest_of_its_sorted_pairs(value):
+    """A dict under few short texts has the digest that its pairs give, sorted by encoded keys."""
+    found = digest.digest(value, Numbering()), digest_part(value)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digest, "in_order", lambda _: None)
+        assert (digest.digest(value, Numbering()), digest_part(value)[0]) == found
 
 
 def test_what_cannot_be_digested_is_named_with_its_place():
