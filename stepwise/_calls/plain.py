@@ -33,7 +33,6 @@ from stepwise._journal.counters import apart, counted_as
 from stepwise._journal.records import Call, Intent, Outcome
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import tracing
-from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._values.preview import preview
 from stepwise.errors import NotRecordableError
@@ -43,35 +42,10 @@ __all__ = ["acall", "call"]
 _CALLER = 4  # frames up from _begin(): call(), Step.__call__, the decorated function, its caller
 _UNCHANGING = frozenset({str, bytes, int, float, bool, type(None)})
 _NOTHING: Mapping[str, Any] = {}
-_NO_MORE = ((), "", _NOTHING, 0, _NOTHING)  # the last fields of an outcome
 
 
-class _PlainCall(NamedTuple):
-    """A plain call that has a number.
-
-    Args:
-        inner: the scope of its body.
-        step, scope, bound, args, kwargs: as of :class:`Performance`.
-    """
-
-    call: Call
-    origin: Origin
-    inner: Scope
-    step: Any
-    scope: Scope
-    bound: Mapping[str, Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def rest(self) -> Performance:
-        """Return what ``perform`` needs to continue the call."""
-        identity = Identity(self.call.digest, {**self.call.parts})
-        return Performance(self.step, self.scope, identity, self.bound, self.args, self.kwargs)
-
-    def after_body(self, watch: Watches | None) -> Core:
-        """Return the core that continues the call, whose body was executed."""
-        watch = watch or self.step.watch(self.bound)
-        return self.rest().after_body(self.call, self.origin, watch, self.inner)
+_Begun = tuple[Call, Origin, Scope, Mapping[str, Any]]
+"""A plain call that has a number, its place, the scope of its body, the arguments by name."""
 
 
 def call(
@@ -81,26 +55,28 @@ def call(
     begun = _begin(step, scope, args, kwargs)
     if begun is None:
         return None
+    made, _, inner, bound = begun
     goes_on = False
     try:
-        watch = _take_off(begun)
-        function = step.body(begun.call)
-        token = scope_variable.set(begun.inner)
+        watch = _take_off(step, scope.run, made, bound)
+        function = step.body(made)
+        token = scope_variable.set(inner)
         try:
             result = Result(function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
             scope_variable.reset(token)
-        if not hasattr(type(result.value), "__await__") and _is_recorded(begun, watch, result):
+        is_value = not hasattr(type(result.value), "__await__")
+        if is_value and _is_recorded(step, scope, begun, watch, result):
             return result
         goes_on = True
     except MemoryError as error:  # ours: an error of the body is in its result
-        raise begun.rest().out_of_memory(error) from error
+        raise _rest(step, scope, begun, args, kwargs).out_of_memory(error) from error
     finally:
         if not goes_on:  # else that is done when the call has ended
-            _land(begun)
-    return drive_on(begun.after_body(watch), result)
+            _land(scope.run, made.number)
+    return drive_on(_after_body(step, scope, begun, args, kwargs, watch), result)
 
 
 async def acall(
@@ -121,28 +97,29 @@ async def acall(
     begun = _begin(step, scope, args, kwargs, hosted=hosted)
     if begun is None:
         return None
+    made, _, inner, bound = begun
     goes_on = False
     try:
-        watch = _take_off(begun)
-        function = step.body(begun.call)
-        token = scope_variable.set(begun.inner)
+        watch = _take_off(step, scope.run, made, bound)
+        function = step.body(made)
+        token = scope_variable.set(inner)
         try:
             result = Result(await function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
             scope_variable.reset(token)
-        if not many(scope.run) and _is_recorded(begun, watch, result):
+        if not many(scope.run) and _is_recorded(step, scope, begun, watch, result):
             return result
         goes_on = True
     except MemoryError as error:
-        raise begun.rest().out_of_memory(error) from error
+        raise _rest(step, scope, begun, args, kwargs).out_of_memory(error) from error
     finally:
         if not goes_on:
-            _land(begun)
+            _land(scope.run, made.number)
     from stepwise._calls.async_driver import aresume  # a synchronous program does not load asyncio
 
-    core = begun.after_body(watch)
+    core = _after_body(step, scope, begun, args, kwargs, watch)
     return await aresume(core, start(core), result)
 
 
@@ -153,7 +130,7 @@ def _begin(
     kwargs: Mapping[str, Any],
     *,
     hosted: bool = False,
-) -> _PlainCall | None:
+) -> _Begun | None:
     """Give a call a number if it is plain.
 
     A test replaces this by a function that returns ``None``.
@@ -184,14 +161,16 @@ def _begin(
     if effect:
         key = idempotency_key(active.run_id, counted, digest, ordinal, active.facts.undone)
     shown, began = step.hiding.shown(bound, active.secrets), time.time()
-    facts = (journal.next_call(), name, step.module, digest, ordinal, "", None, origin.place)
-    more = (origin.site, shown, effect, key, "", began, branch, 0, parts, 0)
-    made = tuple.__new__(Call, facts + more)  # the constructor is a Python function
+    site, place, _, _ = origin
+    facts = (
+        journal.next_call(), name, step.module, digest, ordinal, "", None, place, site, shown,
+        effect, key, "", began, branch, 0, parts, 0,
+    )  # fmt: skip
+    made = tuple.__new__(Call, facts)  # the constructor is a Python function
     if active.pool.taken:
         made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
     inner = tuple.__new__(Scope, (active, made, (*scope.around, made.number), 1, [], branch))
-    begun = (made, origin, inner, step, scope, bound, args, kwargs)
-    return tuple.__new__(_PlainCall, begun)
+    return made, origin, inner, bound
 
 
 def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
@@ -230,29 +209,30 @@ def _may_announce(active: ActiveRun, step: Any) -> bool:
     )
 
 
-def _take_off(begun: _PlainCall) -> Watches | None:
+def _take_off(step: Any, active: ActiveRun, call: Call, bound: Mapping[str, Any]) -> Watches | None:
     """Announce a side effect, and tell that the body begins.
 
     Returns:
         what watches the arguments, if they can change.
     """
-    call, _, inner, step, _, bound, *_ = begun
-    active = inner.run
-    active.in_flight[call.number] = threading.get_ident()
-    if call.effect:
+    number = call.number
+    active.in_flight[number] = threading.get_ident()
+    if step.effect:
         active.write((Intent(call), b""))
     active.tell("step_started", call)
-    active.flows.begin(call.number)
+    active.flows.begin(number)
     return None if _UNCHANGING.issuperset(map(type, bound.values())) else step.watch(bound)
 
 
-def _is_recorded(begun: _PlainCall, watch: Watches | None, result: Result) -> bool:
+def _is_recorded(
+    step: Any, scope: Scope, begun: _Begun, watch: Watches | None, result: Result
+) -> bool:
     """Record a call that returned; return False if its end is not plain.
 
     As ``outcome`` and ``record_outcome`` do it for other calls.
     """
-    call, origin, inner, step, scope, *_ = begun
-    active, account, value = scope.run, scope.run.account, result.value
+    call, origin, inner, _ = begun
+    active, value = scope.run, result.value
     if (
         result.error is not None
         or not active.unwinding.is_quiet  # a step within the body has failed
@@ -264,24 +244,48 @@ def _is_recorded(begun: _PlainCall, watch: Watches | None, result: Result) -> bo
     looked = frame.look(value) if frame is not None else None
     try:
         payload, form = active.codec.encode(
-            value, f"the value returned by {call.name!r}", step.returns
+            value, f"the value returned by {step.name!r}", step.returns
         )
     except NotRecordableError:
         return False
     shown = step.shown_value(value) if frame is None else None  # what a node shows
     text = preview(value) if shown is None else shown.preview
-    facts = (call, "completed", 1, False, tuple(inner.inner), text, "", _NOTHING, form, time.time())
-    record = tuple.__new__(Outcome, facts + _NO_MORE)
-    if not account.is_even:
-        spent = account.spent_by(record, None)
+    facts = (
+        call, "completed", 1, False, tuple(inner.inner), text, "", _NOTHING, form, time.time(),
+        (), "", _NOTHING, 0, _NOTHING,
+    )  # fmt: skip
+    record = tuple.__new__(Outcome, facts)
+    if not active.account.is_even:
+        spent = active.account.spent_by(record, None)
         record = record._replace(spent=spent) if spent else record
     (number,) = active.write((record, payload))
     active.recorded(scope, number, record, looked=looked, helper=origin.helper)
     return True
 
 
-def _land(begun: _PlainCall) -> None:
+def _rest(
+    step: Any, scope: Scope, begun: _Begun, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Performance:
+    """Return what ``perform`` needs to continue a call."""
+    call, _, _, bound = begun
+    return Performance(step, scope, Identity(call.digest, {**call.parts}), bound, args, kwargs)
+
+
+def _after_body(
+    step: Any,
+    scope: Scope,
+    begun: _Begun,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    watch: Watches | None,
+) -> Core:
+    """Return the core that continues a call, whose body was executed."""
+    call, origin, inner, bound = begun
+    rest = _rest(step, scope, begun, args, kwargs)
+    return rest.after_body(call, origin, watch or step.watch(bound), inner)
+
+
+def _land(active: ActiveRun, number: int) -> None:
     """Note that a call is over."""
-    active, number = begun.scope.run, begun.call.number
     active.flows.done(number)
     land(active, number)

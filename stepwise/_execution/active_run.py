@@ -492,7 +492,7 @@ class ActiveRun:
         """Append records and return their numbers; a failed write stops the run."""
         try:
             numbers = self.journal.append(*items, durable=durable, head=head)
-            self.written(numbers, *items)
+            self._summary.note(numbers, items)
             return numbers
         except RunStopped as error:
             raise self.stop(error) from error.__cause__

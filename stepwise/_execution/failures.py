@@ -142,8 +142,8 @@ class Unwinding:
 
         With it, those during whose handling that one arose: the run may yet end with one of them.
         """
-        handling = self.handling()
-        if handling is not None:
+        handling = sys.exc_info()[1]
+        if handling is not None and handling is not self._ambient:
             errors = list(chain(handling, self._ambient))
             self._made.setdefault(asyncio_state.who(), []).append((number, errors))
 

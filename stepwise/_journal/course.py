@@ -165,12 +165,15 @@ class Course(Projection):
             self.children[number] = [child, plus(Sums(*said), spent)]
 
     def on_intent(self, entry: Entry, record: Intent) -> None:
-        call = record.call
-        if call.child:
-            self.children.setdefault(str(call.number), [call.child, NO_SUMS])
         if self.stops and _is_over(self.stopped, entry):
             self.stops = []
-        if not call.child:
+        self.note_intent(record.call)
+
+    def note_intent(self, call: Call) -> None:
+        """Note a call that is announced, after which a stop, if there was one, is over or not."""
+        if call.child:
+            self.children.setdefault(str(call.number), [call.child, NO_SUMS])
+        else:
             self.effects[call.name] = self.effects.get(call.name, 0) + 1
         self.at = max(self.at, call.at)
 

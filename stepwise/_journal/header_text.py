@@ -1,8 +1,8 @@
 """The JSON text of the commonest headers, byte for byte as :func:`.seal.to_json` writes them.
 
-``json`` takes a third of the time that it takes to record a plain call.  Most facts of an outcome
-and of a checkpoint are empty or short, so their text is put together from a template; a fact that
-is anything else goes through ``json``.
+``json`` takes a third of the time that it takes to record a plain call.  Most facts of an intent,
+an outcome and a checkpoint are empty or short, so their text is put together from a template; a
+fact that is anything else goes through ``json``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from json.encoder import encode_basestring as quoted
 from math import isfinite
 from typing import Any
 
-from stepwise._journal.records import Outcome, Record, to_header
+from stepwise._journal.records import Call, Intent, Outcome, Record, to_header
 from stepwise._journal.seal import to_json
 
 __all__ = [
@@ -30,43 +30,57 @@ _EMPTY = '""'
 
 def record_text(record: Record) -> str:
     """Return the header of a record as text."""
-    if type(record) is Outcome and isfinite(record.at + record.call.at):
+    if isinstance(record, Outcome):
         return _outcome_text(record)
+    if isinstance(record, Intent):
+        call, form, ticket = record
+        form_text = "null" if form is None else quoted(form)
+        return f'["intent",{_call_text(call)},{form_text},{quoted(ticket)}]'
     return to_json(to_header(record))
 
 
 def _outcome_text(record: Outcome) -> str:
     (
-        (
-            number, name, module, digest, ordinal, scope, unwinding, place, site, arguments,
-            effect, key, child, began, branch, serial, parts, instead,
-        ),
-        status, attempts, clean, inner, preview, traceback, changed, form, at, state,
+        call, status, attempts, clean, inner, preview, traceback, changed, form, at, state,
         awaited, usage, message, spent,
     ) = record  # fmt: skip
+    begun = f'["outcome",{_call_text(call)},'
+    if (
+        clean or inner or traceback or changed or state or awaited or usage or message
+        or form is not None or not isfinite(at)
+    ):  # fmt: skip
+        return begun + to_json(record[1:])[1:]
     return (
-        f'["outcome",[{number},{_names_text(name, module)},{quoted(digest)},{ordinal},'
-        f"{_site_text(scope, unwinding, place, site)},{quoted(arguments)},"
-        f"{'true' if effect else 'false'},{quoted(key) if key else _EMPTY},"
-        f"{quoted(child) if child else _EMPTY},{began!r},{quoted(branch) if branch else _EMPTY},"
-        f'{serial},{texts_text(parts)},{instead}],"{status}",{attempts},'
-        f"{'true' if clean else 'false'},{to_json(inner) if inner else '[]'},{quoted(preview)},"
-        f"{quoted(traceback) if traceback else _EMPTY},{to_json(changed) if changed else '{}'},"
-        f"{'null' if form is None else quoted(form)},{at!r},"
-        f"{to_json(state) if state else '[]'},{quoted(awaited) if awaited else _EMPTY},"
-        f"{to_json(usage) if usage else '{}'},{message},{to_json(spent) if spent else '{}'}]"
+        f'{begun}"{status}",{attempts},false,[],{quoted(preview)},"",{{}},null,{at!r},[],"",{{}},'
+        f"0,{to_json(spent) if spent else '{}'}]"
+    )
+
+
+def _call_text(call: Call) -> str:
+    (
+        number, name, module, digest, ordinal, scope, unwinding, place, site, arguments,
+        effect, key, child, began, branch, serial, parts, instead,
+    ) = call  # fmt: skip
+    callee, where = _constant_texts(name, module, scope, unwinding, place, site)
+    kind = 'false,"",""'
+    if effect or key or child:
+        kind = f"{truth_text(effect)},{quoted(key)},{quoted(child)}"
+    texts = ",".join([f"{quoted(each)}:{quoted(text)}" for each, text in parts.items()])
+    return (
+        f"[{number},{callee},{quoted(digest)},{ordinal},{where},{quoted(arguments)},{kind},"
+        f"{repr(began) if isfinite(began) else to_json(began)},"
+        f"{quoted(branch) if branch else _EMPTY},{serial},{{{texts}}},{instead}]"
     )
 
 
 @lru_cache(256)
-def _names_text(name: str, module: str) -> str:
-    return f"{quoted(name)},{quoted(module)}"
-
-
-@lru_cache(256)
-def _site_text(scope: str, unwinding: int | None, place: str, site: str) -> str:
+def _constant_texts(
+    name: str, module: str, scope: str, unwinding: int | None, place: str, site: str
+) -> tuple[str, str]:
+    """Return the texts of facts that all calls of one line have in common."""
     handled = "null" if unwinding is None else unwinding
-    return f"{quoted(scope)},{handled},{quoted(place)},{quoted(site)}"
+    callee = f"{quoted(name)},{quoted(module)}"
+    return callee, f"{quoted(scope)},{handled},{quoted(place)},{quoted(site)}"
 
 
 def truth_text(truth: bool) -> str:
@@ -82,11 +96,6 @@ def list_text(items: Sequence[Any]) -> str:
 def mapping_text(items: Mapping[str, Any]) -> str:
     """Return a mapping that is mostly empty."""
     return to_json(items) if items else "{}"
-
-
-def texts_text(texts: Mapping[str, str]) -> str:
-    """Return a mapping of texts to texts."""
-    return f"{{{','.join([f'{quoted(name)}:{quoted(text)}' for name, text in texts.items()])}}}"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

@@ -210,16 +210,12 @@ class Journal:
         if not self._known:
             self._catch_up()
         try:
-            if len(items) == 1:  # almost always
-                data, at = self._sealed(self._at, *items[0])
-                sealed = [(at.last, data)]
-            else:
-                sealed, at = self._follow(self._at, items)
+            sealed, at = self._follow(self._at, items)
         except MemoryError as error:
             raise stopped("a record was sealed", error, path=self.store.url) from None
         self.store.write(*self._ready(sealed, at, durable, head))
-        self.settle()
-        return list(range(at.last - len(items) + 1, at.last + 1))
+        self._at, self._known = at, True
+        return [number for number, _ in sealed]
 
     def write(self, shares: list[Records]) -> None:
         """Write the shares of several callers in one transaction, in their order."""
@@ -263,7 +259,8 @@ class Journal:
         """Return what the store is to write for sealed records, with which the journal ends."""
         head_row = seal_head(self.seal, head) if head is not None else None
         marked = self._mark(at) if durable else b""
-        batch = Batch(tuple(sealed), _NO_OBJECTS, (), 0, head_row, marked, durable and self.fsync)
+        facts = (tuple(sealed), _NO_OBJECTS, (), 0, head_row, marked, durable and self.fsync)
+        batch = tuple.__new__(Batch, facts)  # the constructor is a Python function
         self._known, self._next = False, at  # until the write has returned
         return self.run_id, self.epoch, batch
 
@@ -275,22 +272,17 @@ class Journal:
         self, at: Position, items: Iterable[tuple[Record, Data]]
     ) -> tuple[list[tuple[int, Data]], Position]:
         """Records sealed as they follow a position, and the position that they make."""
-        sealed = []
+        sealed: list[tuple[int, Data]] = []
+        number, link, effects, sums = at
         for record, payload in items:
-            data, at = self._sealed(at, record, payload)
-            sealed.append((at.last, data))
-        return sealed, at
-
-    def _sealed(self, at: Position, record: Record, payload: Data) -> tuple[Data, Position]:
-        """A record as it follows a position, and the position that it makes."""
-        last, before, effects, sums = at
-        number = last + 1
-        data, link = self.seal.close(
-            identity(self.run_id, number), record_text(record), payload, before or NO_LINK, effects
-        )
-        effects += isinstance(record, ANNOUNCES)
-        facts = (number, link, effects, sums_after(sums, record))
-        return data, tuple.__new__(Position, facts)  # the constructor is a Python function
+            number += 1
+            name, header = identity(self.run_id, number), record_text(record)
+            data, link = self.seal.close(name, header, payload, link or NO_LINK, effects)
+            effects += isinstance(record, ANNOUNCES)
+            sums = sums_after(sums, record)
+            sealed.append((number, data))
+        # The constructor is a Python function.
+        return sealed, tuple.__new__(Position, (number, link, effects, sums))
 
     def begin_with(
         self,
@@ -303,10 +295,10 @@ class Journal:
         Args:
             put: gives the objects, sealed; it gets the positions that the records make.
         """
-        sealed, positions = [], [self._at]
-        for record, payload in items:
-            data, at = self._sealed(positions[-1], record, payload)
-            sealed.append((at.last, data))
+        sealed, positions = list[tuple[int, Data]](), [self._at]
+        for item in items:
+            following, at = self._follow(positions[-1], (item,))
+            sealed += following
             positions.append(at)
         batch = Batch(
             tuple(sealed),
@@ -335,7 +327,8 @@ class Journal:
         data, _ = self.seal.close(f"{name}/{self.run_id}", header, payload)
         put = {**also, name: data} if also else {name: data}
         head_row = seal_head(self.seal, head) if head is not None else None
-        self._put(Batch((), put, delete, prune, head_row, b"", durable and self.fsync))
+        facts = ((), put, delete, prune, head_row, b"", durable and self.fsync)
+        self._put(tuple.__new__(Batch, facts))  # the constructor is a Python function
         return len(data)
 
     def drop(self, names: tuple[str, ...]) -> None:

@@ -140,12 +140,11 @@ class Seal:
             return self._close(identity, text, payload, previous, effects, digest)
         # Mostly: few calls of functions, although they copy.
         front = _FRONT.pack(_MAGIC, FORMAT, 0, effects, self.key_id, previous)
-        back = b"".join((_BACK.pack(len(text)), text, payload))
-        name = identity.encode("utf-8", "surrogatepass")
+        name, size = identity.encode("utf-8", "surrogatepass"), _BACK.pack(len(text))
         begun = self._begun.copy()
-        begun.update(b"".join((_BACK.pack(len(name)), name, front, back)))
+        begun.update(b"".join((_BACK.pack(len(name)), name, front, size, text, payload)))
         mac = begun.digest()
-        return b"".join((front, mac, back)), mac[:16]
+        return b"".join((front, mac, size, text, payload)), mac[:16]
 
     def _close(
         self,

@@ -59,8 +59,8 @@ def sums_after(before: Sums, record: Record) -> Sums:
     if isinstance(record, Outcome):
         more = record.spent
         if not more:  # as _replace() does it, but faster: it is asked for every step
-            usd, tokens, steps, *others = before
-            return tuple.__new__(Sums, (usd, tokens, steps + 1, *others))
+            usd, tokens, steps, seconds, at_least, is_open = before
+            return tuple.__new__(Sums, (usd, tokens, steps + 1, seconds, at_least, is_open))
         return plus(before, more if "steps" in more else {**more, "steps": 1})
     if isinstance(record, (Started, Resumed)):
         unknown = isinstance(record, Resumed) and record.unknown

@@ -17,6 +17,7 @@ from stepwise._journal.chain import Lost, Position, holds, read, read_entries, r
 from stepwise._journal.journal import Journal
 from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall, Status
 from stepwise._journal.records import (
+    Call,
     Entry,
     Intent,
     Outcome,
@@ -117,26 +118,33 @@ class Summary(Projection):
         self.course.take(entry)
         self._takers[type(entry.record)](self, entry, entry.record)  # as super().take(), but faster
 
-    def take_plain(self, number: int, record: Record) -> bool:
-        """Take the next record as :meth:`take` does, if it is the outcome of a plain step.
+    def take_plain(self, number: int, record: Record) -> Call | None:
+        """Take the next record as :meth:`take` does, if the newest call is announced or returns.
 
-        Almost all records of a long run are.  Return False, and take nothing, for another record.
+        Almost all records of a long run are such.  Return the call, or ``None`` for another record,
+        which is not taken.
         """
-        if type(record) is not Outcome or number != self.position[0] + 1 or self.course.stops:
-            return False
-        call = record.call
-        step = call.number
         if (
-            record.status != "completed"
-            or call.effect
-            or call.unwinding is not None
+            not isinstance(record, (Outcome, Intent))
+            or number != self.position[0] + 1
+            or self.course.stops
             or not self.calls
-            or self.calls[-1][1] != step - 1  # then it is the first record of that call
         ):
-            return False
-        self.position[0], self.calls[-1][1] = number, step
-        self.course.note_outcome(call, record)
-        return True
+            return None
+        call, newest = record.call, self.calls[-1]
+        step = call.number
+        if call.unwinding is not None or not newest[1] <= step <= newest[1] + 1:
+            return None
+        if isinstance(record, Intent):
+            self.others[step] = "started"
+            self.course.note_intent(call)
+        elif record.status == "completed":
+            self.others.pop(step, None)
+            self.course.note_outcome(call, record)
+        else:
+            return None
+        self.position[0], newest[1] = number, step
+        return call
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         number = record.call.number
@@ -349,8 +357,10 @@ class SummaryKeeper:
                     and numbers[0] < self._due
                     and not self._early
                     and len(numbers) == 1
-                    and summary.take_plain(numbers[0], items[0][0])
+                    and (call := summary.take_plain(numbers[0], items[0][0])) is not None
                 ):
+                    if call.effect:
+                        self._effects.append(Entry(numbers[0], items[0][0], b""))
                     self._summary = summary
                     return
                 if summary is not None:

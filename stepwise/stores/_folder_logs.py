@@ -43,7 +43,7 @@ class HeldRun:
 
     Attributes:
         key: the name of its file of marks.
-        log: the name of the log that the row of its lease has; empty while that is not known.
+        log: the one that the row of its lease names; ``None`` while that is not known.
         generation: the one in that row.
         commit: which of our commits wrote that row.
         steady: the last batch had no head, so that more of the kind will follow.
@@ -53,7 +53,8 @@ class HeldRun:
 
     def __init__(self, epoch: int, key: str) -> None:
         self.epoch, self.key = epoch, key
-        self.log, self.generation, self.commit = "", 0, 0
+        self.log: ProcessLog | None = None
+        self.generation = self.commit = 0
         self.steady = False
 
     def would_log(self, batch: Batch) -> bool:

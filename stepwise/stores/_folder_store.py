@@ -102,7 +102,7 @@ class FolderStore(abc.ABC):
         self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
         check_path(self.path)
         self.url = f"{self._scheme}:{self.path}"
-        self._lock = threading.RLock()
+        self._lock: Any = threading.RLock()
         self._database = os.path.join(self.path, self._file)
         self._rows: Rows | None = None
         self._copy: Copy | None = None  # read instead of a read-only database
@@ -139,8 +139,7 @@ class FolderStore(abc.ABC):
 
     def _refuse_inside(self) -> None:
         """Raise an error in code that this thread runs in the middle of a method."""
-        locks: tuple[Any, Any] = self._lock, self._logs.own.mutex
-        if locks[0]._is_owned() or locks[1]._is_owned():
+        if self._lock._is_owned() or self._logs.own.mutex._is_owned():
             raise self._group.refused()
 
     def _take_over(self, rows: Rows, run_id: str, owner: Owner) -> bool:
@@ -207,8 +206,10 @@ class FolderStore(abc.ABC):
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         wanted = run_id, epoch, batch
         alone = len(self._held) <= 1  # nobody else writes here
-        straight, waits = self._write_straight, batch.durable and not alone
-        written = self._group.at_once(straight, wanted) if waits else straight(wanted)
+        if alone or not batch.durable:
+            written: bool | None = self._write_straight(wanted)
+        else:
+            written = self._group.at_once(self._write_straight, wanted)
         if not written and alone:
             self._write(wanted)
         elif not written:
@@ -219,7 +220,8 @@ class FolderStore(abc.ABC):
 
         So is nearly every batch written, as :meth:`_write` would do it with more questions.
         """
-        self._refuse_inside()
+        if self._lock._is_owned() or self._logs.own.mutex._is_owned():
+            raise self._group.refused()
         try:
             if not wanted[2].durable:  # it need not wait until another run has flushed
                 return self._log(wanted)
@@ -236,21 +238,23 @@ class FolderStore(abc.ABC):
     def _log(self, wanted: Wanted) -> bool:
         """Write a batch into the log; return false if it does not go there."""
         run_id, epoch, batch = wanted
+        _, _, _, _, _, mark, durable = batch  # at once: an attribute takes longer
         log = self._logs.own
         try:
             with log.mutex:
                 held = self._fits(wanted)
-                if held is None or not log.add(run_id, epoch, held.generation, batch):
+                most = LARGEST_BATCH
+                if held is None or not log.add(run_id, epoch, held.generation, batch, most):
                     return False
-            if batch.durable:
+            if durable:
                 log.flush()
             elif self._held.get(run_id) is not held:
                 return False  # released meanwhile: perhaps it was taken over without this
         except BaseException:
             log.fail((wanted,))  # nobody may read what was to be durable before it is
             raise
-        if batch.mark:
-            self._marks.mark(held.key, batch.mark)
+        if mark:
+            self._marks.mark(held.key, mark)
         return True
 
     @for_several(write)
@@ -283,7 +287,8 @@ class FolderStore(abc.ABC):
             self._settled()
         in_rows, in_log = list[Wanted](), list[Wanted]()
         for each in wanted:  # asked once: a release, or a log that fails, changes the answer
-            (in_log if self._fits(each) else in_rows).append(each)
+            fits = self._fits(each) is not None and weight(each[2]) <= LARGEST_BATCH
+            (in_log if fits else in_rows).append(each)
         if in_rows:
             self._write_rows(self._opened(), in_rows)
         if in_log:
@@ -296,22 +301,22 @@ class FolderStore(abc.ABC):
                 self._marks.mark(hashed(run_id), batch.mark)
 
     def _fits(self, wanted: Wanted) -> HeldRun | None:
-        """Return the run of a batch if this goes into the log.
+        """Return the run of a batch if this goes into the log, unless it is too large.
 
         A durable one does not, as long as a power cut could undo the commit that gave the run its
         epoch and generation.
         """
         run_id, epoch, batch = wanted
-        held = self._held.get(run_id)
+        _, _, _, prune, head, _, durable = batch
+        held, log = self._held.get(run_id), self._logs.own
         if (
             held is None
             or held.epoch != epoch
-            or held.log != self._logs.name
-            or self._logs.own.failed
-            or (batch.durable and held.commit > self._flushed)
-            or batch.head is not None
-            or batch.prune
-            or weight(batch) > LARGEST_BATCH
+            or held.log is not log
+            or log.failed
+            or (durable and held.commit > self._flushed)
+            or head is not None
+            or prune
         ):
             return None
         return held
@@ -362,7 +367,7 @@ class FolderStore(abc.ABC):
             rows.put_lease(run_id, with_log(row, log))
         held = self._held.get(run_id)
         if held is not None:
-            held.log, held.generation = "", log_of(row)[1] + 1  # until it is committed
+            held.log, held.generation = None, log_of(row)[1] + 1  # until it is committed
 
     def _committed(self, run_ids: Iterable[str], logged: Container[str], *, durable: bool) -> None:
         self._commits += 1
@@ -374,7 +379,7 @@ class FolderStore(abc.ABC):
             held = self._held.get(run_id)
             if held is not None and run_id in logged:
                 held.commit = self._commits
-                held.log = self._logs.name
+                held.log = self._logs.own
 
     # -- logs ------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ import threading
 import zlib
 from collections.abc import Iterable
 from io import FileIO
+from typing import Any
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.buffers import Data
@@ -113,7 +114,7 @@ class ProcessLog:
     def __init__(self, path: str) -> None:
         self.path = path
         self.tails: dict[str, Tail] = {}
-        self.mutex = threading.RLock()
+        self.mutex: Any = threading.RLock()
         self.failed = False
         self.unsure: set[str] = set()
         self._pid = os.getpid()
@@ -135,32 +136,38 @@ class ProcessLog:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o600)
 
-    def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> bool:
+    def add(
+        self, run_id: str, epoch: int, generation: int, batch: Batch, most: int = _LARGEST_LOG
+    ) -> bool:
         """Write a batch, which then survives the process; false if there is no room for it.
 
         The caller holds the mutex.
+
+        Args:
+            most: bytes; a larger batch is not written.
 
         Raises:
             OSError: it cannot be written.
             LogTakenError: it may have been overlooked.
         """
-        number, at = self._number + 1, self._at
-        frame = _encode(self._seed, (number, self._flushed, epoch, generation), run_id, batch)
+        number, at, durable = self._number + 1, self._at, batch.durable
+        numbers = number, self._flushed, epoch, generation
+        frame = _encode(self._seed, numbers, run_id, batch, most)
         size = len(frame)
         end = at + size
-        if end > _LARGEST_LOG:
+        if not frame or end > _LARGEST_LOG:
             return False
         tail = self.tails.get(run_id)
         if tail is None or tail.generation != generation or tail.epoch != epoch:
             tail = Tail(epoch, generation)
         try:
-            if batch.durable and end > self._size:
+            if durable and end > self._size:
                 self._zero(end)
             written = os.pwrite(self._descriptor, frame, at)
             if written < size:
                 self._write(memoryview(frame)[written:], at + written)
             self._number, self._at = number, end  # no interrupt comes between
-            if not batch.durable:
+            if not durable:
                 self._check()
             tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
             self.tails[run_id] = tail
@@ -286,21 +293,39 @@ def _seed(path: str) -> int:
     return zlib.crc32(_text(os.path.basename(path)))
 
 
-def _encode(seed: int, front: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
-    records, put, delete = batch.records, batch.put, batch.delete
+def _encode(
+    seed: int,
+    numbers: tuple[int, int, int, int],
+    run_id: str,
+    batch: Batch,
+    most: int = _LARGEST_LOG,
+) -> bytes:
+    """Return the frame of a batch; ``b""`` if that is larger than so many bytes."""
+    number, flushed, epoch, generation = numbers
+    records, put, delete, _, _, _, _ = batch  # at once: an attribute takes longer
     run = run_id.encode("utf-8", "surrogatepass")
-    parts = [_CHECKED.pack(*front, len(run), len(records), len(put), len(delete)), run]
+    of, also, less = len(records), len(put), len(delete)
+    parts = [_CHECKED.pack(number, flushed, epoch, generation, len(run), of, also, less), run]
     for at, data in records:
-        parts += _RECORD.pack(at, len(data)), bytes(data)
-    if put or delete:
+        size = len(data)
+        if size > most:  # not joined in vain
+            return b""
+        parts += _RECORD.pack(at, size), data if type(data) is bytes else bytes(data)
+    if also or less:
         for name, data in put.items():
-            text = _text(name)
-            parts += _OBJECT.pack(len(text), len(data)), text, bytes(data)
+            text, size = name.encode("utf-8", "surrogatepass"), len(data)
+            if size > most:
+                return b""
+            parts += _OBJECT.pack(len(text), size), text
+            parts.append(data if type(data) is bytes else bytes(data))
         for name in delete:
-            text = _text(name)
+            text = name.encode("utf-8", "surrogatepass")
             parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
-    return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body, seed)) + body
+    size = len(body)
+    if size > most:
+        return b""
+    return _FRONT.pack(_MAGIC, size, zlib.crc32(body, seed)) + body
 
 
 def _text(text: str) -> bytes:

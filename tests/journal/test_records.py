@@ -77,6 +77,7 @@ calls = st.builds(
     at=seconds,
     branch=texts,
     serial=whole,
+    instead=whole,
 )
 
 
@@ -119,9 +120,15 @@ records = st.one_of(
         changed=changes,
         form=pythons,
         at=seconds,
+        state=st.lists(texts, max_size=2).map(tuple),
+        awaited=texts,
         usage=st.dictionaries(texts, texts | whole | seconds, max_size=3),
         message=whole,
         spent=amounts,
+    ),
+    st.builds(
+        lambda call, preview, at, spent: Outcome(call, preview=preview, at=at, spent=spent),
+        *(calls, texts, seconds, amounts),  # as most outcomes are
     ),
     st.builds(Handled, numbers, seconds),
     st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),
