@@ -148,7 +148,9 @@ def header_text(state: State) -> str:
         children or unused or arguments or changed or objects or usage or taken or told
         or before is not None or python is not PYTHON
     ):  # mostly  # fmt: skip
-        return usual_text(place, step, calls, ordinals, journal, at, serial, seconds, needs)
+        return usual_text(
+            place, step, calls, ordinals, journal, at, serial, seconds, mapping_text(needs)
+        )
     return (
         f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
         f'"children":{list_text(children)},"journal":{_journal_text(journal)},'
@@ -169,17 +171,18 @@ def usual_text(
     at: float,
     serial: int,
     seconds: float,
-    needs: Mapping[str, Any] = _NEEDS_NOTHING,
+    needs: str,
 ) -> str:
     """Return the text of a state of which all that is not given here is empty.
 
     Args:
-        place: see :func:`place_text`; the others are facts of a :class:`State`.
+        place: see :func:`place_text`.
+        needs: see :meth:`.Needs.text`; the others are facts of a :class:`State`.
     """
     return (
         f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},"children":[],'
         f'"journal":{_journal_text(journal)},"unused":[],"arguments":{{}},'
-        f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{mapping_text(needs)},"changed":[],"state":[],'
+        f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{needs},"changed":[],"state":[],'
         f'"serial":{serial},"before":null,"seconds":{seconds!r},"usage":{{}},"taken":{{}},'
         '"told":false}'
     )

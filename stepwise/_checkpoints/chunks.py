@@ -94,6 +94,13 @@ class Needs(NamedTuple):
         header = {name: _pack(getattr(self, name)) for name in _PACKED}
         return {**header, "links": self.links, "lowest": self.lowest}
 
+    def text(self) -> str:
+        """Return the header as JSON, byte for byte as ``json`` writes it."""
+        if not self.records and not self.chunks:
+            return "{}"
+        facts = [f'"{name}":{_packed_text((*getattr(self, name),))}' for name in _PACKED]
+        return f'{{{",".join(facts)},"links":"{self.links}","lowest":{self.lowest}}}'
+
     def along_with(self, records: list[int], buffers: list[int]) -> Needs:
         """Add records and buffers to references that name only chunks."""
         if not records and not buffers:
@@ -126,11 +133,6 @@ def digest_of(links: Iterable[bytes]) -> str:
 
 def _pack(numbers: Iterable[int]) -> list[list[int]]:
     """Numbers in their order, as first and count of those that follow each other."""
-    return _packed((*numbers,))
-
-
-@lru_cache(64)  # a checkpoint mostly refers to what the one before it did
-def _packed(numbers: tuple[int, ...]) -> list[list[int]]:
     packed: list[list[int]] = []
     for number in numbers:
         if packed and number == packed[-1][0] + packed[-1][1]:
@@ -138,6 +140,11 @@ def _packed(numbers: tuple[int, ...]) -> list[list[int]]:
         else:
             packed.append([number, 1])
     return packed
+
+
+@lru_cache(64)  # a checkpoint mostly refers to what the one before it did
+def _packed_text(numbers: tuple[int, ...]) -> str:
+    return str(_pack(numbers)).replace(" ", "")
 
 
 def _unpack(packed: Iterable[list[int]]) -> list[int]:
@@ -396,4 +403,5 @@ class Reader:
         assert tree is not None
         if objects is None:
             self._nodes[number] = dict(zip(tree.numbers, tree.nodes, strict=True))
-        return StoredValue(number, tree, Watch(tree.nodes), chunk, depends)
+        watched = tree.nodes if chunk is None else tree.nodes[1:]  # nobody else has its list
+        return StoredValue(number, tree, Watch(watched), chunk, depends)

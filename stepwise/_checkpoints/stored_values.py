@@ -283,7 +283,7 @@ class KnownValues:
             depends[entry[0].number] = entry[0]
             return used.index(entry[0].number), entry[1]
 
-        watch = Watch(tree.nodes)
+        watch = Watch(tree.nodes[1:])  # nobody else has the list
         dumped = _dump(tree, watch, refer if tree.refers else None)
         if dumped is None or self._refuses(dumped[0]):
             return None

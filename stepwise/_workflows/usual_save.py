@@ -161,7 +161,7 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
             at,
             subjects.last,
             round(progress.seconds, 3),
-            needs.header(),
+            needs.text(),
         )
     frame.guesses = False
     frame.checkpoints.write_usual(name, header, payload, needs, chunks)
